@@ -24,7 +24,7 @@ from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
-from tests.core.routing.test_router import chat, make_router, start_attempt
+from tests.core.routing.test_router import chat, make_router, start_attempt, streamed
 
 NAMED = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'  # of a session
 PLAIN = (int, float, str, bytes, bool, type(None), Enum, FunctionType, MethodType, type)
@@ -63,10 +63,6 @@ def state_of(root: object) -> list[str]:
             found.append(f"{path} is a {type(value).__name__}")
             waiting += [(f"{path}.{name}", getattr(value, name)) for name in names if hasattr(value, name)]
     return found
-
-
-def streamed(body: bytes) -> bytes:
-    return json.dumps({**json.loads(body), "stream": True}).encode()
 
 
 def busy_router(policy: str) -> Router:

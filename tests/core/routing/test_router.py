@@ -51,6 +51,10 @@ def chat(*contents: str, system: str = "You are an assistant. " * 20) -> bytes:
     return json.dumps({"messages": messages, "model": "m"}).encode()
 
 
+def streamed(body: bytes) -> bytes:
+    return body[:-1] + b', "stream": true}'
+
+
 def start_attempt(router: Router, body: bytes, now: float = 0.0, path: bytes = CHAT_PATH) -> Attempt:
     prompt = router.read(path, body)
     return router.start_attempt(prompt, router.place(prompt, router.find(prompt, now)), now)

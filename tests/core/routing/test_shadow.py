@@ -14,7 +14,7 @@ from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, Router
 from ranvier_py.core.routing.shadow import FINISHED_MAX, Shadow, Shadows, make_shadow
-from tests.core.routing.test_router import chat, make_router, serve, start_attempt
+from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed
 
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
@@ -28,10 +28,6 @@ def turns(count: int) -> list[bytes]:
     """A chat, turn by turn."""
     sent = [f"words of message {number}" for number in range(2 * count)]
     return [chat(*sent[: 2 * number + 1]) for number in range(count)]
-
-
-def stream(body: bytes) -> bytes:
-    return body[:-1] + b', "stream": true}'
 
 
 def test_a_policy_that_knows_nothing_of_prefixes_would_have_lost_them() -> None:
@@ -90,7 +86,7 @@ def test_answers_are_learned_in_the_shadow_too() -> None:
 
 def test_what_waits_counts_for_each_world_by_itself() -> None:
     router, (shadow,) = shadowed("least_loaded", real="affinity")
-    body = stream(chat("one"))
+    body = streamed(chat("one"))
     attempts = [start_attempt(router, body) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
     assert len({shadow.attempts[attempt].backend for attempt in attempts}) == 3
@@ -141,7 +137,7 @@ def test_bodies_of_finished_attempts_are_bounded_too(monkeypatch: pytest.MonkeyP
 def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
     router, (shadow,) = shadowed("round_robin")
-    attempts = [start_attempt(router, stream(chat("one"))) for _ in range(3)]
+    attempts = [start_attempt(router, streamed(chat("one"))) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1
     elsewhere = [attempt for attempt in attempts if shadow.attempts[attempt].backend != attempt.backend]
     places = [shadow.attempts[attempt].backend for attempt in elsewhere]
@@ -188,7 +184,7 @@ def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
     router, (shadow,) = shadowed("affinity")
     bodies = [*turns(5), *(chat(f"{number}", "x" * number) for number in range(45))]
     for number, body in enumerate(bodies):
-        attempt = start_attempt(router, stream(body), float(number))
+        attempt = start_attempt(router, streamed(body), float(number))
         router.first_token(attempt, number + 0.1 + number / 7)
         router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9 + number / 7)
     counters = shadow.counters

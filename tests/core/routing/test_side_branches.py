@@ -14,22 +14,16 @@ from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.core.routing.router import Attempt, Router
-from tests.core.routing.test_router import make_router, start_attempt
+from tests.core.routing.test_router import chat as plain_chat
+from tests.core.routing.test_router import make_router, serve, start_attempt
 
 OPENING = "You are an agent that works in a repository. " * 400  # nearly all of every prompt
 TITLE = "Name this conversation in three words. " * 20
 
 
 def chat(*contents: str, system: str = OPENING) -> bytes:
-    roles = ("user", "assistant")
-    turns = [{"role": roles[number % 2], "content": f"{words} " * 20} for number, words in enumerate(contents)]
-    body = {
-        "model": "m",
-        "stream": True,
-        "prompt_cache_key": "session",
-        "messages": [{"role": "system", "content": system}, *turns],
-    }
-    return json.dumps(body).encode()
+    plain = json.loads(plain_chat(*(f"{words} " for words in contents), system=system))
+    return json.dumps({**plain, "stream": True, "prompt_cache_key": "session"}).encode()
 
 
 def opened_everywhere(seed: int) -> Router:
@@ -42,9 +36,7 @@ def opened_everywhere(seed: int) -> Router:
 
 
 def served(router: Router, body: bytes, now: float, answer: str = "") -> Attempt:
-    attempt = start_attempt(router, body, now)
-    router.first_token(attempt, now)
-    router.finish_attempt(attempt, Outcome.SUCCESS, now)
+    attempt = serve(router, body, now)
     if answer:
         message = {"role": "assistant", "content": f"{answer} " * 20}
         router.learn_tokens(attempt, attempt.prompt.end, (), Answer(message), now)

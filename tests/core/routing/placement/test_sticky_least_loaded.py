@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from random import Random
 
@@ -16,9 +15,10 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import (
     StickyLeastLoadedOptions,
     prefix_hash,
 )
-from ranvier_py.core.routing.router import CHAT_PATH, Attempt, Router
+from ranvier_py.core.routing.router import Attempt, Router
 from tests.core.routing.placement.engines import engines, match_of
-from tests.core.routing.test_router import make_router
+from tests.core.routing.test_router import chat, make_router
+from tests.core.routing.test_router import start_attempt as start_chat
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,7 @@ def test_in_multi_depth_only_the_deepest_of_those_that_hit_serve() -> None:
 
 def start_attempt(router: Router, question: str) -> Attempt:
     """One request behind a system prompt of more than 64 tokens."""
-    messages = [{"role": "system", "content": "You answer. " * 40}, {"role": "user", "content": question * 20}]
-    prompt = router.read(CHAT_PATH, json.dumps({"messages": messages, "model": "m"}).encode())
-    return router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+    return start_chat(router, chat(question, system="You answer. " * 40))
 
 
 def finish(router: Router, attempt: Attempt) -> None:
