@@ -42,6 +42,11 @@ def cluster(count: int, **limits: float) -> Registry:
     return registry
 
 
+def lone() -> tuple[Registry, Backend]:
+    registry = cluster(1)
+    return registry, registry[BackendId(0)]
+
+
 def names(pool: Pool) -> str:
     return " ".join(backend.name for backend in pool.backends)
 
@@ -143,8 +148,7 @@ def test_an_id_comes_back_under_a_new_generation_only() -> None:
 
 def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> None:
     """Else the late end of an old request would be counted for a newcomer."""
-    registry = cluster(1)
-    old = registry[BackendId(0)]
+    registry, old = lone()
     registry.dispatched(old.id, 0)
     registry.remove("http://10.0.0.1:8000")
     assert (registry.pool("", 0).ids, registry.pool("", 0).unknown) == ((), False)
@@ -318,8 +322,7 @@ def test_when_nobody_lives_there_is_no_last_resort() -> None:
 
 
 def test_a_new_start_time_is_a_new_generation() -> None:
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     registry.probed(backend.id, started(1000.0), 0)
     pool = registry.pool("", 0)
     assert registry.probed(backend.id, started(1000.2), 1) == []
@@ -350,8 +353,7 @@ def test_what_probes_and_requests_find_is_another_process_or_the_same(
     steps: list[ProbeResult | Outcome], generation: int
 ) -> None:
     """A node that starts asks at once; where a process was not known yet, its claims would outlive it."""
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     for now, step in enumerate(steps):
         if isinstance(step, ProbeResult):
             registry.probed(backend.id, step, now)
@@ -383,8 +385,7 @@ def test_a_probe_of_a_backend_that_is_gone_is_ignored() -> None:
 
 
 def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     registry.dispatched(backend.id, 0)
     registry.set_peer_load(backend.id, Load(5), 1.0)
     assert backend.load == 6
@@ -508,8 +509,7 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
 
 
 def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     registry.dispatched(backend.id, 0.0, 500)
     registry.dispatched(backend.id, 0.0, 70)
     assert (backend.pending_tokens, backend.decoding) == (570, 0)
@@ -523,8 +523,7 @@ def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None
 
 
 def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_proves_nothing() -> None:
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
 
     def end(outcome: Outcome, times: int) -> float:
         for _ in range(times):
@@ -541,8 +540,7 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
 
 
 def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     registry.dispatched(backend.id, 0.0, 500)
     registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
     assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
@@ -553,8 +551,7 @@ def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
 
 def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> None:
     """An engine serves our requests and those of peers in turn: what it has done of theirs is not to be waited for."""
-    registry = cluster(1)
-    backend = registry[BackendId(0)]
+    registry, backend = lone()
     registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
     assert backend.progress_at == 10.0, "nobody else waits: it is the first"
     registry.dispatched(backend.id, 11.0, 300)

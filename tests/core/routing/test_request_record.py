@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.answers.answer_stream import Answer
-from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement import Decision
+from ranvier_py.core.routing.request_paths import CHAT_PATH
 from ranvier_py.core.routing.request_record import (
     BadRecord,
     Header,
@@ -29,6 +29,7 @@ from ranvier_py.core.routing.request_record import (
     scheme_mark,
 )
 from tests.core.routing.recorded import a_record
+from tests.core.routing.test_router import make_router
 from tests.examples import examples
 
 KEY = b"k" * 32
@@ -38,24 +39,19 @@ RECORD = a_record(chain=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)), ends=(0, 
 
 def sent_attempt(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, PromptReader, TokenHasher]:
     """An attempt of this chat, each of whose messages has so many tokens; None: nobody has tokenized them."""
-    hasher = TokenHasher(KEY)
-    reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
-    prompt = reader.chat(json.dumps({"messages": messages, "model": "m", "user": SECRET}).encode())
+    router = make_router(1)
+    prompt = router.read(CHAT_PATH, json.dumps({"messages": messages, "model": "m", "user": SECRET}).encode())
     if tokens is not None:
         root = prompt.end.root()
         assert root.state is not None
         ids = np.arange(tokens * len(messages), dtype=np.uint32)
-        boundary = prompt.end
-        for segment in reversed(hasher.extend(root.state, ids, [tokens * (at + 1) for at in range(len(messages))])):
-            boundary.tokenized(segment)
-            assert boundary.parent is not None
-            boundary = boundary.parent
-    registry = Registry(BackendLimits())
-    target = registry.add("http://10.0.0.1:8000", name="a")
+        ends = [tokens * (at + 1) for at in range(len(messages))]
+        router.absorb(prompt, root, router.hasher.extend(root.state, ids, ends))
+    (target,) = router.registry
     decision = Decision(target.id, "a", "warm", "affinity", 16, prompt.tokens, "text", (), (target.id,), (0,))
     attempt = Attempt(prompt, decision, target, 0, 0, (), 10.0)
     attempt.first_at, attempt.status = 10.5, 200
-    return attempt, reader, hasher
+    return attempt, router.reader, router.hasher
 
 
 CHAT = [{"role": "system", "content": SECRET}, {"role": "user", "content": SECRET}]
