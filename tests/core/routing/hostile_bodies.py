@@ -146,15 +146,11 @@ messages = shape_of("messages", CHAT_PATH, b'{"messages":[', MESSAGE, b'],"strea
 empty_messages = shape_of("empty messages", CHAT_PATH, b'{"messages":[', b"{},", b'],"stream":true}')
 model = shape_of("model", CHAT_PATH, b'{"model":"', b"m", b'","messages":[{}]}')
 salt = shape_of("salt", CHAT_PATH, b'{"cache_salt":"', EMOJI, b'","messages":[{}]}')
-numbers = shape_of(
-    "number", CHAT_PATH, b'{"messages":[{}],"seed":', b"1", b"}"
-)  # one library refuses it, another reads it
+numbers = shape_of("number", CHAT_PATH, b'{"messages":[{}],"seed":', b"1", b"}")  # some libraries refuse it
 unclosed = shape_of("unclosed", CHAT_PATH, b'{"messages":', b"[", b"")
 blank = shape_of("blank", CHAT_PATH, b'{"messages":[{}', b" ", b"]}")
 
-spaced = content_of(  # what a search for the end of an array may run through again and again
-    "spaced ends", b"}" + b" " * 60, b'"', b'"', behind=b',"user":"u"'
-)
+spaced = content_of("spaced ends", b"}" + b" " * 60, b'"', b'"', behind=b',"user":"u"')  # searched again and again
 widened = content_of("widened", b"a", b'"', EMOJI + b'"')  # one character makes each of the others four bytes wide
 not_a_number = content_of("NaN", b"[],", behind=b',"x":NaN')
 surrogate = content_of("half a surrogate", b"\\n", b'"', b'\\ud83d"')

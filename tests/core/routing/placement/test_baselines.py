@@ -11,14 +11,10 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Holder, Match
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
-from tests.core.routing.placement.engines import NO_MATCH, Engine
+from tests.core.routing.placement.engines import NO_MATCH, Engine, engines
 
 
-def engines(*loads: int) -> list[Engine]:
-    return [Engine(BackendId(3 * number), f"e{number}", load=load) for number, load in enumerate(loads)]
-
-
-def chosen(policy: str, candidates: list[Engine], times: int, seed: int = 1) -> list[str]:
+def chosen(policy: str, candidates: tuple[Engine, ...], times: int, seed: int = 1) -> list[str]:
     instance, rng = make_policy(policy), Random(seed)
     by_id = {one.id: one.name for one in candidates}
     return [by_id[instance.choose(NO_MATCH, candidates, rng).backend] for _ in range(times)]

@@ -18,13 +18,11 @@ PROMPT_TOKENS = 10_000
 
 def engines(*pending: int, decoding: Sequence[int] = ()) -> tuple[Engine, ...]:
     """Backends with so many tokens waiting, each as one request."""
-    found = []
-    for number, tokens in enumerate(pending):
-        decodes = decoding[number] if decoding else 0
-        waiting = int(tokens > 0)
-        engine = Engine(BackendId(number), f"e{number}", 1.0, waiting + decodes, tokens, decodes, waiting)
-        found.append(engine)
-    return tuple(found)
+    loads = zip(pending, decoding or [0] * len(pending), strict=True)
+    return tuple(
+        Engine(BackendId(number), f"e{number}", 1.0, (tokens > 0) + decodes, tokens, decodes, int(tokens > 0))
+        for number, (tokens, decodes) in enumerate(loads)
+    )
 
 
 def warm(*held: tuple[int, int], at: float = 0.0) -> Match:
