@@ -36,7 +36,7 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
 from ranvier_py.replay.engine.prefix_cache import PrefixCache
-from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner
+from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner, Untuned
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints, SlottedCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
@@ -65,87 +65,19 @@ class NothingKept(BlockCache):
         lease.stored = whole
 
 
-def attention(limits: EngineLimits) -> PrefixCache:
-    return BlockCache(limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max)
-
-
-def vanilla(limits: EngineLimits) -> PrefixCache:
-    return NothingKept(limits.cache_tokens // limits.block_size, limits.block_size)
-
-
-def vllm_plus(limits: EngineLimits) -> PrefixCache:
-    return pooled(limits, CheckpointProfile(FINE_TOKENS, every=True))
-
-
-def tree_of(limits: EngineLimits, rule: EvictionRule, tuner: Tuner | None = None) -> PrefixCache:
-    model = hybrid_model(limits.hybrid_model)
-    capacity_bytes = limits.cache_tokens * model.token_bytes
-    tree = StateTree(model, capacity_bytes, rule, width=KEY_BYTES, unit_tokens=limits.block_size)
-    return TreeCache(tree, tuner, events_max=limits.cache_events_max)
-
-
-def sglang_plus(limits: EngineLimits) -> PrefixCache:
-    return tree_of(limits, "lru")
-
-
-def marconi(limits: EngineLimits) -> PrefixCache:
-    return tree_of(limits, "utility", TunedOnce())
-
-
-def vllm_align(limits: EngineLimits) -> PrefixCache:
-    return pooled(limits, retained(hybrid_model(limits.hybrid_model).block_tokens))
-
-
-def vllm_all(limits: EngineLimits) -> PrefixCache:
-    return pooled(limits, CheckpointProfile(hybrid_model(limits.hybrid_model).block_tokens, every=True))
-
-
-def sglang_no_buffer(limits: EngineLimits) -> PrefixCache:
-    return slotted(limits, NO_BUFFER)
-
-
-def sglang_extra_buffer(limits: EngineLimits) -> PrefixCache:
-    return slotted(limits, EXTRA_BUFFER)
-
-
-def pooled(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
-    """Make a cache like vLLM's, with one pool for blocks and states."""
-    model, size = hybrid_model(limits.hybrid_model), limits.block_size
-    state_blocks = -(-model.state_bytes // (model.token_bytes * size))
-    blocks = limits.cache_tokens // size
-    return PooledCheckpoints(blocks, size, on_grid(profile, size), state_blocks, limits.cache_events_max)
-
-
-def slotted(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
-    """Make a cache like SGLang's, with a pool for blocks and one for states."""
-    model, size = hybrid_model(limits.hybrid_model), limits.block_size
-    capacity_bytes = limits.cache_tokens * model.token_bytes
-    slots = int(capacity_bytes * SLOTS_SHARE / model.state_bytes)
-    blocks = int(capacity_bytes * (1 - SLOTS_SHARE) / (model.token_bytes * size))
-    return SlottedCheckpoints(blocks, size, on_grid(profile, size), slots, limits.cache_events_max)
-
-
-def marconi_retuned(limits: EngineLimits) -> PrefixCache:
-    return tree_of(limits, "utility", Retuned(RETUNED_EVERY, damped=True))
-
-
-CACHE_MODELS: Mapping[CacheName, Callable[[EngineLimits], PrefixCache]] = MappingProxyType(
+TREES: Mapping[CacheName, tuple[EvictionRule, Callable[[], Tuner]]] = MappingProxyType(
     {
-        "attention": attention,
-        "vanilla": vanilla,
-        "vllm_plus": vllm_plus,
-        "sglang_plus": sglang_plus,
-        "marconi": marconi,
-        "marconi_retuned": marconi_retuned,
-        "vllm_align": vllm_align,
-        "vllm_all": vllm_all,
-        "sglang_no_buffer": sglang_no_buffer,
-        "sglang_extra_buffer": sglang_extra_buffer,
+        "sglang_plus": ("lru", Untuned),
+        "marconi": ("utility", TunedOnce),
+        "marconi_retuned": ("utility", lambda: Retuned(RETUNED_EVERY, damped=True)),
     }
 )
+"""The caches that are trees of checkpoints: by which rule they evict, and what tunes it."""
 
+SLOTTED: tuple[CacheName, ...] = ("sglang_no_buffer", "sglang_extra_buffer")
+"""Caches with slots for states. The others that are no trees have one pool for states and blocks."""
 
-STATES_UNSEEN: tuple[CacheName, ...] = ("attention", "vanilla", "sglang_no_buffer", "sglang_extra_buffer")
+STATES_UNSEEN: tuple[CacheName, ...] = ("attention", "vanilla", *SLOTTED)
 """Caches that have no states, or whose events do not report them."""
 
 
@@ -156,13 +88,30 @@ def state_groups(limits: EngineLimits) -> int:
 
 def make_cache(limits: EngineLimits) -> PrefixCache:
     """Make the cache of a new engine process. Raises ValueError for an unknown hybrid model."""
-    return CACHE_MODELS[limits.cache](limits)
+    kind, size, events_max = limits.cache, limits.block_size, limits.cache_events_max
+    blocks = limits.cache_tokens // size
+    if kind == "attention":
+        return BlockCache(blocks, size, events_max=events_max)
+    if kind == "vanilla":
+        return NothingKept(blocks, size)
+    model = hybrid_model(limits.hybrid_model)
+    capacity_bytes = limits.cache_tokens * model.token_bytes
+    if kind in TREES:
+        rule, tuner = TREES[kind]
+        tree = StateTree(model, capacity_bytes, rule, width=KEY_BYTES, unit_tokens=size)
+        return TreeCache(tree, tuner(), events_max=events_max)
+    profile, block_bytes = checkpoints_of(limits), model.token_bytes * size
+    if kind in SLOTTED:
+        slots = int(capacity_bytes * SLOTS_SHARE / model.state_bytes)
+        blocks = int(capacity_bytes * (1 - SLOTS_SHARE) / block_bytes)
+        return SlottedCheckpoints(blocks, size, profile, slots, events_max)
+    return PooledCheckpoints(blocks, size, profile, -(-model.state_bytes // block_bytes), events_max)
 
 
-def profile_of(limits: EngineLimits) -> CacheProfile:
-    """Return the cache profile that a router recognises for this engine, with grids of whole blocks."""
+def checkpoints_of(limits: EngineLimits) -> CheckpointProfile:
+    """Return where a cache for a hybrid model keeps checkpoints, on grids of whole blocks."""
     blocks = hybrid_model(limits.hybrid_model).block_tokens
-    rules = {
+    profiles = {
         "vanilla": NOTHING,
         "vllm_plus": CheckpointProfile(FINE_TOKENS, every=True),
         "vllm_align": retained(blocks),
@@ -170,6 +119,9 @@ def profile_of(limits: EngineLimits) -> CacheProfile:
         "sglang_no_buffer": NO_BUFFER,
         "sglang_extra_buffer": EXTRA_BUFFER,
     }
-    if limits.cache == "attention":
-        return ATTENTION
-    return CacheProfile(limits.cache, on_grid(rules.get(limits.cache, MARCONI), limits.block_size))
+    return on_grid(profiles.get(limits.cache, MARCONI), limits.block_size)
+
+
+def profile_of(limits: EngineLimits) -> CacheProfile:
+    """Return the cache profile that a router recognises for this engine, with grids of whole blocks."""
+    return ATTENTION if limits.cache == "attention" else CacheProfile(limits.cache, checkpoints_of(limits))

@@ -20,15 +20,15 @@ from ranvier_py.replay.engine.block_cache import (
     StateRemoved,
     StateStored,
 )
-from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
+from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
 from ranvier_py.replay.engine.prefix_cache import PrefixCache
-from ranvier_py.replay.hybrid.cache_models import CACHE_MODELS, STATES_UNSEEN, make_cache, state_groups
+from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN, make_cache, state_groups
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import aligned
 from tests.replay.caches import served
 
 BLOCK = 16
-SPOKEN = [name for name in CACHE_MODELS if name not in STATES_UNSEEN]
+SPOKEN = [name for name in CACHES if name not in STATES_UNSEEN]
 LIMITS = EngineLimits(cache_tokens=12_000, block_size=BLOCK, cache_events_max=100_000)
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=24)), max_size=40)
 
