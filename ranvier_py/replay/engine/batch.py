@@ -18,7 +18,7 @@ from heapq import heappop, heappush, heapreplace
 
 from ranvier_py.replay.engine.block_cache import Job, Lease
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
-from ranvier_py.replay.engine.prefix_cache import PrefixCache
+from ranvier_py.replay.hybrid.cache_models import PrefixCache
 
 Due = tuple[int, int]
 """The step at which something is due, and the request's number: of equal steps the request admitted first is first."""

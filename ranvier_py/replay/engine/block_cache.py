@@ -15,9 +15,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -118,22 +118,44 @@ class Lease:
     hits: int
     stored: int  # leading blocks that can be found under their keys
 
-    def copy(self) -> Lease:
-        return Lease(self.job, self.blocks.copy(), self.promised, self.hits, self.stored)
+    def copy(self) -> Self:
+        return replace(self, blocks=self.blocks.copy())
 
 
-class BlockCache:
-    """Reference-counted blocks with vLLM's eviction order. `events_max` bounds the undrained events; 0 records none.
+class ReportingCache:
+    """The events of a cache. `events_max` bounds the undrained ones: beyond it the oldest is lost; 0 records none."""
+
+    def __init__(self, events_max: int) -> None:
+        self.events_lost = 0
+        self._events: deque[CacheEvent] = deque(maxlen=events_max)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def drain_events(self) -> list[CacheEvent]:
+        """Return the events since the last call, in order."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def _record(self, event: CacheEvent) -> None:
+        if self._events.maxlen:
+            self.events_lost += len(self._events) == self._events.maxlen
+            self._events.append(event)
+
+
+class BlockCache(ReportingCache):
+    """Reference-counted blocks with vLLM's eviction order.
 
     Free blocks wait in a queue. If one is held again, its place in the queue becomes stale and is skipped later.
     """
 
     def __init__(self, capacity_blocks: int, block_size: int = 16, *, events_max: int = 0) -> None:
+        super().__init__(events_max)
         self.capacity_blocks = capacity_blocks
         self.block_size = block_size
         self.evicted_blocks = 0
-        self.events_lost = 0
-        self._events: deque[CacheEvent] = deque(maxlen=events_max)
         self._untouched = capacity_blocks  # never handed out: taken before any other
         self._queue: list[int] = []  # released blocks, the next victim first
         self._head = 0  # the first place of the queue that is not used up
@@ -249,16 +271,6 @@ class BlockCache:
         self._copies.clear()
         self._refused = None
         self._record(KeysCleared())
-
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
-    def drain_events(self) -> list[CacheEvent]:
-        """Return the events since the last call, in order."""
-        events = list(self._events)
-        self._events.clear()
-        return events
 
     def outlives(self, job: Job, blocks: int, taken: int) -> bool:
         """Whether the first `blocks` blocks of `job`, found now, certainly remain when `taken` more blocks were taken.
@@ -376,8 +388,3 @@ class BlockCache:
         self._head = 0
         for place, block in enumerate(self._queue):
             states[block] = ~place
-
-    def _record(self, event: CacheEvent) -> None:
-        if self._events.maxlen:
-            self.events_lost += len(self._events) == self._events.maxlen
-            self._events.append(event)

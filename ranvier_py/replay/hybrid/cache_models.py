@@ -35,7 +35,6 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
 )
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
-from ranvier_py.replay.engine.prefix_cache import PrefixCache
 from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner, Untuned
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints, SlottedCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
@@ -50,6 +49,13 @@ SLOTS_SHARE = 0.9 / 1.9
 
 FINE_TOKENS = 32
 """Tokens between two checkpoints of vLLM+, unless the trace's blocks are longer."""
+
+PrefixCache = BlockCache | TreeCache
+"""A prefix cache of any kind; `BlockCache` documents each call.
+
+The forecast relies on these rules: `lease` reuses as many blocks as `hit_blocks` returns, and succeeds if `has_room` is
+true. Blocks that others could find are lost only by `lease`, or by growing leases if `outlives` is false.
+"""
 
 
 class NothingKept(BlockCache):

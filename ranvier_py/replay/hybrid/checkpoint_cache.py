@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointProfile
 from ranvier_py.replay.engine.block_cache import (
@@ -39,10 +40,8 @@ class CheckpointLease(Lease):
     due: list[int] = field(default_factory=list)
     kept: int = 0
 
-    def copy(self) -> CheckpointLease:
-        return CheckpointLease(
-            self.job, self.blocks.copy(), self.promised, self.hits, self.stored, self.due.copy(), self.kept
-        )
+    def copy(self) -> Self:
+        return replace(self, blocks=self.blocks.copy(), due=self.due.copy())
 
 
 class CheckpointCache(BlockCache):

@@ -12,18 +12,18 @@ Invariant: the tree's contents and the reserved memory together never exceed the
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import numpy as np
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.replay.engine.block_cache import (
-    CacheEvent,
     Job,
     KeyRemoved,
     KeysCleared,
     KeysStored,
     Lease,
+    ReportingCache,
     StateRemoved,
     StateStored,
 )
@@ -32,24 +32,7 @@ from ranvier_py.replay.hybrid.state_tree import StateNode, StateTree
 
 KEY_BYTES = 8
 PATHS_MAX = 4096
-"""Paths of jobs that are remembered, since those of requests in flight are needed again and again."""
-
-
-class JobPaths:
-    """The tree paths of jobs; the PATHS_MAX used last are remembered. A cache shares it with its copies."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Job, bytes] = OrderedDict()
-
-    def __getitem__(self, job: Job) -> bytes:
-        found = self._known.get(job)
-        if found is None:
-            found = self._known[job] = np.array(job.keys, dtype="<u8").tobytes()
-            if len(self._known) > PATHS_MAX:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(job)
-        return found
+"""Tree paths of jobs that are remembered, since those of requests in flight are needed again and again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,37 +43,24 @@ class TreeLease(Lease):
     reserved_bytes: int = 0
     epoch: int = 0
 
-    def copy(self) -> TreeLease:
-        return TreeLease(
-            self.job,
-            self.blocks.copy(),
-            self.promised,
-            self.hits,
-            self.stored,
-            self.node,
-            self.reserved_bytes,
-            self.epoch,
-        )
 
-
-class TreeCache:
-    """A `PrefixCache` over a tree. `events_max` bounds the undrained events; 0 records none."""
+class TreeCache(ReportingCache):
+    """A prefix cache over a tree, with the calls of `BlockCache`."""
 
     def __init__(self, tree: StateTree, tuner: Tuner | None = None, *, events_max: int = 0) -> None:
         assert tree.width == KEY_BYTES, "symbols are the keys of blocks"
+        super().__init__(events_max)
         self.tree = tree
         self.block_size = tree.unit_tokens
         self.evicted_blocks = 0
-        self.events_lost = 0
         self._block_bytes = tree.model.token_bytes * self.block_size
         self.capacity_blocks = tree.capacity_bytes // self._block_bytes
         self._tuner = tuner or Untuned()
-        self._events: deque[CacheEvent] = deque(maxlen=events_max)
         self._reserved = 0
         self._running = 0
         self._epoch = 0  # incremented by each `clear`
         self._pinned: dict[int, StateNode] = {}  # pinned nodes by number
-        self._paths = JobPaths()
+        self._paths: BoundedDict[Job, bytes] = BoundedDict(PATHS_MAX)  # shared with copies
         self._follow(tree)
 
     def copy(self) -> TreeCache:
@@ -111,15 +81,6 @@ class TreeCache:
     def found_blocks(self) -> int:
         return self.tree.symbols
 
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
-    def drain_events(self) -> list[CacheEvent]:
-        events = list(self._events)
-        self._events.clear()
-        return events
-
     def fits(self, job: Job) -> bool:
         return self._need(job, 0) <= self.tree.capacity_bytes
 
@@ -139,7 +100,7 @@ class TreeCache:
         if node is None:
             return None
         tree = self.tree
-        tree.match(self._paths[job], self._limit(job))
+        tree.match(self._path(job), self._limit(job))
         need = self._need(job, node.end)
         if node is not tree.root:
             tree.pin(node)
@@ -172,7 +133,7 @@ class TreeCache:
                 del self._pinned[lease.node]
 
     def _insert(self, lease: TreeLease) -> None:
-        path = self._paths[lease.job]
+        path = self._path(lease.job)
         prompt = path[: min(lease.stored, self._limit(lease.job)) * KEY_BYTES]
         request = TokenRequest(prompt, path[: lease.stored * KEY_BYTES])
         self._tuner.before(self.tree, request)
@@ -188,8 +149,7 @@ class TreeCache:
         self.tree = self.tree.empty(self.tree.clock)
         self._follow(self.tree)
         self._pinned.clear()
-        if self._events.maxlen:
-            self._record(KeysCleared())
+        self._record(KeysCleared())
 
     def check(self) -> None:
         """Assert the invariants. O(nodes): for tests."""
@@ -203,12 +163,18 @@ class TreeCache:
 
     # ---- room
 
+    def _path(self, job: Job) -> bytes:
+        """Return the path of a job in the tree. Those used last are remembered."""
+        found = self._paths.get(job) or np.array(job.keys, dtype="<u8").tobytes()
+        self._paths[job] = found
+        return found
+
     def _limit(self, job: Job) -> int:
         """Return how many blocks of the prompt could be reused: its last token is always computed."""
         return min(len(job.keys), (job.prompt_tokens - 1) // self.block_size)
 
     def _deepest(self, job: Job) -> StateNode:
-        return self.tree.find(self._paths[job], self._limit(job)).deepest
+        return self.tree.find(self._path(job), self._limit(job)).deepest
 
     def _usable(self, job: Job) -> StateNode | None:
         """Return the node from whose state the request would continue; None if it has to wait."""
@@ -276,7 +242,3 @@ class TreeCache:
             else:
                 self._record(StateRemoved(key))
         states.clear()
-
-    def _record(self, event: CacheEvent) -> None:
-        self.events_lost += len(self._events) == self._events.maxlen
-        self._events.append(event)

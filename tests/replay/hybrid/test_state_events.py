@@ -21,8 +21,7 @@ from ranvier_py.replay.engine.block_cache import (
     StateStored,
 )
 from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
-from ranvier_py.replay.engine.prefix_cache import PrefixCache
-from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN, make_cache, state_groups
+from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN, PrefixCache, make_cache, state_groups
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import aligned
 from tests.replay.caches import served
