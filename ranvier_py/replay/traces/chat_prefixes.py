@@ -4,17 +4,17 @@ If the tokenizer cuts cleanly (`TokenizerFacts.incremental`), a dialogue is toke
 logged request only from where an earlier one ended. Otherwise each request is tokenized in full. Beyond the messages an
 engine sees the *cue* that asks for an answer («assistant:»), rendered once for each role of a last message.
 
-Bound: PREFIXES_MAX prefixes are remembered. The one used longest ago is dropped (`dropped`), which costs only time.
+Bound: PREFIXES_MAX prefixes are remembered. The one used longest ago is dropped and counted, which costs only time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
 import orjson
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, TokenState, canonical_message
@@ -63,11 +63,10 @@ class Prefixes:
         self._size = block_tokens
         self._hasher = TokenHasher(KEY, block_tokens)
         self._texts = TextHasher(KEY)
-        self._known: OrderedDict[Fingerprint, Prefix] = OrderedDict()
+        self._known: BoundedDict[Fingerprint, Prefix] = BoundedDict(PREFIXES_MAX)
         self._cues: dict[tuple[str, bool], TokenIds | None] = {}
         self._bare = len(tokenizer.tokenize_text(""))
         self._line_end = self._plain("\n").tolist()
-        self.dropped = 0
 
     def conversation(self, model: str, chat: Chat) -> Conversation:
         """Prepare a chat for `turn`. All its messages are tokenized at once if that is exact."""
@@ -112,8 +111,8 @@ class Prefixes:
         known = next((at for at in range(count, 0, -1) if conversation.names[at] in self._known), 0)
         base = conversation.start
         if known:
-            base = self._known[conversation.names[known]]
-            self._known.move_to_end(conversation.names[known])
+            name = conversation.names[known]
+            base = self._known[name] = self._known[name]  # the newest from now on
             if known == count:
                 return base
         chat = part(conversation.chat, count)
@@ -137,15 +136,8 @@ class Prefixes:
             blocks = continued(prefix.blocks, joined(prefix.state.rest, own), self._size, conversation.salt)
             prefix, start = Prefix(segment.state, chain, ends, blocks, own), end
             if keeps:
-                self._remember(conversation.names[count], prefix)
+                self._known[conversation.names[count]] = prefix
         return prefix
-
-    def _remember(self, name: Fingerprint, prefix: Prefix) -> None:
-        self._known[name] = prefix
-        self._known.move_to_end(name)
-        if len(self._known) > PREFIXES_MAX:
-            self._known.popitem(last=False)
-            self.dropped += 1
 
     def _cue(self, conversation: Conversation, turn: int) -> TokenIds | None:
         """Return the tokens of the cue that the template appends; None if it also changes the messages before it."""
