@@ -63,7 +63,6 @@ def request_of(turn: Turn, hasher: TokenHasher, start: TokenState) -> TraceReque
         chain=chain,
         ends=ends,
         blocks=continued((), ids, BLOCK_TOKENS),
-        block_tokens=BLOCK_TOKENS,
     )
 
 

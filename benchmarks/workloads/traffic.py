@@ -67,7 +67,6 @@ class Writer:
             chain=tuple(Depth(blocks * BLOCK_TOKENS, Fingerprint(names[blocks - 1])) for blocks in wanted),
             ends=tuple(places[blocks] for blocks in depths[1:]),
             blocks=names,
-            block_tokens=BLOCK_TOKENS,
             opening=names[depths[openings] - 1].to_bytes(8, "little"),
         )
 

@@ -35,7 +35,6 @@ def conversation(number: int, at: float, turns: int, *, systems: int = 2, turn_b
                 chain=chain,
                 ends=ends,
                 blocks=tuple(blocks),
-                block_tokens=BLOCK,
             )
         )
     return requests

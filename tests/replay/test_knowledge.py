@@ -100,7 +100,7 @@ def asked_again(seed: int, documents: int = 60, requests: int = 500) -> Trace:
         at += rng.expovariate(4.0)
         blocks = rng.choice(names)
         chain = [Depth(BLOCK * place, Fingerprint(name)) for place, name in enumerate(blocks, 1)]
-        request = TraceRequest(at, "", "model", chain[-1].tokens + 7, 4, chain, [len(chain) - 1], tuple(blocks), BLOCK)
+        request = TraceRequest(at, "", "model", chain[-1].tokens + 7, 4, chain, [len(chain) - 1], tuple(blocks))
         found.append(request)
     return Trace("asked again", found, BLOCK, timed=True)
 

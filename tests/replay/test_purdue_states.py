@@ -34,7 +34,6 @@ def asked(at: float, session: str, blocks: int, prefix: str = "") -> TraceReques
         chain=[Depth((index + 1) * BLOCK, Fingerprint(name)) for index, name in enumerate(names)],
         ends=[blocks - 1],
         blocks=tuple(names),
-        block_tokens=BLOCK,
     )
 
 

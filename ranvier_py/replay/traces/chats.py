@@ -213,7 +213,6 @@ def requests_of(
                     chain=turn.chain,
                     ends=turn.ends,
                     blocks=turn.blocks + tuple(own_names(place, total - len(turn.blocks))),
-                    block_tokens=options.engine_block_tokens,
                     opening=opening,
                 )
         except REFUSED as error:

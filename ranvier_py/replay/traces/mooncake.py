@@ -114,5 +114,4 @@ def request_of(
         chain=chain,
         ends=at_ends,
         blocks=names,
-        block_tokens=size,
     )

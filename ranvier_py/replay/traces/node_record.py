@@ -132,5 +132,4 @@ def request_of(
         chain=chain,
         ends=[end for end in record.ends if end < len(chain)],
         blocks=tuple(names),
-        block_tokens=size,
     )

@@ -130,5 +130,4 @@ class Builder:
             chain=chain,
             ends=ends,
             blocks=blocks,
-            block_tokens=size,
         )

@@ -31,7 +31,7 @@ class TraceRequest:
     `chain` has the ascending prefix keys of prompt and answer together: every boundary and anchor that a node would
     know, at ends of whole blocks only. Those up to `prompt_tokens` are known on arrival, the others after the answer.
     `ends` are the indices in `chain` at which a message ends; the first of them determines the request's home.
-    `blocks` are the chained names, as in an engine's cache, of prompt and answer's whole blocks of `block_tokens`.
+    `blocks` are the chained names, as in an engine's cache, of the whole blocks of prompt and answer together.
     `opening` is what Continuum's ring hashes (core/routing/placement/chwbl.py); empty if the trace has no text.
     """
 
@@ -43,7 +43,6 @@ class TraceRequest:
     chain: Sequence[Depth]
     ends: Sequence[int]
     blocks: tuple[int, ...]
-    block_tokens: int
     opening: bytes = b""
 
 
