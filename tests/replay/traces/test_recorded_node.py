@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import trio
 
-from cluster.engine.engine_process import serve as serve_engine
-from cluster.engine.engine_routes import Engine, EngineConfig
-from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.cli import make_parser
 from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import config_of, load
-from ranvier_py.control.control_port import serve_node
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node.run_node import Addresses, run
-from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.traces.open_trace import open_trace
-from tests.proxy.wire import NO_TLS
+from tests.node.node_lab import MODEL, Lab, Node, opened, start_engine
 from tests.replay.traces.given import all_are_sound, leading, written
 
 DEADLINE_S = 30
-MODEL = "lab-model"
 SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 8
 SECRETS = (
     *("help desk of a small library", "atlases are many", "shelf seven"),
@@ -34,72 +24,39 @@ SECRETS = (
 )
 
 
-class Library:
-    """A node that records, an engine with the node's own tokenizer, and a client that talks."""
-
-    def __init__(self, url: str, control: str, http: httpx.AsyncClient) -> None:
-        self.url = url
-        self.control = control
-        self.http = http
-        self.sent: list[list[dict[str, Any]]] = []
-
-    async def ask(
-        self, messages: list[dict[str, Any]], session: str = "", *, stream: bool = False
-    ) -> list[dict[str, Any]]:
-        """One turn. Returns the messages with the answer."""
-        body = {"model": MODEL, "messages": messages, "max_tokens": 40, "stream": stream, "user": SECRETS[4]}
-        if stream:
-            body["stream_options"] = {"include_usage": True}
-        headers = {"authorization": f"Bearer {SECRETS[3]}", "x-session-id": session}
-        answer = await self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        text = answer.json()["choices"][0]["message"]["content"] if not stream else streamed_text(answer.text)
-        self.sent.append([*messages, {"role": "assistant", "content": text}])
-        return self.sent[-1]
-
-    async def recorded(self, lines: int) -> None:
-        """Wait until so many lines have been written."""
-        while True:
-            statistics = (await self.http.get(f"{self.control}/admin/routes")).json()["recorder"]
-            if statistics["lines"] >= lines:
-                assert statistics["dropped"] == statistics["unlearned"] == statistics["failures"] == 0
-                return
-            await trio.sleep(0.01)
-
-
 def streamed_text(body: str) -> str:
     events = [orjson.loads(line[5:]) for line in body.splitlines() if line.startswith("data:") and "[DONE]" not in line]
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
-async def start_engine(nursery: trio.Nursery) -> str:
-    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001)
-    config = EngineConfig(name="engine", models=(MODEL,), limits=limits, tokens_max=100_000)
-    engine = Engine(config, load_tokenizer(str(EMBEDDED)))
-    host, port = await nursery.start(partial(serve_engine, engine, "127.0.0.1", 0))
-    return f"http://{host}:{port}"
-
-
 async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
     """Two conversations through a node that records; returns what each request said and was answered."""
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            engine = await start_engine(nursery)
-            settings: dict[str, Any] = {"backend": [engine], "record_file": path}
-            config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **settings)
-            addresses: Addresses = await nursery.start(partial(run, config, serve_node))
-            host, port = addresses.public[0]
-            async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False, verify=NO_TLS) as http:
-                library = Library(f"http://{host}:{port}", addresses.control, http)
-                for number in range(2):
-                    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
-                    for turn in range(3):
-                        question = f"The atlases are many, visitor {number}. Are they on shelf seven? " * 6
-                        messages = [*messages, {"role": "user", "content": f"{question} Part {turn}."}]
-                        messages = await library.ask(messages, f"{SECRETS[5]}-{number}", stream=turn == 1)
-                        await library.recorded(len(library.sent))
-            nursery.cancel_scope.cancel()
-    return library.sent
+    sent: list[list[dict[str, Any]]] = []
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        engine, _ = await start_engine(place.nursery, tokenizer=str(EMBEDDED))
+        node = await place.start(backend=[engine], record_file=path)
+        for number in range(2):
+            messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+            for turn in range(3):
+                question = f"The atlases are many, visitor {number}. Are they on shelf seven? " * 6
+                messages = [*messages, {"role": "user", "content": f"{question} Part {turn}."}]
+                text = await ask(node, messages, f"{SECRETS[5]}-{number}", stream=turn == 1)
+                messages = [*messages, {"role": "assistant", "content": text}]
+                sent.append(messages)
+                view = await node.until_routes(lambda view: view["recorder"]["lines"] >= len(sent))
+                assert [view["recorder"][name] for name in ("dropped", "unlearned", "failures")] == [0, 0, 0]
+    return sent
+
+
+async def ask(node: Node, messages: list[dict[str, Any]], session: str, *, stream: bool) -> str:
+    """One turn. Returns the answer's text."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 40, "stream": stream, "user": SECRETS[4]}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    headers = {"authorization": f"Bearer {SECRETS[3]}", "x-session-id": session}
+    answer = await node.http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return streamed_text(answer.text) if stream else str(answer.json()["choices"][0]["message"]["content"])
 
 
 async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
