@@ -47,6 +47,7 @@ from ranvier_py.replay.lint_command import lines_of, lint, report, trial_page
 from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.replay.traces.lines import raw_lines
+from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter import add_flags as add_reporter_flags
 
 log = logging.getLogger(__name__)
@@ -351,7 +352,7 @@ def replay_command(options: argparse.Namespace) -> int:
 def reporter_command(options: argparse.Namespace) -> int:
     from ranvier_py.reporter import reporter_command as command
 
-    return command.report(options)
+    return command.report(options, bearer_key(KEY_VARIABLE, options.key_file))
 
 
 def version_command(_: argparse.Namespace) -> int:
@@ -440,15 +441,20 @@ def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
 
 def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
     """Return a client for `address`, else --control. Raises CommandError or ConfigError; no message shows the key."""
-    variable = variable_of("control_key")
-    key = os.environ.get(variable, "").strip()
-    if options.control_key_file is not None:
-        key = read_secret_file(options.control_key_file)
-    if not key.isprintable():
-        raise ConfigError([f"{variable} must be one line of text, the key"])
+    key = bearer_key(variable_of("control_key"), options.control_key_file)
     url = control_url(options.control if address is None else address)
     headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
     return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
+
+
+def bearer_key(variable: str, file: Path | None) -> str:
+    """Return the key of this file, else of this variable of the environment, else "". Raises ConfigError."""
+    if file is not None:
+        return read_secret_file(file)
+    key = os.environ.get(variable, "").strip()
+    if not key.isprintable():
+        raise ConfigError([f"{variable} must be one line of text, the key"])
+    return key
 
 
 def control_url(address: str) -> httpx.URL:

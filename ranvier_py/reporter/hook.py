@@ -154,6 +154,9 @@ class EvictionReporter:
             raise ValueError("hashes: given or blocks")
         if scan is not None and hashes != "given":
             raise ValueError("scan: only for given hashes")
+        key = key.strip()
+        if not key.isprintable():
+            raise ValueError("key: must be one line of text")
         self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that make no sense, failed scans
         self.held: dict[str, None] = {}
         self.faults = Faults()

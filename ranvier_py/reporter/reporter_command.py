@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import secrets
 import signal
 import sys
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
@@ -43,9 +41,8 @@ log = logging.getLogger(__name__)
 SILENT_S = 5.0  # by then an engine that is up has answered where it publishes
 
 
-def report(options: argparse.Namespace) -> int:
-    """Run the command. Raises ConfigError. Returns the exit code."""
-    key = secret_in(options.key_file) or os.environ.get(KEY_VARIABLE, "")
+def report(options: argparse.Namespace, key: str) -> int:
+    """Run the command with a bearer key, "" for none. Raises ConfigError. Returns the exit code."""
     if options.make_key:
         if not key:
             raise ConfigError([f"--make-key: needs the control key, by --key-file or ${KEY_VARIABLE}"])
@@ -85,17 +82,6 @@ def problems_of(options: argparse.Namespace) -> list[str]:
     if options.ranks != 1 and not options.events:
         problems.append("--ranks: needs --events; an engine that is asked says how many it has")
     return problems
-
-
-def secret_in(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return file.read_text().strip()
-    except OSError as error:
-        raise ConfigError([f"{file}: can't be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{file}: is not UTF-8"]) from error
 
 
 async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None:

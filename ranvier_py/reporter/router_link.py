@@ -39,8 +39,9 @@ class RouterLink:
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
         self.failures = 0
-        own = {"user-agent": "ranvier-reporter", "accept-encoding": "identity"}
-        self._headers = {**own, **({"authorization": f"Bearer {key}"} if key else {})}
+        self._headers = {b"user-agent": b"ranvier-reporter", b"accept-encoding": b"identity"}
+        if key:
+            self._headers[b"authorization"] = f"Bearer {key}".encode()
         self._trouble = "not asked yet"
 
     async def run(self, sender: Sender) -> None:

@@ -59,7 +59,13 @@ def test_pu12_the_operator_makes_a_worker_its_key(
     assert worker_of(capsys.readouterr().out.strip(), "the control key") == "w0"
     (tmp_path / "key").write_bytes(b"\xff")
     assert main(["reporter", "--make-key", "w0", "--key-file", str(tmp_path / "key")]) == EXIT_CONFIG
-    assert "is not UTF-8" in capsys.readouterr().err
+    assert "is not text" in capsys.readouterr().err
+    monkeypatch.setenv(KEY_VARIABLE, "the control key\n")
+    assert main(["reporter", "--make-key", "w0"]) == 0
+    assert worker_of(capsys.readouterr().out.strip(), "the control key") == "w0"
+    monkeypatch.setenv(KEY_VARIABLE, "two\nlines")
+    assert main(["reporter", "--make-key", "w0"]) == EXIT_CONFIG
+    assert "one line of text" in capsys.readouterr().err
 
 
 class Relays:

@@ -217,10 +217,11 @@ async def test_what_is_left_is_sent_before_it_ends(router: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"hashes": "nonsense"}, {"hashes": "blocks", "scan": list}, {"worker_id": ""}, {"routers": []}]
+    "options",
+    [{"hashes": "nonsense"}, {"hashes": "blocks", "scan": list}, {"worker_id": ""}, {"routers": []}, {"key": "a\nb"}],
 )
 def test_what_can_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"hashes|worker_id"):
+    with pytest.raises(ValueError, match=r"hashes|worker_id|key"):
         EvictionReporter(**{"worker_id": "w0", "routers": ["http://127.0.0.1:1"], **options})
 
 

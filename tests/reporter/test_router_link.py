@@ -79,6 +79,19 @@ async def test_no_answer_of_a_router_ends_the_reporter(hostile: bytes, monkeypat
     assert sender.replies[-1] == {"good": True}
 
 
+async def test_a_key_beyond_ascii_is_sent() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            good = answer(json.dumps({"good": True}).encode())
+            (listener,) = await nursery.start(partial(trio.serve_tcp, partial(serve, [good]), 0, host="127.0.0.1"))
+            sender = Fixed()
+            nursery.start_soon(
+                RouterLink(f"http://127.0.0.1:{listener.socket.getsockname()[1]}", "schlüssel").run, sender
+            )
+            await sender.done.wait()
+            nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("url", ["http://a..b:1", "http://" + "x" * 64 + ":1"])
 async def test_a_name_that_can_not_be_looked_up_does_not_end_it_either(
     url: str, monkeypatch: pytest.MonkeyPatch
