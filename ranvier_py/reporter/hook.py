@@ -256,7 +256,8 @@ class EvictionReporter:
         """Take in waiting calls, and give their changes to every sender."""
         if self.dropped != self._dropped_before:
             self._dropped_before = self.dropped
-            self._waiting.appendleft(_CLEARED)
+            self._waiting.clear()  # they came before those that were dropped
+            self._waiting.append(_CLEARED)
         gone: dict[str, None] = {}
         events: list[Mapping[str, Any]] = []
         size = 0

@@ -210,6 +210,20 @@ async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_mo
         await until(lambda: len(router.world.reports.map) == 0)
 
 
+async def test_a_block_whose_eviction_was_dropped_is_not_believed_though_its_store_waits(
+    router: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = EvictionReporter("w0", [router.url])
+    monkeypatch.setattr(hook, "WAITING_MAX", 1)
+    reporter.store_block(hexed(1))
+    reporter.free_block(hexed(1))
+    monkeypatch.setattr(hook, "WAITING_MAX", 1_000)
+    reporter.start()
+    await until(lambda: reporter.store_block(hexed(2)) or reporter.held)
+    assert (list(reporter.held), reporter.dropped) == ([hexed(2)], 1)
+    await trio.to_thread.run_sync(reporter.stop)
+
+
 async def test_what_is_left_is_sent_before_it_ends(router: Served) -> None:
     async with reporting(router, sync_s=5.0) as reporter:
         reporter.store_block(hexed(1))
