@@ -9,6 +9,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +39,7 @@ REQUESTS_MAX = 1 << 32
 SPAN_S_MAX = 1e9
 """Greatest time from the first request to the last, 30 years. A longer one means mixed clocks or a wrong unit."""
 
-SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
+SIZE = re.compile(r"(\d[\d_]{0,20}(?:\.\d{1,20})?)\s*([kKMG]?)")
 UNITS = MappingProxyType({"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000})
 
 Value = TypeVar("Value")
@@ -253,5 +254,5 @@ def size_of(text: str) -> int | None:
     found = SIZE.fullmatch(text)
     if found is None:
         return None
-    value = float(found[1].replace("_", "")) * UNITS[found[2]]
-    return int(value) if value == int(value) else None
+    value = Fraction(found[1].replace("_", "")) * UNITS[found[2]]  # exact: as floats, 4.1M is no whole number
+    return value.numerator if value.denominator == 1 else None

@@ -207,7 +207,16 @@ def test_a_file_that_is_not_there_or_no_trace_is_named(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("200k", 200_000), ("1M", 1_000_000), ("1.5M", 1_500_000), ("1_000", 1000), ("2 K", 2000), ("1e3", None)],
+    [
+        ("200k", 200_000),
+        ("1M", 1_000_000),
+        ("1.5M", 1_500_000),
+        ("1_000", 1000),
+        ("2 K", 2000),
+        ("4.1M", 4_100_000),
+        ("1e3", None),
+        ("9" * 400, None),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, value: int | None) -> None:
     assert size_of(text) == value
