@@ -7,9 +7,9 @@ The clock and the bound are those of `StateTree`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.hybrid_model import HybridModel
@@ -19,16 +19,11 @@ TOKEN = 4  # bytes
 
 @dataclass(slots=True, eq=False)
 class BlockNode:
-    """One block. `children`: by their content, in order of insertion. `stamp`: when it was last used."""
+    """One block. `children`: by their content, in order of insertion."""
 
     content: bytes
     parent: BlockNode | None
-    stamp: int
     children: dict[bytes, BlockNode] = field(default_factory=dict)
-
-    def __lt__(self, other: BlockNode) -> bool:
-        """Compare by stamp alone, for the heap of leaves."""
-        return self.stamp < other.stamp
 
 
 class BlockStates:
@@ -39,11 +34,14 @@ class BlockStates:
         self.capacity_bytes = capacity_bytes
         self.block_tokens = block_tokens
         self.clock = 0
-        self.root = BlockNode(b"", None, 0)
-        self.nodes = 0
+        self.root = BlockNode(b"", None)
         self.tokens = 0
-        self.evictions = 0
         self._width = block_tokens * TOKEN
+        self._order: OrderedDict[BlockNode, None] = OrderedDict()  # the last used at the end, children before parents
+
+    @property
+    def nodes(self) -> int:
+        return len(self._order)
 
     @property
     def bytes_used(self) -> int:
@@ -63,35 +61,31 @@ class BlockStates:
             self._evict(over)
         self._add(path)
 
-    def walk(self) -> Iterator[BlockNode]:
-        """Yield all nodes but the root, in preorder."""
-        stack = list(reversed(self.root.children.values()))
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children.values()))
-
     def _match(self, path: bytes) -> tuple[int, int]:
         """Return how many blocks and tokens of `path` are found; they count as used now."""
         self.clock += 1
-        node, at, nodes = self.root, 0, 0
-        node.stamp = self.clock
+        node, at = self.root, 0
+        visited = []
         while (child := node.children.get(path[at : at + self._width])) is not None and len(path) - at >= self._width:
             node = child
-            node.stamp = self.clock
+            visited.append(node)
             at += self._width
-            nodes += 1
+        self._use(visited)
         for content in node.children:
             if len(content) < self._width and path.startswith(content, at):
-                return nodes + 1, (at + len(content)) // TOKEN
-        return nodes, at // TOKEN
+                return len(visited) + 1, (at + len(content)) // TOKEN
+        return len(visited), at // TOKEN
+
+    def _use(self, path: Sequence[BlockNode]) -> None:
+        """Count these nodes, from the top down, as used now."""
+        for node in reversed(path):
+            self._order[node] = None
+            self._order.move_to_end(node)
 
     def _add(self, path: bytes) -> None:
         node, at = self.root, 0
-        while True:
-            node.stamp = self.clock
-            if at == len(path):
-                return
+        visited: list[BlockNode] = []
+        while at < len(path):
             child = self._nearest(node, path, at)
             if child is not None:
                 node = child
@@ -101,6 +95,9 @@ class BlockStates:
                 at += len(node.content)
             else:
                 at = self._extend(node, path, at)
+                continue
+            visited.append(node)
+        self._use(visited)
 
     def _nearest(self, node: BlockNode, path: bytes, at: int) -> BlockNode | None:
         """Return the child that matches as a whole block, else the longest shorter one that matches, else None."""
@@ -111,8 +108,7 @@ class BlockStates:
         return max(found, key=lambda each: len(each.content), default=None)
 
     def _new(self, content: bytes, parent: BlockNode) -> BlockNode:
-        node = parent.children[content] = BlockNode(content, parent, self.clock)
-        self.nodes += 1
+        node = parent.children[content] = BlockNode(content, parent)
         self.tokens += len(content) // TOKEN
         return node
 
@@ -129,15 +125,9 @@ class BlockStates:
 
     def _evict(self, over: float) -> None:
         self.clock += 1
-        self.evictions += 1
-        heap = [node for node in self.walk() if not node.children]
-        heapify(heap)
-        while over > 0 and heap and (node := heappop(heap)) is not self.root:
-            over -= self.model.prefix_bytes(len(node.content) // TOKEN)
-            parent = node.parent
-            assert parent is not None
-            del parent.children[node.content]
-            self.nodes -= 1
+        while over > 0 and self._order:
+            node, _ = self._order.popitem(last=False)
+            assert node.parent is not None
+            del node.parent.children[node.content]
             self.tokens -= len(node.content) // TOKEN
-            if not parent.children:
-                heappush(heap, parent)
+            over -= self.model.prefix_bytes(len(node.content) // TOKEN)
