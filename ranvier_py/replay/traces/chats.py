@@ -7,7 +7,7 @@
 A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
 engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
 answer. A line with an answer is a request. All other lines are requests if any session has several lines, else
-dialogues, unless the option `lines` decides.
+dialogues.
 
 Without a `timestamp`, conversations begin at random within `window_s` and take a turn every `turn_s`. A request without
 an answer gets one of `answer_tokens` that no later prompt contains.
@@ -26,7 +26,7 @@ from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.traces.chat_prefixes import Prefixes
-from ranvier_py.replay.traces.lines import TraceLine, drawn, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.lines import TraceLine, drawn, from_start, json_lines, name_of, nothing_in, shown
 from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import own_names
 
@@ -63,8 +63,8 @@ class TurnAt:
 def load(path: Path, options: TraceOptions) -> Trace:
     """Return the requests of a file. Raises TraceError."""
     lines = list(json_lines(path))
-    as_requests = options.lines == "requests" or (options.lines == "auto" and sessions_repeat(lines))
-    chats = [found for line in lines for found in read_line(line, as_requests, options)]
+    as_requests = sessions_repeat(lines)
+    chats = [found for line in lines for found in read_line(line, as_requests)]
     if not chats:
         raise nothing_in(path)
     turns = turns_in_order(chats, options)
@@ -85,7 +85,7 @@ def sessions_repeat(lines: Sequence[TraceLine]) -> bool:
     return len(set(names)) < len(names)
 
 
-def read_line(line: TraceLine, as_request: bool, options: TraceOptions) -> Iterator[ChatLine]:
+def read_line(line: TraceLine, as_request: bool) -> Iterator[ChatLine]:
     """Yield the chats of one line. Raises TraceError."""
     fields = line.fields
     if "transcript" in fields and "queries" in fields:
@@ -107,7 +107,7 @@ def read_line(line: TraceLine, as_request: bool, options: TraceOptions) -> Itera
     if len(turns) > 1 and not session:
         found.session = f"line {line.number}"
     if fields.get("timestamp") is not None:
-        found.stamp = line.stamp_s("timestamp", options.stamp_unit_s)
+        found.stamp = line.stamp_s("timestamp")
     yield found
 
 
@@ -161,7 +161,7 @@ def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[Tur
         raise other.line.wrong(
             f"{'no' if other.stamp is None else 'a'} timestamp", "one on every line, or on none, as on the first"
         )
-    starts = spread(from_start(stamps), options.spread_s or 0.0, options.seed) if stamps else begun(chats, options)
+    starts = from_start(stamps) if stamps else begun(chats, options)
     turns = [
         TurnAt(number, turn, start + index * options.turn_s)
         for number, (item, start) in enumerate(zip(chats, starts, strict=True))

@@ -2,7 +2,7 @@
 
 Any bytes, gzipped or not, yield lines or a TraceError that says «FILE:LINE: found …, expected …». A time stamp is a
 number or an ISO 8601 text. Numbers are seconds, but from 1e11 on (the year 5138) they are taken for milliseconds since
-1970, unless `stamp_unit_s` gives the unit. The times of a trace start at 0.
+1970, unless the format has a unit of its own. The times of a trace start at 0.
 
 Bound: one line at a time in memory, of at most `LINE_BYTES_MAX`.
 """
@@ -67,8 +67,9 @@ class TraceLine:
             return value
         return ""
 
-    def stamp_s(self, name: str, unit_s: float | None) -> float:
-        """Return the time stamp under `name`, in seconds since an unknown moment. Raises TraceError."""
+    def stamp_s(self, name: str, unit_s: float | None = None) -> float:
+        """Return the time stamp under `name`, in seconds since an unknown moment; `unit_s` is its unit, None: as above.
+        Raises TraceError."""
         value: Any = self.fields.get(name)
         try:
             if type(value) is str:
@@ -165,7 +166,7 @@ def from_start(stamps: Sequence[float]) -> list[float]:
 def spread(times: Sequence[float], step_s: float, seed: int) -> list[float]:
     """Move each time to a random moment of the step that begins at it. Rounded-down stamps would look like bursts."""
     rng = drawn(seed, "arrivals")
-    return [at + rng.uniform(0.0, step_s) for at in times] if step_s > 0 else list(times)
+    return [at + rng.uniform(0.0, step_s) for at in times]
 
 
 def repeated(stamps: Sequence[float]) -> bool:

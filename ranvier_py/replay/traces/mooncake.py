@@ -3,8 +3,8 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2366]}
 
 `timestamp` is in milliseconds. There is one hash id for each `block_tokens` (512) of the prompt; the last block may be
-partial. Other files of this format need other options `block_tokens` and `stamp_unit_s` (Qwen's Bailian traces: 16 and
-1). `session_id` or `chat_id` names the session.
+partial. Other files of this format need another `block_tokens`. Qwen's Bailian traces have 16, and stamps in seconds,
+for which a speed of 0.001 makes up. `session_id` or `chat_id` names the session.
 
 Rules: every whole block is a prefix key; message ends are inferred (`trace_chains.partings`). An answer's content shows
 only in the ids of the next turn, so its blocks get names that no other request has. The loader chains the names.
@@ -51,11 +51,9 @@ def load(path: Path, options: TraceOptions) -> Trace:
     records = [read_record(line, options) for line in json_lines(path)]
     if not records:
         raise nothing_in(path)
-    stamps = from_start([record.stamp for record in records])
-    step_s = options.spread_s
-    if step_s is None:
-        step_s = STAMP_STEP_S if repeated(stamps) else 0.0
-    times = spread(stamps, step_s, options.seed)
+    times = from_start([record.stamp for record in records])
+    if repeated(times):
+        times = spread(times, STAMP_STEP_S, options.seed)
     requests = requests_of(records, times, options.block_tokens, options.limit)
     return Trace(name_of(path), requests, options.block_tokens, timed=True)
 
@@ -90,7 +88,7 @@ def read_record(line: TraceLine, options: TraceOptions) -> MooncakeRecord:
             raise line.wrong(f"{shown(number)} among hash_ids", f"whole numbers from 0 to {INTEGER_MAX}")
         above = linked(above, number)
         path.append(above)
-    stamp = line.stamp_s("timestamp", options.stamp_unit_s or STAMP_UNIT_S)
+    stamp = line.stamp_s("timestamp", STAMP_UNIT_S)
     return MooncakeRecord(stamp, line.text("session_id", "chat_id"), prompt_tokens, answer_tokens, path)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.replay.traces.lines import TraceLine, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.lines import TraceLine, from_start, json_lines, name_of, nothing_in, shown
 from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, own_names, partings
 
@@ -44,7 +44,7 @@ class TokenRecord(NamedTuple):
 
 def load(path: Path, options: TraceOptions) -> Trace:
     """Return the requests of a file. Raises TraceError."""
-    records = [read_record(line, options) for line in json_lines(path)]
+    records = [read_record(line) for line in json_lines(path)]
     if not records:
         raise nothing_in(path)
     times, timed = times_of(path, records, options)
@@ -65,10 +65,10 @@ def times_of(path: Path, records: Sequence[TokenRecord], options: TraceOptions) 
         return [number * options.turn_s for number in range(len(records))], False
     if len(stamps) < len(records):
         raise TraceError(f"{path}: found {len(stamps)} time stamps on {len(records)} lines, expected all or none")
-    return spread(from_start(stamps), options.spread_s or 0.0, options.seed), True
+    return from_start(stamps), True
 
 
-def read_record(line: TraceLine, options: TraceOptions) -> TokenRecord:
+def read_record(line: TraceLine) -> TokenRecord:
     """Read one line. Raises TraceError."""
     prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
     if not len(prompt):
@@ -81,7 +81,7 @@ def read_record(line: TraceLine, options: TraceOptions) -> TokenRecord:
     if "arrival_time_ns" in line.fields:
         stamp = line.stamp_s("arrival_time_ns", 1e-9)
     elif "timestamp" in line.fields:
-        stamp = line.stamp_s("timestamp", options.stamp_unit_s)
+        stamp = line.stamp_s("timestamp")
     return TokenRecord(stamp, line.text("session", "session_id"), line.text("model"), prompt, answer)
 
 

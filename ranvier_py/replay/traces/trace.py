@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 from ranvier_py.core.ids import Fingerprint
 
 Format = Literal["", "mooncake", "chats", "token_ids", "recording", "sessions"]
-Lines = Literal["auto", "dialogues", "requests"]
 
 
 class Depth(NamedTuple):
@@ -70,15 +69,10 @@ class TraceOptions:
     seed: int = 1  # for all drawn times
     arrivals: Path | None = None  # a CSV file whose times the trace gets
     arrivals_replace: bool = False  # give them also to a trace with times of its own
-    stamp_unit_s: float | None = None  # seconds per unit of a time stamp; None: the format's own
-    spread_s: float | None = (
-        None  # stamps were rounded down to this step; None: 3 s for Mooncake files whose stamps repeat, else 0
-    )
     block_tokens: int = 512  # mooncake: tokens per hash id
     engine_block_tokens: int = 16  # chats, token_ids: tokens of an engine's block (vLLM's default)
     tokenizer: str = "embedded"  # chats: a directory, a hub id or "embedded"
     chat_template: str | None = None  # chats: a template's text or file
-    lines: Lines = "auto"  # chats: what a line is
     window_s: float = 600.0  # chats, sessions: conversations without times begin at random within this time
     turn_s: float = 5.0  # from one turn of a conversation without times to the next
     answer_tokens: int = 128  # length of answers that the file does not have: the median of Azure's 2023 conversations

@@ -58,7 +58,6 @@ def test_stamps_that_repeat_are_spread_over_their_step(tmp_path: Path) -> None:
     assert [request.at for request in requests] == sorted(request.at for request in requests)
     assert 27 <= requests[-1].at < 30
     assert [request.at for request in requests_of(tmp_path, *records)] == [request.at for request in requests]
-    assert [request.at for request in requests_of(tmp_path, *records, spread_s=0)][:11] == [0] * 10 + [3]
 
 
 def test_stamps_that_differ_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -66,9 +65,9 @@ def test_stamps_that_differ_are_taken_as_they_are(tmp_path: Path) -> None:
     assert [request.at for request in requests] == pytest.approx([0.07 * number for number in range(9)])
 
 
-def test_other_block_sizes_and_units_are_options(tmp_path: Path) -> None:
+def test_other_block_sizes_are_an_option(tmp_path: Path) -> None:
     qwen = {**record([1, 2, 3], 40, at=61), "chat_id": 159}
-    [request, _] = requests_of(tmp_path, qwen, {**qwen, "timestamp": 62.5}, block_tokens=16, stamp_unit_s=1.0)
+    [request, _] = requests_of(tmp_path, qwen, {**qwen, "timestamp": 62.5}, block_tokens=16)
     assert [key.tokens for key in request.chain][:2] == [16, 32]
     assert request.session == "159"
 
