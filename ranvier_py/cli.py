@@ -43,7 +43,7 @@ from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
-from ranvier_py.replay.lint_command import lines_of, lint, report, trial_page
+from ranvier_py.replay.lint_command import body_of, lint, report, trial_page
 from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.replay.traces.lines import raw_lines
@@ -398,7 +398,7 @@ def lint_command(options: argparse.Namespace) -> int:
             with client.stream("GET", url) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise CommandError(f"{url} answered {answer.status_code}", EXIT_FAILED)
-                return lint([(str(url), lines_of(answer.iter_bytes()))], book, as_json=options.json)
+                return lint([body_of(str(url), answer.iter_bytes())], book, as_json=options.json)
         except httpx.HTTPError as error:
             raise CommandError(f"{url} can't be reached: {error}", EXIT_UNREACHABLE) from error
 

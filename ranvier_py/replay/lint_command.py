@@ -2,8 +2,8 @@
 
 URL is a node's control port, for what the node saw so far, or an address that serves captured requests. Each line of
 those is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of sending;
-a file may also be one such object, or a list of them, over several lines. Files may be gzipped. The requests' text is
-not stored; the output has only paths and causes. Tokens are estimated from characters.
+all of them may also be one such object, or a list of them, over several lines. Both may be gzipped. The requests' text
+is not stored; the output has only paths and causes. Tokens are estimated from characters.
 A recording (`ranvier serve --record`) has only fingerprints: it shows where prompts depart from their sessions, but not
 why. Bodies that no node can compare (nested too deeply, no Unicode) are passed over with a message.
 """
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
 from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, RequestRecord, read_header, read_record
 from ranvier_py.replay.recorded_departures import UNSEEN, RecordedDepartures
-from ranvier_py.replay.traces.lines import LINE_BYTES_MAX
+from ranvier_py.replay.traces.lines import LINE_BYTES_MAX, BodyFile, lines_of
 from ranvier_py.replay.traces.trace import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
@@ -128,25 +129,9 @@ def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
     return EXIT_FAILED if any(row["breaks"] for row in rows) else EXIT_OK
 
 
-def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a body that arrives in pieces, without blank ones. Raises ValueError for too long a line."""
-    number, size = 0, 0
-    parts: list[bytes] = []  # of the line that has begun
-    for piece in pieces:
-        for place, part in enumerate(piece.split(b"\n")):
-            if place:
-                number += 1
-                line = b"".join(parts)
-                if line.strip():
-                    yield number, line + b"\n"
-                parts, size = [], 0
-            parts.append(part)
-            size += len(part)
-            if size > LINE_BYTES_MAX:
-                raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes")
-    rest = b"".join(parts)
-    if rest.strip():
-        yield number + 1, rest
+def body_of(url: str, pieces: Iterator[bytes]) -> tuple[str, Lines]:
+    """Return the name and lines of a body that arrives in pieces, as of a file."""
+    return url, lines_of(url, BufferedReader(BodyFile(pieces)))
 
 
 def objects_of(source: str, lines: Lines) -> Iterator[tuple[str, Any]]:

@@ -12,8 +12,9 @@ import pytest
 
 from ranvier_py.cli import main
 from ranvier_py.core.routing.request_record import Header, RequestRecord
-from ranvier_py.replay import lint_command
-from ranvier_py.replay.lint_command import lines_of
+from ranvier_py.replay.lint_command import body_of
+from ranvier_py.replay.traces import lines
+from ranvier_py.replay.traces.trace import TraceError
 from tests.core.routing.recorded import a_record
 from tests.pages import Pages, serving
 
@@ -95,21 +96,28 @@ source = "ours"
 """
 
 
+def page_of(content: bytes, status: int = 200) -> type[Pages]:
+    class Page(Pages):
+        def do_GET(self) -> None:
+            self.reply(status, content)
+
+    return Page
+
+
 def test_captured_requests_are_read_from_an_address_as_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = captured(tmp_path, billed("5fa2b"), billed("77a1c", "Here."))
     assert main(["lint", "--json", file]) == 1
     expected = capsys.readouterr().out
-
-    class Capture(Pages):
-        def do_GET(self) -> None:
-            self.reply(*((200, Path(file).read_bytes()) if self.path == "/requests.jsonl" else (404, b"{")))
-
-    with serving(Capture) as server:
-        url = server.url
-        assert main(["lint", "--json", "--url", f"{url}/requests.jsonl"]) == 1
+    content = Path(file).read_bytes()
+    for served in (content, gzip.compress(content)):
+        with serving(page_of(served)) as server:
+            url = server.url
+            assert main(["lint", "--json", "--url", f"{url}/requests.jsonl"]) == 1
         assert capsys.readouterr().out == expected
+    with serving(page_of(b"{", 404)) as server:
+        url = server.url
         assert main(["lint", "--url", f"{url}/none"]) == 1
     assert "answered 404" in capsys.readouterr().err
     assert main(["lint", "--url", f"{url}/none"]) == 4
@@ -162,12 +170,17 @@ def test_what_carries_no_conversation_or_none_that_a_node_can_compare_is_passed_
 
 
 def test_lines_of_an_address_are_bounded_and_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(lines_of([b"a", b"b\n\n", b" \nc", b"\nd", b"e"])) == [(1, b"ab\n"), (4, b"c\n"), (5, b"de")]
-    monkeypatch.setattr(lint_command, "LINE_BYTES_MAX", 4)
-    assert list(lines_of([b"1234\n12", b"34"])) == [(1, b"1234\n"), (2, b"1234")]
-    for pieces in ([b"12345\n"], [b"123", b"45"], [b"123", b"45\n"]):
-        with pytest.raises(ValueError, match="longer than 4 bytes"):
-            list(lines_of(pieces))
+    def read(*pieces: bytes) -> list[tuple[int, bytes]]:
+        return list(body_of("url", iter(pieces))[1])
+
+    assert read(b"a", b"b\n\n", b" \nc", b"\nd", b"e") == [(1, b"ab\n"), (4, b"c\n"), (5, b"de")]
+    packed = gzip.compress(b"a\nb\n")
+    assert read(*(packed[at : at + 1] for at in range(len(packed)))) == [(1, b"a\n"), (2, b"b\n")]
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 5)
+    assert read(b"1234\n12", b"34") == [(1, b"1234\n"), (2, b"1234")]
+    for pieces in ([b"12345\n"], [b"123", b"456"], [b"123", b"45\n"]):
+        with pytest.raises(TraceError, match="url:1: found a line of more than 5 bytes"):
+            read(*pieces)
 
 
 def test_a_capture_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

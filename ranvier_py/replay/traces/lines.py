@@ -15,6 +15,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from io import BufferedReader, RawIOBase
 from itertools import count
 from math import isfinite
 from pathlib import Path
@@ -94,25 +95,49 @@ def shown(value: object) -> str:
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (number, bytes) of each line that is not blank, numbered from 1 on. Raises TraceError."""
+    try:
+        with path.open("rb") as file:
+            yield from lines_of(str(path), file)
+    except UNREADABLE as error:
+        raise TraceError(f"{path}: can't be read: {error}") from error
+
+
+def lines_of(name: str, source: BufferedReader) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of an open file as `raw_lines` does. `name` is for messages. Raises TraceError."""
     number = 0
     try:
-        with path.open("rb") as plain:
-            packed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-            plain.seek(0)
-            file = gzip.GzipFile(fileobj=plain) if packed else plain
-            for number in count(1):
-                data = file.readline(LINE_BYTES_MAX + 1)
-                if not data:
-                    return
-                if number == 1:
-                    data = data.removeprefix(BOM_UTF8)  # some editors begin every file with it
-                if len(data) > LINE_BYTES_MAX:
-                    raise TraceError(f"{path}:{number}: found a line of more than {LINE_BYTES_MAX} bytes")
-                if data.strip():
-                    yield number, data
+        file = gzip.GzipFile(fileobj=source) if source.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC) else source
+        for number in count(1):
+            data = file.readline(LINE_BYTES_MAX + 1)
+            if not data:
+                return
+            if number == 1:
+                data = data.removeprefix(BOM_UTF8)  # some editors begin every file with it
+            if len(data) > LINE_BYTES_MAX:
+                raise TraceError(f"{name}:{number}: found a line of more than {LINE_BYTES_MAX} bytes")
+            if data.strip():
+                yield number, data
     except UNREADABLE as error:
-        where = f"{path}:{number}" if number else f"{path}"
+        where = f"{name}:{number}" if number else name
         raise TraceError(f"{where}: can't be read: {error}") from error
+
+
+class BodyFile(RawIOBase):
+    """A body that arrives in pieces, as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # of bytes, as BufferedReader's
+        while len(self._rest) < len(GZIP_MAGIC) and (piece := next(self._pieces, None)) is not None:
+            self._rest += piece
+        found, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(found)] = found
+        return len(found)
 
 
 def json_line(path: Path, number: int, data: bytes) -> TraceLine:
