@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -18,51 +18,30 @@ from tests.proxy.wire import NO_TLS
 MODEL = "lab-model"
 KEY = "the operator's control key"
 WORKERS = ("w0", "w1")
-CLOSE_S = 5.0
-
-
-class Child:
-    """A process of ours, until it is asked to end."""
-
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self.line = ""  # its first: where it listens
-
-    async def end(self, number: int = signal.SIGTERM) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-            with trio.move_on_after(CLOSE_S):
-                await self.process.wait()
-            if self.process.poll() is None:
-                self.process.kill()
-                await self.process.wait()
 
 
 class Lab:
     """Two engines, a node in front of them, a reporter for each."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, nursery: trio.Nursery, http: httpx.AsyncClient) -> None:
+        self.nursery = nursery  # of all processes
         self.http = http
-        self.engines: list[Child] = []
-        self.children: list[Child] = []  # all of them
-        self.node: Child | None = None
+        self.engines: dict[str, str] = {}  # their URLs, by worker
+        self.node: trio.Process | None = None
         self.settings: list[str] = []
         self.control = self.url = ""
 
-    async def start(self, *command: str, **environment: str) -> Child:
-        """A process that says where it listens with its first line."""
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", *command], stdout=-1, env={**os.environ, **environment}
-        )
-        child = Child(process)
-        self.children.append(child)
-        child.line = await first_lines(process)
-        return child
+    async def start(self, *command: str, **environment: str) -> tuple[trio.Process, str]:
+        """A process, and its first line, which says where it listens."""
+        words, own = [sys.executable, "-m", *command], {**os.environ, **environment}
+        process = await self.nursery.start(partial(trio.run_process, words, stdout=-1, env=own, check=False))
+        return process, await first_lines(process)
 
     async def start_engine(self, name: str) -> None:
         flags = ("--listen", "127.0.0.1:0", "--name", name, "--prefill-tokens-per-s", "0", "--decode-ms", "15")
         events = ("--kv-events", "tcp://127.0.0.1:0", "--kv-replay", "tcp://127.0.0.1:0")
-        self.engines.append(await self.start("cluster", "engine", *flags, *events, "--cache-tokens", "16384"))
+        _, line = await self.start("cluster", "engine", *flags, *events, "--cache-tokens", "16384")
+        self.engines[name] = line.split()[4]
 
     async def start_node(self, *settings: str) -> None:
         """The first time on free ports, then on the same."""
@@ -70,10 +49,10 @@ class Lab:
         control = self.control.removeprefix("http://") or "127.0.0.1:0"
         command = ["ranvier_py", "serve", "--listen", "127.0.0.1:0", "--control", control, "--debug-headers"]
         command += ["--log-level", "warning"]
-        for name, engine in zip(WORKERS, self.engine_urls, strict=False):
+        for name, engine in self.engines.items():
             command += ["--backend", f"{engine},name={name},kv_events=off"]
-        self.node = await self.start(*command, *self.settings, RANVIER_CONTROL_KEY=KEY)
-        ((public, self.control),) = ANNOUNCED.findall(self.node.line)
+        self.node, line = await self.start(*command, *self.settings, RANVIER_CONTROL_KEY=KEY)
+        ((public, self.control),) = ANNOUNCED.findall(line)
         self.url = f"http://{public}"
 
     async def start_reporter(self, name: str, engine: str) -> None:
@@ -84,12 +63,8 @@ class Lab:
         """The node with these settings, and the reporters."""
         await self.start_node(*settings)
         async with trio.open_nursery() as nursery:
-            for name, engine in zip(WORKERS, self.engine_urls, strict=False):
+            for name, engine in self.engines.items():
                 nursery.start_soon(self.start_reporter, name, engine)
-
-    @property
-    def engine_urls(self) -> list[str]:
-        return [each.line.split()[4] for each in self.engines]
 
     # What clients do
 
@@ -113,11 +88,10 @@ class Lab:
 
     async def fill(self, worker: str) -> None:
         """Memory pressure: enough other prompts, past the router, that nothing of before is left."""
-        url = self.engine_urls[WORKERS.index(worker)]
         for number in range(20):
             start = 100_000 + 1000 * number
             body = {"model": MODEL, "prompt": list(range(start, start + 1000)), "max_tokens": 1}
-            assert (await self.http.post(f"{url}/v1/completions", json=body)).status_code == 200
+            assert (await self.http.post(f"{self.engines[worker]}/v1/completions", json=body)).status_code == 200
 
     # What operators see
 
@@ -153,15 +127,11 @@ class Lab:
 async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
     """Everything ends with it."""
     with trio.fail_after(deadline_s):
-        async with httpx.AsyncClient(timeout=deadline_s, trust_env=False, verify=NO_TLS) as http:
-            lab = Lab(http)
-            try:
-                async with trio.open_nursery() as starting:
-                    for name in WORKERS:
-                        starting.start_soon(lab.start_engine, name)
-                lab.engines.sort(key=lambda child: child.line)
-                yield lab
-            finally:
-                with trio.CancelScope(shield=True):
-                    for child in reversed(lab.children):
-                        await child.end()
+        client = httpx.AsyncClient(timeout=deadline_s, trust_env=False, verify=NO_TLS)
+        async with client as http, trio.open_nursery() as nursery:
+            lab = Lab(nursery, http)
+            async with trio.open_nursery() as starting:
+                for name in WORKERS:
+                    starting.start_soon(lab.start_engine, name)
+            yield lab
+            nursery.cancel_scope.cancel()

@@ -6,8 +6,6 @@ killed. Of reports that are lost, and of their sizes, see test_event_relay.py.
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 import trio
 
@@ -58,7 +56,8 @@ async def test_pu9_pu10_the_four_states_then_a_killed_router_on_real_processes()
 
         holder = other(first)
         assert lab.node is not None
-        await lab.node.end(signal.SIGKILL)
+        lab.node.kill()
+        await lab.node.wait()
         await lab.start_node()
         await lab.exact()
         await lab.until(lambda workers: workers[holder]["hashes"] >= BLOCKS)
@@ -85,7 +84,8 @@ async def test_px2_px8_events_are_known_exactly_and_reported_anew_after_a_restar
         assert reason != "affinity", "it was evicted, and nobody believes otherwise"
         await lab.exact()
         assert lab.node is not None
-        await lab.node.end(signal.SIGKILL)
+        lab.node.kill()
+        await lab.node.wait()
         await lab.start_node()
         await lab.exact()
         await lab.known(PROMPT, first)
