@@ -52,7 +52,7 @@ class EngineModel:
         self._catch_up(now)
         if request_id in self._batch.running or request_id in self._batch.waiting:
             raise ValueError(f"request id {request_id!r} is in work already")
-        if not self._fits(job):
+        if not self.cache.fits(job):
             raise PromptTooLongError(f"{job.tokens_computed} tokens do not fit into {self.limits.cache_tokens}")
         if self.waiting >= self.limits.waiting_max:
             raise QueueFullError(f"{self.waiting} requests wait already")
@@ -114,7 +114,7 @@ class EngineModel:
 
     def accepts(self, job: Job) -> bool:
         """Whether `submit` would accept the job as of the last `now`."""
-        return self._fits(job) and self.waiting < self.limits.waiting_max
+        return self.cache.fits(job) and self.waiting < self.limits.waiting_max
 
     def cached_tokens(self, job: Job, now: float) -> int:
         """Return how many leading prompt tokens of `job` the cache would reuse now, in whole blocks."""
@@ -158,9 +158,6 @@ class EngineModel:
             cached_tokens=batch.cached_tokens,
             generated_tokens=batch.generated_tokens,
         )
-
-    def _fits(self, job: Job) -> bool:
-        return self.cache.fits(job)
 
     def _catch_up(self, now: float) -> None:
         assert now >= self._now, "time goes back"

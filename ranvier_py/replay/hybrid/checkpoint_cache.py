@@ -45,7 +45,14 @@ class CheckpointLease(Lease):
 
 
 class CheckpointCache(BlockCache):
-    """What both kinds of cache have in common. The profile's grids are multiples of the block size."""
+    """What both kinds of cache have in common. The profile's grids are multiples of the block size.
+
+    `state_blocks`: blocks of the pool that a state takes. `states_most`: how many states fit at once; if a request has
+    more positions, the deepest are kept.
+    """
+
+    state_blocks = 0
+    states_most: int
 
     def __init__(self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, events_max: int = 0) -> None:
         super().__init__(capacity_blocks, block_size, events_max=events_max)
@@ -71,7 +78,7 @@ class CheckpointCache(BlockCache):
         total = job.prompt_tokens + job.answer_tokens
         positions = self.profile.kept(job.prompt_tokens, total, common, found.hits * self.block_size)
         self._running += 1
-        due = sorted(set(positions), reverse=True)[: self._states_most()]
+        due = sorted(set(positions), reverse=True)[: self.states_most]
         return CheckpointLease(job, found.blocks, found.promised, found.hits, found.stored, due, found.hits)
 
     def grow(self, lease: Lease, tokens: int) -> None:
@@ -96,7 +103,7 @@ class CheckpointCache(BlockCache):
         states = STATES_OF_REQUEST * (self._running + 1)
         if self.profile.every:
             states += taken * self.block_size // self.profile.grid
-        return taken + states * self._state_blocks() <= self._untouched and self._spare_states() >= states
+        return taken + states * self.state_blocks <= self._untouched and self._spare_states() >= states
 
     def _keep_at(self, lease: CheckpointLease, position: int) -> None:
         block = position // self.block_size
@@ -112,14 +119,6 @@ class CheckpointCache(BlockCache):
 
     def _note_kept(self, lease: CheckpointLease, block: int) -> None:
         """Record an event for a new checkpoint at the end of so many blocks, in caches that report states."""
-
-    def _states_most(self) -> int:
-        """Return how many states fit at once. If a request has more positions, the deepest are kept."""
-        return self.capacity_blocks
-
-    def _state_blocks(self) -> int:
-        """Return how many blocks of the pool a state takes."""
-        return 0
 
     def _spare_states(self) -> int:
         """Return how many more states can be kept before one is dropped for them; blocks are not considered."""
@@ -146,6 +145,7 @@ class PooledCheckpoints(CheckpointCache):
     ) -> None:
         super().__init__(capacity_blocks, block_size, profile, events_max)
         self.state_blocks = state_blocks
+        self.states_most = capacity_blocks // state_blocks
         self._kept: dict[int, Job] = {}  # states by the key of their block; some may be evicted
         self._serial = 0
         self._reported: dict[int, int] = {}  # of reported states: name of the first block to be evicted -> key
@@ -176,12 +176,6 @@ class PooledCheckpoints(CheckpointCache):
         found = super()._room(job, blocks)
         self._promised -= self.state_blocks
         return found
-
-    def _states_most(self) -> int:
-        return self.capacity_blocks // self.state_blocks
-
-    def _state_blocks(self) -> int:
-        return self.state_blocks
 
     def _has(self, key: int) -> bool:
         state = self._kept.get(key)
@@ -236,22 +230,22 @@ class SlottedCheckpoints(CheckpointCache):
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, slots: int, events_max: int = 0
     ) -> None:
         super().__init__(capacity_blocks, block_size, profile, events_max)
-        self.slots = slots
+        self.states_most = slots
         self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks with a checkpoint, the last used at the end
 
     def copy(self) -> SlottedCheckpoints:
-        found = SlottedCheckpoints(self.capacity_blocks, self.block_size, self.profile, self.slots)
+        found = SlottedCheckpoints(self.capacity_blocks, self.block_size, self.profile, self.states_most)
         self._filled(found)
         found._kept, found._running = self._kept.copy(), self._running
         return found
 
     def fits(self, job: Job) -> bool:
-        return self.slots > 0 and super().fits(job)
+        return self.states_most > 0 and super().fits(job)
 
     def lease(self, job: Job) -> CheckpointLease | None:
         found = super().lease(job)
         if found is not None:
-            self._leave(self.slots - self._running)
+            self._leave(self.states_most - self._running)
         return found
 
     def clear(self) -> None:
@@ -259,13 +253,10 @@ class SlottedCheckpoints(CheckpointCache):
         self._kept.clear()
 
     def _room(self, job: Job, blocks: list[int]) -> bool:
-        return self._running < self.slots and super()._room(job, blocks)
-
-    def _states_most(self) -> int:
-        return self.slots
+        return self._running < self.states_most and super()._room(job, blocks)
 
     def _spare_states(self) -> int:
-        return self.slots - self._running - len(self._kept)
+        return self.states_most - self._running - len(self._kept)
 
     def _leave(self, states: int) -> None:
         while len(self._kept) > max(0, states):
@@ -278,9 +269,9 @@ class SlottedCheckpoints(CheckpointCache):
         self._kept.move_to_end(key)
 
     def _keep(self, key: int) -> bool:
-        if self._running >= self.slots:
+        if self._running >= self.states_most:
             return False
-        self._leave(self.slots - self._running - 1)
+        self._leave(self.states_most - self._running - 1)
         self._kept[key] = None
         return True
 

@@ -63,11 +63,6 @@ class HybridModel:
         return self.recurrent_layers * self.layer_state_bytes
 
     @property
-    def state_tokens(self) -> float:
-        """The size of a checkpoint, in tokens of keys and values."""
-        return self.state_bytes / self.token_bytes
-
-    @property
     def block_tokens(self) -> int:
         """vLLM's block: the least multiple of 16 tokens whose keys and values in a layer take no less than a state."""
         return BLOCK_STEP_TOKENS * -(-self.layer_state_bytes // (BLOCK_STEP_TOKENS * self.layer_token_bytes))
