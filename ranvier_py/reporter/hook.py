@@ -55,7 +55,7 @@ EVENT_BYTES, TOKEN_BYTES = 200, 5
 """Estimated bytes of an event in a batch without its tokens, and of each token."""
 
 PENDING_MAX = EVICTED_MAX
-LAST_WORDS_S = 1.0  # to send what is left when it ends
+LAST_WORDS_S = 1.0  # to take in what waits when it ends, and as long to send it
 EVICTION_PATH, SYNC_PATH = "/internal/eviction", "/internal/sync"
 
 Block = str | int | bytes
@@ -214,7 +214,7 @@ class EvictionReporter:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Send what is left within LAST_WORDS_S, and end. Waits for that for at most `timeout_s`."""
+        """Take in and send what is left, each within LAST_WORDS_S, and end. Waits for that for at most `timeout_s`."""
         self._stopping = True
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -230,8 +230,10 @@ class EvictionReporter:
             for link, sender in zip(self.links, self.senders, strict=True):
                 nursery.start_soon(self.faults.keep, "router_link", link.run, sender)
             await self.faults.keep("hook", self._follow)
-            with self.faults.caught("hook"):
-                self._take()
+            with trio.move_on_after(LAST_WORDS_S), self.faults.caught("hook"):
+                while self._waiting:
+                    self._take()
+                    await trio.lowlevel.checkpoint()
             for sender in self.senders:
                 if isinstance(sender, PrefixSender):
                     sender.sync()

@@ -230,6 +230,14 @@ async def test_what_is_left_is_sent_before_it_ends(router: Served) -> None:
     assert len(router.world.reports.map) == 1
 
 
+async def test_all_calls_that_wait_when_it_ends_are_sent(router: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "TURN_CALLS", 10)
+    async with reporting(router, sync_s=5.0) as reporter:
+        for number in range(1, 201):
+            reporter.store_block(hexed(number))
+    assert len(router.world.reports.map) == 200
+
+
 @pytest.mark.parametrize(
     "options",
     [{"hashes": "nonsense"}, {"hashes": "blocks", "scan": list}, {"worker_id": ""}, {"routers": []}, {"key": "a\nb"}],
