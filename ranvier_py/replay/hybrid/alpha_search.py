@@ -11,7 +11,7 @@ Ties go to the lowest alpha. Bound: a window of at most `REQUESTS_MAX`; beyond i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ranvier_py.replay.hybrid.hybrid_model import HybridModel
 from ranvier_py.replay.hybrid.state_tree import StateTree
@@ -33,25 +33,16 @@ class TokenRequest(NamedTuple):
     whole: bytes
 
 
-class Tuner(Protocol):
-    """Sets the alpha of a tree. Called `before` and `after` the insertion of each request, which was looked up."""
+class Tuner:
+    """Sets the alpha of a tree. Called `before` and `after` the insertion of each request, which was looked up. This
+    one leaves alpha as it is."""
 
     def before(self, tree: StateTree, request: TokenRequest) -> None: ...
 
     def after(self, tree: StateTree, request: TokenRequest) -> None: ...
 
 
-class Untuned:
-    """Leaves alpha as it is."""
-
-    def before(self, tree: StateTree, request: TokenRequest) -> None:
-        """Nothing to do."""
-
-    def after(self, tree: StateTree, request: TokenRequest) -> None:
-        """Nothing to do."""
-
-
-class TunedOnce:
+class TunedOnce(Tuner):
     """Tunes alpha once. `tuned_at`: the request, counted from 0, before whose insertion that was; None: not yet."""
 
     def __init__(self, bootstrap: int = 5) -> None:
@@ -76,7 +67,7 @@ class TunedOnce:
             self.window = self.bootstrap * self.first_eviction
 
 
-class Retuned:
+class Retuned(Tuner):
     """Tunes alpha every `every` requests, by those since the last time."""
 
     def __init__(self, every: int, *, damped: bool = False) -> None:

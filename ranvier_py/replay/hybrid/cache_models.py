@@ -35,7 +35,7 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
 )
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
-from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner, Untuned
+from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints, SlottedCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
@@ -73,7 +73,7 @@ class NothingKept(BlockCache):
 
 TREES: Mapping[CacheName, tuple[EvictionRule, Callable[[], Tuner]]] = MappingProxyType(
     {
-        "sglang_plus": ("lru", Untuned),
+        "sglang_plus": ("lru", Tuner),
         "marconi": ("utility", TunedOnce),
         "marconi_retuned": ("utility", lambda: Retuned(RETUNED_EVERY, damped=True)),
     }

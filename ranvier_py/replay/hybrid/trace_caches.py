@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner, Untuned
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner
 from ranvier_py.replay.hybrid.state_tree import StateTree
 
 TOKEN_BYTES = 4
@@ -28,7 +28,7 @@ class TreeOfTrace:
 
     def __init__(self, tree: StateTree, tuner: Tuner | None = None) -> None:
         self.tree = tree
-        self.tuner = tuner or Untuned()
+        self.tuner = tuner or Tuner()
 
     def lookup(self, request: TokenRequest) -> int:
         return self.tree.match(request.prompt).reusable

@@ -27,7 +27,7 @@ from ranvier_py.replay.engine.block_cache import (
     StateRemoved,
     StateStored,
 )
-from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner, Untuned
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner
 from ranvier_py.replay.hybrid.state_tree import StateNode, StateTree
 
 KEY_BYTES = 8
@@ -55,7 +55,7 @@ class TreeCache(ReportingCache):
         self.evicted_blocks = 0
         self._block_bytes = tree.model.token_bytes * self.block_size
         self.capacity_blocks = tree.capacity_bytes // self._block_bytes
-        self._tuner = tuner or Untuned()
+        self._tuner = tuner or Tuner()
         self._reserved = 0
         self._running = 0
         self._epoch = 0  # incremented by each `clear`
