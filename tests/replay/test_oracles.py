@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from math import inf
 
 import pytest
@@ -15,6 +14,7 @@ from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, regret, soonest
 from tests.examples import examples
+from tests.replay.engine.naive import happens_at, to_the_end
 
 BLOCK = 4
 LIMITS = EngineLimits(cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=2)
@@ -32,8 +32,7 @@ def numbers(count: int, first: int = 0) -> list[int]:
 def warm(engine: EngineModel, prompt: Sequence[int]) -> None:
     """The engine has served this prompt."""
     engine.submit("warm", job(prompt, 1), 0.0)
-    while (at := engine.next_event_at()) is not None:
-        engine.advance(at)
+    to_the_end(engine)
 
 
 def test_greedy_takes_the_longest_prefix_then_the_fewest_in_flight_then_the_first() -> None:
@@ -129,17 +128,6 @@ def test_pruning_by_bounds_never_changes_the_choice(requests: list[tuple[list[in
 # --- regret -----------------------------------------------------------------------------------------------------------
 
 
-def first_token(engine: EngineModel, work: Job, now: float) -> float:
-    """When it really comes."""
-    other = deepcopy(engine)
-    other.submit("probe", work, now)
-    while (at := other.next_event_at()) is not None:
-        for event in other.advance(at):
-            if event.request_id == "probe" and event.tokens == 1:
-                return event.at
-    raise AssertionError("every request gets a token")
-
-
 @given(REQUESTS)
 @settings(max_examples=examples(40))
 def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
@@ -150,7 +138,7 @@ def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
     for number, (prompt, answer, wait, where) in enumerate(requests):
         now += wait
         work = job(prompt, answer)
-        times = [first_token(engine, work, now) for engine in engines]
+        times = [happens_at(engine, work, now) for engine in engines]
         for chosen in range(4):
             assert regret(work, engines, chosen, now) == times[chosen] - min(times)
         engines[where].submit(f"r{number}", work, now)

@@ -1,9 +1,29 @@
-"""The engine once more, without any cleverness: one step after the other, every request looked at in each."""
+"""The engine once more, without any cleverness: one step after the other, every request looked at in each. And what a
+model does when nothing more comes."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
+
+
+def to_the_end(model: EngineModel) -> list[EngineEvent]:
+    """What the model does until it has nothing to do."""
+    events: list[EngineEvent] = []
+    while (at := model.next_event_at()) is not None:
+        events += model.advance(at)
+    return events
+
+
+def happens_at(model: EngineModel, work: Job, now: float) -> float:
+    """When its first token comes if it is submitted now and nothing else comes."""
+    other = deepcopy(model)
+    other.advance(now)
+    other.submit("probe", work, now)
+    return next(event.at for event in to_the_end(other) if event.request_id == "probe" and event.tokens == 1)
 
 
 class Serving:

@@ -17,7 +17,7 @@ from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
 from tests.examples import examples
-from tests.replay.engine.naive import NaiveEngine
+from tests.replay.engine.naive import NaiveEngine, happens_at, to_the_end
 
 BLOCK = 4
 REPORTED = (EngineEventKind.STARTED, EngineEventKind.FINISHED)
@@ -67,26 +67,11 @@ def main_events(events: Sequence[EngineEvent]) -> list[EngineEvent]:
     return [event for event in events if event.kind in REPORTED or event.tokens == 1]
 
 
-def to_the_end(model: EngineModel) -> list[EngineEvent]:
-    events: list[EngineEvent] = []
-    while (at := model.next_event_at()) is not None:
-        events += model.advance(at)
-    return events
-
-
 def by_request(events: Sequence[EngineEvent]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for event in main_events(events):
         found.setdefault(event.request_id, []).append((event.kind, event.at, event.cached_tokens))
     return found
-
-
-def happens_at(model: EngineModel, work: Job, now: float) -> float:
-    """What comes of it when it is submitted and nothing else comes."""
-    other = deepcopy(model)
-    other.advance(now)
-    other.submit("probe", work, now)
-    return next(event.at for event in to_the_end(other) if event.request_id == "probe" and event.tokens == 1)
 
 
 @given(EXACT, ACTIONS)

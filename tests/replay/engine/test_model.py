@@ -31,6 +31,7 @@ from ranvier_py.replay.engine.engine_values import (
 from ranvier_py.replay.engine.model import EngineModel
 from tests.examples import examples
 from tests.replay.caches import served
+from tests.replay.engine.naive import to_the_end
 
 BLOCK = 4
 
@@ -47,13 +48,6 @@ def leased(cache: BlockCache, work: Job) -> Lease:
     lease = cache.lease(work)
     assert lease is not None
     return lease
-
-
-def run(model: EngineModel, until: float | None = None) -> list[EngineEvent]:
-    events: list[EngineEvent] = []
-    while (at := model.next_event_at()) is not None and (until is None or at <= until):
-        events.extend(model.advance(at))
-    return events
 
 
 def times(events: list[EngineEvent], request_id: str, kind: EngineEventKind) -> list[float]:
@@ -313,7 +307,7 @@ TestCacheUnderConcurrency.settings = settings(max_examples=examples(60), statefu
 def test_first_token_comes_after_the_prefill_and_the_others_one_step_apart() -> None:
     model = EngineModel(LIMITS, every_token=True)
     model.submit("a", job(numbers(30), answer=3), now=1.0)
-    events = run(model)
+    events = to_the_end(model)
     assert [(event.kind.value, event.tokens) for event in events] == [
         ("started", 0), ("token", 1), ("token", 2), ("token", 3), ("finished", 3),
     ]  # fmt: skip
@@ -330,7 +324,7 @@ def test_a_prompt_that_can_never_fit_and_a_full_queue_are_refused_without_a_trac
         model.submit("d", job(numbers(10)), now=0.0)
     with pytest.raises(ValueError, match="in work already"):
         model.submit("b", job(numbers(10)), now=0.0)
-    assert [event.request_id for event in run(model) if event.kind is EngineEventKind.FINISHED] == ["b", "c"]
+    assert [event.request_id for event in to_the_end(model) if event.kind is EngineEventKind.FINISHED] == ["b", "c"]
 
 
 def test_cancel_frees_blocks_and_the_place_at_once_and_keeps_what_was_computed() -> None:
@@ -344,7 +338,7 @@ def test_cancel_frees_blocks_and_the_place_at_once_and_keeps_what_was_computed()
     statistics = model.statistics()
     assert (statistics.running, statistics.waiting, statistics.cancelled) == (1, 0, 2)
     assert model.cache.hit_blocks(job([*numbers(40, 9700), 1])) == 10
-    events = run(model)
+    events = to_the_end(model)
     assert {event.request_id for event in events} == {"b"}
     assert model.statistics().used_blocks == 0
 
@@ -416,7 +410,7 @@ def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_reques
         else:
             events.extend(model.advance(now))
         model.cache.check()
-    events.extend(run(model))
+    events.extend(to_the_end(model))
     assert [event.at for event in events] == sorted(event.at for event in events)
     assert model.statistics().used_blocks == model.statistics().running == model.statistics().waiting == 0
     ends = [event.request_id for event in events if event.kind in (EngineEventKind.FINISHED, EngineEventKind.ABORTED)]

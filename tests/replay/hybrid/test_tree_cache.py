@@ -25,6 +25,7 @@ from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import TreeCache
 from tests.replay.caches import served
+from tests.replay.engine.naive import to_the_end
 
 BLOCK = 16
 STATE_BLOCKS = -(-PAPER_7B.state_bytes // (BLOCK * PAPER_7B.token_bytes))
@@ -199,12 +200,9 @@ def test_the_first_token_comes_when_it_was_forecast(name: CacheName, seed: int) 
             forecast = model.first_token_at(work, now)
             assert model.first_token_not_before(work, now) <= forecast
             model.submit(str(number), work, now)
-        events = []
-        while (next_at := model.next_event_at()) is not None:
-            events += model.advance(next_at)
         (first,) = [
             event.at
-            for event in events
+            for event in to_the_end(model)
             if (event.request_id, event.kind, event.tokens) == (str(count - 1), EngineEventKind.TOKEN, 1)
         ]
         assert first == forecast
