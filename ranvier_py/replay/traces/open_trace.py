@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ranvier_py.core.routing.request_record import MARK
@@ -49,7 +49,6 @@ MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
 
 ARRIVALS = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 EXPECTED = "a line like 2023-11-16 18:15:46.6805900,374,44"
-DECIMALS = len(".123456")  # characters of a second's fraction that Python reads; the file has one digit more
 
 
 def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
@@ -96,8 +95,8 @@ def read_time(path: Path, number: int, data: bytes) -> float:
     try:
         stamp, prompt, answer = data.decode().strip().split(",")
         int(prompt), int(answer)
-        second, point, fraction = stamp.partition(".")
-        return datetime.fromisoformat(f"{second}{point}{fraction}"[: len(second) + DECIMALS] + "+00:00").timestamp()
+        at = datetime.fromisoformat(stamp)  # those of 2024 have a zone, and no fraction where it is 0
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
         raise TraceError(f"{path}:{number}: found {shown(data)}, expected {EXPECTED}") from error
 

@@ -167,6 +167,12 @@ def test_arrivals_are_lent_in_order(tmp_path: Path) -> None:
     assert [request.blocks for request in trace.requests] == [request.blocks for request in plain]
 
 
+def test_arrivals_of_2024_are_read_with_and_without_a_fraction(tmp_path: Path) -> None:
+    stamps = ("00:00:00.009930", "00:00:01", "00:00:02.5")
+    lines = [f"2024-05-10 {at}+00:00,2162,5".encode() for at in stamps]
+    assert read_arrivals(written(tmp_path / "a", [HEADER, *lines])) == pytest.approx([0.0, 0.99007, 2.49007])
+
+
 def test_a_longer_trace_takes_the_arrivals_again(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a", [{"prompt_token_ids": [at]} for at in range(5)]))
     times = [request.at for request in lend(trace, [0.0, 1.0, 4.0]).requests]
