@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
     add("--sweep", metavar="rate=0.5,1,2", help="several speeds, for curves up to saturation")
     add("--seed", default="1", metavar="N", help="of everything that is drawn (1)")
-    add("--gossip-delay", metavar="S", help="nodes know of each other after S seconds, instead of by the real gossip")
+    add("--gossip-delay", metavar="S", help="seconds that a packet from node to node takes (0.0005)")
     add(
         "--knowledge",
         default="calibrated",

@@ -1,7 +1,6 @@
-"""The network between the nodes of a replay: the real gossip within this process, or simple updates after a delay.
+"""The network between the nodes of a replay: the real gossip within this process.
 
-`PeerNetwork` delivers what peers send after DELAY_S. Nothing is lost, and all clocks agree.
-`DelayedNetwork` is the simple alternative: each node learns others' new routes and requests in flight after `delay_s`.
+`PeerNetwork` delivers what peers send after a delay. Nothing is lost, and all clocks agree.
 
 Rule: a network alone never keeps a run going. The run ends without waiting for `next_at`.
 """
@@ -9,7 +8,6 @@ Rule: a network alone never keeps a run going. The run ends without waiting for 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from math import ceil, inf
 from random import Random
@@ -20,14 +18,10 @@ from ranvier_py.core.gossip.gossip_values import Address, Plane
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 from ranvier_py.core.gossip.wire.seal import Subkeys
-from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import NewRoutes, WithdrawnRoute
-from ranvier_py.core.routing.route_table.orphans import Orphans
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.work import NO_LOAD, Load
 
 DELAY_S = 0.0005
-"""Transit time of a packet between two machines of one site."""
+"""Transit time of a packet between two machines of one site. A plan may have another."""
 
 TICK_MIN_S = 0.001
 """Least time until a peer is woken again, as a node's timers are no finer: the virtual clock must not stand still."""
@@ -40,20 +34,16 @@ SCHEMA = 1
 
 def make_network(
     routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
-) -> Network | None:
-    """Return None for a single node or if nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+) -> PeerNetwork | None:
+    """Return None for a single node or if nodes send each other nothing (`delay_s` inf; None: DELAY_S). `key`: of the
+    fingerprints."""
     if len(routers) == 1 or delay_s == inf:
         return None
-    if delay_s is not None:
-        return DelayedNetwork(routers, delay_s)
-    return PeerNetwork(make_peers(routers, key=key, seed=seed, now=now), now)
+    return PeerNetwork(make_peers(routers, key=key, seed=seed, now=now), now, DELAY_S if delay_s is None else delay_s)
 
 
 def address_of(index: int) -> Address:
     return f"10.0.{index // 250}.{index % 250 + 1}", PORT
-
-
-# --- the real gossip --------------------------------------------------------------------------------------------------
 
 
 class Packet(NamedTuple):
@@ -90,10 +80,11 @@ class ReplayPeer(RouterPeer):
 class PeerNetwork:
     """Delivers what peers send and wakes them. After each call of a peer it asks when that peer wants to be woken."""
 
-    def __init__(self, peers: Sequence[ReplayPeer], now: float) -> None:
+    def __init__(self, peers: Sequence[ReplayPeer], now: float, delay_s: float = DELAY_S) -> None:
         self.packets = 0
         self.bytes_sent = 0
         self._peers = peers
+        self._delay_s = delay_s
         self._index_of = {address_of(index): index for index in range(len(peers))}
         self._in_transit: list[Packet] = []
         self._wakes: list[float] = [inf] * len(peers)
@@ -127,7 +118,7 @@ class PeerNetwork:
             self.packets += 1
             self.bytes_sent += len(data)
             if to in self._index_of:
-                packet = Packet(now + DELAY_S, self.packets, self._index_of[to], address_of(index), plane, data)
+                packet = Packet(now + self._delay_s, self.packets, self._index_of[to], address_of(index), plane, data)
                 heapq.heappush(self._in_transit, packet)
         self._wakes[index] = max(peer.wake_at, now + TICK_MIN_S)
         self._next_at = min(*self._wakes, self._in_transit[0].at if self._in_transit else inf)
@@ -146,71 +137,3 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
         own = Random(f"{seed}/{index}")  # noqa: S311  # as above
         peers.append(ReplayPeer(router, settings, ring, own, now, subkeys=subkeys))
     return peers
-
-
-# --- updates after a delay --------------------------------------------------------------------------------------------
-
-
-class DelayedUpdate(NamedTuple):
-    """What one node sends to all others: new routes, withdrawn routes, and its requests in flight by backend."""
-
-    at: float
-    sender: int
-    learned: Sequence[NewRoutes]
-    withdrawn: Sequence[WithdrawnRoute]
-    loads: Sequence[Load]
-
-
-class DelayedNetwork:
-    """Delivers each node's new routes, withdrawn routes and load to all other nodes after `delay_s`."""
-
-    packets = bytes_sent = 0
-
-    def __init__(self, routers: Sequence[Router], delay_s: float) -> None:
-        self._routers = routers
-        self._delay_s = delay_s
-        self._in_transit: deque[DelayedUpdate] = (
-            deque()
-        )  # bounded by the events within one delay: each update is dropped once received
-        self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
-        self._sent = list(self._loads)
-        self._orphans = [Orphans(router.routes) for router in routers]
-        for router in routers:
-            router.routes.outgoing.collect()
-
-    def next_at(self) -> float:
-        return self._in_transit[0].at if self._in_transit else inf
-
-    def advance(self, now: float) -> None:
-        while self._in_transit and self._in_transit[0].at <= now:
-            update = self._in_transit.popleft()
-            self._loads[update.sender] = update.loads
-            for index in range(len(self._routers)):
-                if index != update.sender:
-                    self._receive(index, update)
-
-    def touched(self, index: int, now: float) -> None:
-        router = self._routers[index]
-        loads = [backend.own_load for backend in router.registry]
-        learned, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
-        if learned or withdrawn or loads != self._sent[index]:
-            self._in_transit.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
-            self._sent[index] = loads
-            learned.clear()
-            withdrawn.clear()
-
-    def _receive(self, index: int, update: DelayedUpdate) -> None:
-        for updates in update.learned:
-            self._orphans[index].learn(updates.chain, updates.parent, updates.backend, updates.generation, updates.at)
-        for gone in update.withdrawn:
-            self._routers[index].routes.withdraw(gone.fingerprint, gone.backend)
-        registry = self._routers[index].registry
-        for backend in range(len(update.loads)):
-            others = NO_LOAD
-            for sender, loads in enumerate(self._loads):
-                if sender != index:
-                    others = others.plus(loads[backend])
-            registry.set_peer_load(BackendId(backend), others, update.at)
-
-
-Network = PeerNetwork | DelayedNetwork

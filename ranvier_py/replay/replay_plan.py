@@ -25,7 +25,7 @@ from ranvier_py.core.routing.router import Attempt
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.knowledge import KnowledgeName
-from ranvier_py.replay.replay_network import Network
+from ranvier_py.replay.replay_network import PeerNetwork
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 
 
@@ -40,9 +40,9 @@ class Restart(NamedTuple):
 class Plan:
     """Everything except the trace that determines a run.
 
-    `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s` None: the real gossip; inf:
-    nodes send each other nothing. `per_request`: keep a row for each request, with each decision's terms.
-    `routes_max`, `routes`: capacity and options of each node's route table.
+    `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s`: how long a packet between
+    nodes takes; None: DELAY_S; inf: nodes send each other nothing. `per_request`: keep a row for each request, with
+    each decision's terms. `routes_max`, `routes`: capacity and options of each node's route table.
     """
 
     policy: str
@@ -155,7 +155,7 @@ def boundary_after(
 class Placer(ABC):
     """Places the requests of a run: `Nodes`, or an oracle, which does nothing else."""
 
-    network: Network | None = None
+    network: PeerNetwork | None = None
 
     @abstractmethod
     def place(self, item: Prepared, now: float) -> Placed: ...
