@@ -1,5 +1,5 @@
 """The engine once more, without any cleverness: one step after the other, every request looked at in each. And what a
-model does when nothing more comes."""
+model or a cache does when nothing comes beside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from copy import deepcopy
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.hybrid.cache_models import PrefixCache
+
+
+def served(cache: PrefixCache, job: Job) -> int:
+    """One request from begin to end with nothing beside it. Returns its hit in blocks."""
+    lease = cache.lease(job)
+    assert lease is not None
+    cache.grow(lease, job.prompt_tokens)
+    cache.grow(lease, job.tokens_computed)
+    cache.release(lease)
+    cache.check()
+    return lease.hits
 
 
 def to_the_end(model: EngineModel) -> list[EngineEvent]:

@@ -17,12 +17,13 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
     aligned,
     on_grid,
 )
-from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored, Lease
+from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
 from ranvier_py.replay.hybrid.trace_caches import run
-from tests.replay.caches import served as request_served
+from tests.replay.engine.naive import served
+from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 
 BLOCK = 4
 PROFILES = {
@@ -54,8 +55,8 @@ def ids_of(blocks: list[int]) -> list[int]:
     return [name * 10 + index for name in blocks for index in range(BLOCK)] + [99]
 
 
-def served(cache: CheckpointCache, work: Job) -> int:
-    return request_served(cache, work).hits * BLOCK
+def served_tokens(cache: CheckpointCache, work: Job) -> int:
+    return served(cache, work) * BLOCK
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -71,7 +72,7 @@ def test_with_memory_enough_an_engine_reuses_what_the_rule_on_tokens_does(
         request = TokenRequest(*(np.array(part, dtype="<u4").tobytes() for part in (tokens[:prompt], tokens)))
         (expected,) = run(endless, [request]).reused
         work = Job.of(tokens[:prompt], tokens[prompt:], BLOCK)
-        assert [served(cache, work) for cache in caches] == [expected, expected]
+        assert [served_tokens(cache, work) for cache in caches] == [expected, expected]
 
 
 def test_positions_are_those_of_the_rule() -> None:
@@ -89,26 +90,26 @@ def test_a_shared_document_pays_at_its_third_request_where_junctions_are_kept(ma
     for junction, reused in ((True, [0, 0, 16]), (False, [0, 0, 0])):
         cache = make(1_000, aligned(8, junction=junction))
         jobs = [Job.of(ids_of([1, 2, 3, 4, name, name, name]), [5], BLOCK) for name in (6, 7, 8)]
-        assert [served(cache, work) for work in jobs] == reused
+        assert [served_tokens(cache, work) for work in jobs] == reused
 
 
 def test_a_state_that_is_given_up_takes_the_reuse_with_it_and_no_block() -> None:
     cache = slotted(1_000, slots=3, events_max=1_000)
     first, *others = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in range(1, 6))
-    assert (served(cache, first), served(cache, first)) == (0, 16)
+    assert (served_tokens(cache, first), served_tokens(cache, first)) == (0, 16)
     for work in others:
-        served(cache, work)
-    assert served(cache, first) == 0
+        served_tokens(cache, work)
+    assert served_tokens(cache, first) == 0
     assert not [event for event in cache.drain_events() if isinstance(event, KeyRemoved)]
 
 
 def test_a_checkpoint_goes_with_the_blocks_that_it_stands_on() -> None:
     for cache in (pooled(20), slotted(8)):
         first, *others = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in range(1, 6))
-        served(cache, first)
+        served_tokens(cache, first)
         assert cache.hit_blocks(first) == 4
         for work in others:
-            served(cache, work)
+            served_tokens(cache, work)
         assert cache.hit_blocks(first) == 0
 
 
@@ -116,11 +117,11 @@ def test_a_checkpoint_does_not_outlive_its_block_in_wait_for_another_copy_of_it(
     """Nothing was kept there when the block was computed again."""
     profile = aligned(8, junction=False)
     for cache in (pooled(16, profile), slotted(12, profile, slots=100)):
-        served(cache, Job.of(ids_of([1, 1])[:-1], [5], BLOCK))
+        served_tokens(cache, Job.of(ids_of([1, 1])[:-1], [5], BLOCK))
         assert cache.hit_blocks(Job.of(ids_of([1, 1, 3, 3]), [5], BLOCK)) == 2
         for name in range(4, 9):
-            served(cache, Job.of(ids_of([name] * 6), [5], BLOCK))
-        assert served(cache, Job.of(ids_of([1, 1, 2, 2, 2]), [5], BLOCK)) == 0
+            served_tokens(cache, Job.of(ids_of([name] * 6), [5], BLOCK))
+        assert served_tokens(cache, Job.of(ids_of([1, 1, 2, 2, 2]), [5], BLOCK)) == 0
         assert cache.hit_blocks(Job.of(ids_of([1, 1, 3, 3]), [5], BLOCK)) == 0
 
 
@@ -138,42 +139,20 @@ def test_a_running_request_has_memory_for_its_state() -> None:
     assert not slotted(100, slots=0).fits(work)
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=6)), max_size=40)
-
-
 @pytest.mark.parametrize("make", [pooled, slotted])
 @pytest.mark.parametrize("name", PROFILES)
-@given(steps=STEPS)
+@given(steps=steps_of(6))
 def test_whatever_requests_do_blocks_are_conserved_and_events_are_of_keys_and_values(
-    make: Make, name: str, steps: list[tuple[int, list[int]]]
+    make: Make, name: str, steps: Steps
 ) -> None:
     cache = make(30, PROFILES[name], events_max=10_000)
-    running: list[Lease] = []
     known: set[int] = set()
-    for action, blocks in steps:
-        work = Job.of(ids_of(blocks), [5] * 6, BLOCK)
+    for work in played(cache, steps, lambda blocks: Job.of(ids_of(blocks), [5] * 6, BLOCK)):
         known.update(work.keys)
-        if action < 5:
-            room, hits = cache.has_room(work), cache.hit_blocks(work)
-            lease = cache.lease(work)
-            assert (lease is not None) == room
-            if lease is not None:
-                assert lease.hits == hits
-                running.append(lease)
-        elif action == 9 and len(blocks) == 6:
-            cache.clear()
-        elif running:
-            lease = running.pop(action % len(running))
-            for tokens in (1, lease.job.prompt_tokens, lease.job.tokens_computed)[: action - 4]:
-                cache.grow(lease, max(tokens, lease.hits * BLOCK))
-            cache.release(lease)
         twin = cache.copy()
         assert twin.hit_blocks(work) == cache.hit_blocks(work)
         twin.check()
         cache.check()
-    for lease in running:
-        cache.release(lease)
-    assert cache.used_blocks == 0
     for event in cache.drain_events():
         if isinstance(event, KeysStored):
             assert known.issuperset(event.keys)

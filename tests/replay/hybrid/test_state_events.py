@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ranvier_py.replay.engine.block_cache import (
     CacheEvent,
@@ -16,7 +15,6 @@ from ranvier_py.replay.engine.block_cache import (
     KeyRemoved,
     KeysCleared,
     KeysStored,
-    Lease,
     StateRemoved,
     StateStored,
 )
@@ -24,12 +22,12 @@ from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimi
 from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN, PrefixCache, make_cache, state_groups
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import aligned
-from tests.replay.caches import served
+from tests.replay.engine.naive import served
+from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 
 BLOCK = 16
 SPOKEN = [name for name in CACHES if name not in STATES_UNSEEN]
 LIMITS = EngineLimits(cache_tokens=12_000, block_size=BLOCK, cache_events_max=100_000)
-STEPS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=24)), max_size=40)
 
 
 class Reader:
@@ -71,25 +69,11 @@ def job_of(blocks: list[int]) -> Job:
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-@given(steps=STEPS)
-def test_events_that_name_states_are_enough_to_know_what_a_cache_will_reuse(
-    name: CacheName, steps: list[tuple[int, list[int]]]
-) -> None:
+@given(steps=steps_of(24))
+def test_events_that_name_states_are_enough_to_know_what_a_cache_will_reuse(name: CacheName, steps: Steps) -> None:
     """Under want of memory, with requests side by side and cut off, and with the cache cleared."""
     cache, reader = make_cache(replace(LIMITS, cache=name)), Reader()
-    running: list[Lease] = []
-    for action, blocks in steps:
-        work = job_of(blocks)
-        if action < 5:
-            lease = cache.lease(work)
-            running += [] if lease is None else [lease]
-        elif action == 9 and len(blocks) == 6:
-            cache.clear()
-        elif running:
-            lease = running.pop(action % len(running))
-            for tokens in (1, lease.job.prompt_tokens, lease.job.tokens_computed)[: action - 4]:
-                cache.grow(lease, max(tokens, lease.hits * BLOCK))
-            cache.release(lease)
+    for work in played(cache, steps, job_of):
         reader.read(cache.drain_events())
         if cache.has_room(work):
             assert cache.hit_blocks(work) == reader.reusable_blocks(work)

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ranvier_py.replay.engine.block_cache import (
     Job,
@@ -26,11 +25,11 @@ from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import TreeCache
 from tests.replay.caches import served
 from tests.replay.engine.naive import to_the_end
+from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 
 BLOCK = 16
 STATE_BLOCKS = -(-PAPER_7B.state_bytes // (BLOCK * PAPER_7B.token_bytes))
 TREES: tuple[EvictionRule, ...] = ("lru", "utility")
-NAMES = st.lists(st.integers(1, 3), min_size=1, max_size=6)
 LIMITS = EngineLimits(cache_tokens=BLOCK * 300, block_size=BLOCK, prefill_tokens_per_s=100.0, running_max=4)
 
 
@@ -143,32 +142,13 @@ def test_a_path_with_more_checkpoints_than_there_is_room_for_is_reused_in_part(r
 
 
 @pytest.mark.parametrize("rule", TREES)
-@given(steps=st.lists(st.tuples(st.integers(0, 9), NAMES), max_size=40))
+@given(steps=steps_of(6))
 def test_whatever_requests_do_the_capacity_is_kept_and_events_are_of_what_is_there(
-    rule: EvictionRule, steps: list[tuple[int, list[int]]]
+    rule: EvictionRule, steps: Steps
 ) -> None:
     cache = cache_of(rule, 6 * STATE_BLOCKS + 20, events_max=10_000)
-    running: list[Lease] = []
-    for action, names in steps:
-        if action < 5:
-            work = job([*names, *names[:2]])
-            room = cache.has_room(work)
-            hits = cache.hit_blocks(work)
-            lease = cache.lease(work)
-            assert (lease is not None) == room
-            if lease is not None:
-                assert lease.hits == hits
-                running.append(lease)
-        elif action == 9 and len(names) == 6:
-            cache.clear()
-        elif running:
-            lease = running.pop(action % len(running))
-            cache.grow(lease, BLOCK * len(names) if action < 7 else lease.job.tokens_computed + 1)
-            cache.release(lease)
+    for _ in played(cache, steps, lambda names: job([*names, *names[:2]])):
         cache.check()
-    for lease in running:
-        cache.release(lease)
-    assert cache.used_blocks == 0
     known: list[int] = []
     for event in cache.drain_events():
         if isinstance(event, KeysStored):
