@@ -79,8 +79,9 @@ def problems_of(options: argparse.Namespace) -> list[str]:
         problems.append("--engine or --events: where are the engine's KV events?")
     if not 1 <= options.ranks <= RANKS_MAX:
         problems.append(f"--ranks: 1 to {RANKS_MAX}")
-    if options.ranks != 1 and not options.events:
-        problems.append("--ranks: needs --events; an engine that is asked says how many it has")
+    for name, given in (("ranks", options.ranks != 1), ("replay", options.replay)):
+        if given and not options.events:
+            problems.append(f"--{name}: needs --events; an engine that is asked says it itself")
     return problems
 
 

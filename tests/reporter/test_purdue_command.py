@@ -26,6 +26,11 @@ def test_every_problem_of_the_flags_is_listed(capsys: pytest.CaptureFixture[str]
     words = capsys.readouterr().err
     for part in ("--worker-id", "--router", "tcp://", "--ranks"):
         assert part in words
+    asked = ["--worker-id", "w0", "--router", "http://a:1", "--engine", "http://e:1"]
+    assert main(["reporter", *asked, "--replay", "tcp://e:2", "--ranks", "2"]) == EXIT_CONFIG
+    words = capsys.readouterr().err
+    assert "--replay: needs --events" in words
+    assert "--ranks: needs --events" in words
 
 
 def test_a_host_that_no_resolver_can_be_asked_for_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,33 +63,29 @@ async def serve(answers: list[bytes], stream: trio.SocketStream) -> None:
         await stream.aclose()
 
 
+async def replies(*answers: bytes, key: str = "key") -> list[Mapping[str, Any]]:
+    """What came back to a reporter from a router with these answers, up to the good one behind them."""
+    answered = [*answers, answer(json.dumps({"good": True}).encode())]
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(partial(trio.serve_tcp, partial(serve, answered), 0, host="127.0.0.1"))
+            sender = Fixed()
+            url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+            nursery.start_soon(RouterLink(url, key).run, sender)
+            await sender.done.wait()
+            nursery.cancel_scope.cancel()
+    return sender.replies
+
+
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_no_answer_of_a_router_ends_the_reporter(hostile: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_link, "REFUSED_S", 0.01)
     monkeypatch.setattr(router_link, "RETRY_S", 0.01)
-    answers = [hostile, answer(json.dumps({"good": True}).encode())]
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            (listener,) = await nursery.start(partial(trio.serve_tcp, partial(serve, answers), 0, host="127.0.0.1"))
-            sender = Fixed()
-            url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-            nursery.start_soon(RouterLink(url, "key").run, sender)
-            await sender.done.wait()
-            nursery.cancel_scope.cancel()
-    assert sender.replies[-1] == {"good": True}
+    assert (await replies(hostile))[-1] == {"good": True}
 
 
 async def test_a_key_beyond_ascii_is_sent() -> None:
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            good = answer(json.dumps({"good": True}).encode())
-            (listener,) = await nursery.start(partial(trio.serve_tcp, partial(serve, [good]), 0, host="127.0.0.1"))
-            sender = Fixed()
-            nursery.start_soon(
-                RouterLink(f"http://127.0.0.1:{listener.socket.getsockname()[1]}", "schlüssel").run, sender
-            )
-            await sender.done.wait()
-            nursery.cancel_scope.cancel()
+    assert await replies(key="schlüssel") == [{"good": True}]
 
 
 @pytest.mark.parametrize("url", ["http://a..b:1", "http://" + "x" * 64 + ":1"])
