@@ -34,7 +34,6 @@ class EngineModel:
         self.every_token = every_token
         self._generation = 0
         self._now = 0.0
-        self._aborted: list[EngineEvent] = []
         self._start_process()
 
     def _start_process(self) -> None:
@@ -61,7 +60,7 @@ class EngineModel:
 
     def next_event_at(self) -> float | None:
         """Return when to call `advance` next, never before the last `now`; None while there is nothing to do."""
-        if self._batch.outbox or self._aborted:
+        if self._batch.outbox:
             return self._now
         return self._batch.ends_at if self._batch.busy else None
 
@@ -69,8 +68,6 @@ class EngineModel:
         """Return all events up to `now` that were not returned yet, in order of time."""
         self._catch_up(now)
         events, self._batch.outbox = self._batch.outbox, []
-        if self._aborted:
-            events, self._aborted = self._aborted + events, []
         return events
 
     def cancel(self, request_id: str, now: float) -> bool:
@@ -87,9 +84,8 @@ class EngineModel:
         old = self._batch
         self._start_process()
         self.cache.clear()  # so that the events report it
-        aborted = [*old.running, *old.waiting]
-        self._aborted += old.outbox
-        self._aborted += [EngineEvent(EngineEventKind.ABORTED, name, now, 0, 0) for name in aborted]
+        aborted = [EngineEvent(EngineEventKind.ABORTED, name, now, 0, 0) for name in (*old.running, *old.waiting)]
+        self._batch.outbox = [*old.outbox, *aborted]
 
     def clear_cache(self, now: float) -> None:
         """Forget all prefixes. Requests in flight go on."""
