@@ -1,7 +1,8 @@
 """The nodes of a replay: real Routers, composed as a node composes its own, serve the requests of a trace.
 
 Each request enters at a node drawn from the run's seed, as if by a DNS name with many addresses. Each node notices a
-restarted engine by its own probe, up to PROBE_INTERVAL_S later, or learns of it from a peer.
+restarted engine by its own probe, up to PROBE_INTERVAL_S later, or learns of it from a peer. It goes on with its probes
+until PROBED_S after the restart, and as long as the engine is unhealthy to it because of what peers reported.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Pool, ProbeResult, Registry
+from ranvier_py.core.routing.health import Health
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
@@ -38,6 +40,9 @@ KEY = b"a replay has no secret to keep.."
 PROBE_INTERVAL_S = 5.0
 """As a node's `probe_interval_s` is by default."""
 
+PROBED_S = 2 * PROBE_INTERVAL_S
+"""Seconds after a restart in which a peer may still report the requests that it broke off, and some more."""
+
 FIRST_START_S = 1.0
 """Start time that every engine reports first. That of a restart is later by more than the tolerance for such times."""
 
@@ -49,7 +54,6 @@ class ProbeDue(NamedTuple):
     number: int
     node: int
     engine: int
-    started_at: float
 
 
 class Nodes(Placer):
@@ -65,11 +69,12 @@ class Nodes(Placer):
             router.observers += (tuner,)
         self._draw = Random(f"{plan.seed}/dns")  # noqa: S311  # placement draws no secrets
         self._probing = Random(f"{plan.seed}/probes")  # noqa: S311
-        self._probes: list[ProbeDue] = []  # one for each restart and node
+        self._probes: list[ProbeDue] = []  # at most one for each restart and node
+        self._started_at = [FIRST_START_S] * len(plan.engines)
         self._probed = 0
         for index in range(plan.nodes):
             for engine in range(len(plan.engines)):
-                self._probe(ProbeDue(now, 0, index, engine, FIRST_START_S), now)
+                self._probe(index, engine, now)
         self.network = make_network(self.routers, key=KEY, seed=plan.seed, delay_s=plan.gossip_delay_s, now=now)
         self.knowledge = make_knowledge(plan.knowledge, self.routers, engines, block_tokens)
 
@@ -82,30 +87,36 @@ class Nodes(Placer):
     def advance(self, now: float) -> None:
         while self._probes and self._probes[0].at <= now:
             probe = heapq.heappop(self._probes)
-            self._probe(probe, now)
+            health = self._probe(probe.node, probe.engine, now)
             self._touched(probe.node, now)
+            if health is not Health.HEALTHY or now < self._started_at[probe.engine] - FIRST_START_S + PROBED_S:
+                self._schedule(probe.node, probe.engine, now + PROBE_INTERVAL_S)
         if self.network is not None:
             self.network.advance(now)
 
     def restarted(self, engine: int, now: float) -> None:
         """Schedule the probe by which each node will notice that this engine is a new process."""
+        self._started_at[engine] = FIRST_START_S + now
         for node in range(len(self.routers)):
-            at = now + self._probing.uniform(0.0, PROBE_INTERVAL_S)
-            self._probed += 1
-            heapq.heappush(self._probes, ProbeDue(at, self._probed, node, engine, FIRST_START_S + now))
+            self._schedule(node, engine, now + self._probing.uniform(0.0, PROBE_INTERVAL_S))
 
-    def _probe(self, probe: ProbeDue, now: float) -> None:
-        result = ProbeResult(ok=True, started_at=probe.started_at)
-        self.routers[probe.node].registry.probed(BackendId(probe.engine), result, now)
+    def _schedule(self, node: int, engine: int, at: float) -> None:
+        self._probed += 1
+        heapq.heappush(self._probes, ProbeDue(at, self._probed, node, engine))
+
+    def _probe(self, node: int, engine: int, now: float) -> Health:
+        registry = self.routers[node].registry
+        registry.probed(BackendId(engine), ProbeResult(ok=True, started_at=self._started_at[engine]), now)
+        return registry[BackendId(engine)].health
 
     # --- one request ------------------------------------------------------------------------------------------------
 
     def place(self, item: Prepared, now: float) -> Placed:
-        """Place a request at a drawn node. Raises RequestError if no engine is eligible."""
+        """Place a request at a drawn node. Raises NoBackend if no engine is eligible."""
         return self.place_at(self._draw.randrange(len(self.routers)), item, now)
 
     def place_at(self, node: int, item: Prepared, now: float, excluded: Sequence[int] = ()) -> Placed:
-        """Place a request at this node, but not on the engines `excluded`. Raises RequestError as `place` does."""
+        """Place a request at this node, but not on the engines `excluded`. Raises NoBackend as `place` does."""
         self._look(now)
         router, prompt = self.routers[node], item.prompt
         if isinstance(router, SeeingRouter):

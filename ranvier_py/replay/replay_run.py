@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
 
-from ranvier_py.core.errors import RequestError
+from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.replay.engine.engine_values import EngineError, EngineEvent, EngineEventKind, PromptTooLongError
 from ranvier_py.replay.engine.model import EngineModel
@@ -97,7 +97,7 @@ class Run:
         tally.requests += 1
         try:
             placed = self.placer.place(item, now)
-        except RequestError:
+        except NoBackend:
             tally.failed(NO_ENGINE)
             return
         engine, job = placed.engine, item.job

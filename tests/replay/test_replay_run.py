@@ -141,6 +141,15 @@ def test_a_restart_ends_what_the_engine_had_and_empties_its_cache(nodes: int) ->
     assert shaken.hit_rate < calm.hit_rate
 
 
+def test_requests_that_come_while_no_engine_is_eligible_fail_until_good_probes_make_it_healthy_again() -> None:
+    """Each of the nodes learns from the others that the only engine broke off many requests."""
+    slow = replace(LIMITS, prefill_tokens_per_s=2_000.0)
+    result = done(plan("affinity", 3, engines=(slow,), restarts=(Restart(5.0, 0),))).result
+    assert result.failures.keys() == {"engine_restarted", "no_engine"}
+    assert result.requests == 200
+    assert result.failures["no_engine"] < 100 < result.served
+
+
 def test_nodes_forget_what_a_restarted_engine_held() -> None:
     """Within a probe interval predictions are right again; believed for ever, they would promise what is gone."""
     late = make_ready(chats(count=60, within_s=60.0))
