@@ -23,7 +23,6 @@ from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, own_
 
 PROMPT_NAMES = ("prompt_token_ids", "input_tok_ids")
 ANSWER_NAMES = ("output_token_ids", "output_tok_ids")
-COUNTS = (("input_toks", PROMPT_NAMES), ("output_toks", ANSWER_NAMES))
 TOKEN_ID_MAX = 2**32 - 1
 NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
 
@@ -73,10 +72,9 @@ def read_record(line: TraceLine) -> TokenRecord:
     prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
     if not len(prompt):
         raise line.wrong("no token of a prompt", f"a list of token ids under {' or '.join(PROMPT_NAMES)}")
-    for name, names in COUNTS:
-        found = len(prompt if names is PROMPT_NAMES else answer)
-        if name in line.fields and line.fields[name] != found:
-            raise line.wrong(f"{name} {shown(line.fields[name])}", f"{found}, as there are token ids")
+    for name, ids in (("input_toks", prompt), ("output_toks", answer)):
+        if name in line.fields and line.fields[name] != len(ids):
+            raise line.wrong(f"{name} {shown(line.fields[name])}", f"{len(ids)}, as there are token ids")
     stamp = None
     if "arrival_time_ns" in line.fields:
         stamp = line.stamp_s("arrival_time_ns", 1e-9)
