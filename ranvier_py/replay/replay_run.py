@@ -99,12 +99,14 @@ class Run:
             placed = self.placer.place(item, now)
         except NoBackend:
             tally.failed(NO_ENGINE)
+            if self._per_request:
+                self.rows.append({**row_of(item, now - START_S), "failed": NO_ENGINE})
             return
         engine, job = placed.engine, item.job
         tally.placed(engine, placed.reason, job.prompt_tokens, placed.predicted_tokens)
         request = self._pending[request_id] = Pending(item, placed, now)
         if self._per_request:
-            request.row = row_of(item, placed, now - START_S)
+            request.row = {**row_of(item, now - START_S), **placement_of(placed)}
             self.rows.append(request.row)
         if self._regret:
             self._note_regret(request, now)
@@ -171,15 +173,17 @@ class Run:
         return request
 
 
-def row_of(item: Prepared, placed: Placed, at: float) -> dict[str, Any]:
-    """Return what is known of a request when it is placed. Later events add cached tokens, times and failures."""
+def row_of(item: Prepared, at: float) -> dict[str, Any]:
+    """Return what is known of a request when it arrives. Later events add its placement, cached tokens and times,
+    or why it failed."""
+    return {"at": round(at, DIGITS), "session": item.request.session, "prompt": item.job.prompt_tokens}
+
+
+def placement_of(placed: Placed) -> dict[str, Any]:
     return {
-        "at": round(at, DIGITS),
-        "session": item.request.session,
         "node": placed.node,
         "engine": placed.engine,
         "reason": placed.reason,
         "matched": placed.predicted_tokens,
-        "prompt": item.job.prompt_tokens,
         "terms": [dict(each) for each in placed.terms],
     }

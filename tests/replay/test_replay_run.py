@@ -144,7 +144,9 @@ def test_a_restart_ends_what_the_engine_had_and_empties_its_cache(nodes: int) ->
 def test_requests_that_come_while_no_engine_is_eligible_fail_until_good_probes_make_it_healthy_again() -> None:
     """Each of the nodes learns from the others that the only engine broke off many requests."""
     slow = replace(LIMITS, prefill_tokens_per_s=2_000.0)
-    result = done(plan("affinity", 3, engines=(slow,), restarts=(Restart(5.0, 0),))).result
+    run = done(plan("affinity", 3, engines=(slow,), restarts=(Restart(5.0, 0),), per_request=True))
+    result = run.result
+    assert sum(row.get("failed") == "no_engine" for row in rows(run)) == result.failures["no_engine"]
     assert result.failures.keys() == {"engine_restarted", "no_engine"}
     assert result.requests == 200
     assert result.failures["no_engine"] < 100 < result.served
