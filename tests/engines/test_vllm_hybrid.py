@@ -27,7 +27,7 @@ from tests.engines.real import HYBRID
 from tests.engines.records import records
 from tests.engines.talks import CHAT, MESSAGES, RESPONSES, SpokenApi, Talks, engines_of_each
 from tests.engines.two_engines import Site
-from tests.replay.caches import served
+from tests.replay.engine.naive import served
 
 pytestmark = pytest.mark.engines("vllm")
 
@@ -58,7 +58,7 @@ def test_a_profile_keeps_the_states_that_the_manager_keeps(
         elif kind == "served":
             prompt, salt, adapter, hit = asked
             job = Job.of(prompt, [*values[0], 0], BLOCK, repr((salt, adapter)).encode())
-            found = served(cache, job).hits * BLOCK
+            found = served(cache, job) * BLOCK
             events = cache.drain_events()
             states.update(each.keys[-1] for each in events if isinstance(each, StateStored))
             assert not [each for each in events if isinstance(each, StateRemoved)]

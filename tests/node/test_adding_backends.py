@@ -55,10 +55,8 @@ class Clustering:
         self.is_shared = is_shared
         self.ordered: list[object] = []
         self.failed: list[Command] = []
-        signed_commands = SimpleNamespace(failed=self.failed.append)
-        self.peer = SimpleNamespace(
-            transitions=list, doubted=list, commands=self._take, signed_commands=signed_commands
-        )
+        signed_commands = SimpleNamespace(failed=self.failed.append, take_new=self._take)
+        self.peer = SimpleNamespace(transitions=list, doubted=list, signed_commands=signed_commands)
         self._commands = commands
 
     def _take(self) -> tuple[Command | None, ...]:

@@ -7,7 +7,7 @@ import pytest
 from cluster.scenario import Cluster as Size
 from cluster.scenario import Expect, Load, Scenario, Step
 from cluster.simulation.invariants import HELD_BACK_MAX_S
-from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
@@ -72,7 +72,7 @@ def test_nodes_that_join_at_once_are_reported_to_the_routes_in_a_few_steps(monke
     scenario = Scenario(
         "join", "30 nodes start at once", 5.0, cluster=Size(nodes=30, engines=2), expect=Expect(agree_s=5.0)
     )
-    assert simulate(scenario, 1, SimNodes()).violation is None
+    assert simulate(scenario, 1, sim_nodes()).violation is None
     assert max(reported) == 29
     assert len(reported) < 30 * 10  # 30 x 29 proofs: each once would be 870
 
@@ -80,7 +80,7 @@ def test_nodes_that_join_at_once_are_reported_to_the_routes_in_a_few_steps(monke
 def test_in_flight_counts_reach_peers_where_datagrams_do_not() -> None:
     """They went by datagram wherever this node could send any, whoever these reached."""
     size, cut = Size(nodes=3, engines=2), Step(0.1, "cut", nodes=(0, 1, 2), planes=("udp",))
-    run = Run(Scenario("no udp", "ever", 60.0, cluster=size, load=Load(chats_per_s=0.0), steps=(cut,)), 1, SimNodes())
+    run = Run(Scenario("no udp", "ever", 60.0, cluster=size, load=Load(chats_per_s=0.0), steps=(cut,)), 1, sim_nodes())
     run.steps.plan()
     run.world.time.run(40.0)
     nodes = [host.node for host in run.world.hosts]
@@ -128,7 +128,7 @@ def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_aliv
     """Its route updates were as much too young as it was late, and S5 knew of no bound for that."""
     cut = Step(10.0, "cut", nodes=(0,))
     size = Size(nodes=3, engines=2)
-    run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, SimNodes())
+    run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, sim_nodes())
     keeper = Keeper(run, 0, 1)
     run.steps.plan()
     run.world.clients.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.scenario import Cluster, Scenario, Step
-from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.core.clients.body_mender import (
@@ -69,7 +69,7 @@ class Lab:
 
     def __init__(self, nodes: int, *steps: Step) -> None:
         size = Cluster(nodes=nodes, engines=2)
-        self.run = Run(Scenario("verdicts", "of rules", 200.0, cluster=size, steps=steps), 3, SimNodes())
+        self.run = Run(Scenario("verdicts", "of rules", 200.0, cluster=size, steps=steps), 3, sim_nodes())
         self.run.steps.plan()
 
     def until(self, at_s: float) -> None:

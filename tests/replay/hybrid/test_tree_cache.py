@@ -23,8 +23,7 @@ from ranvier_py.replay.hybrid.cache_models import make_cache
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import TreeCache
-from tests.replay.caches import served
-from tests.replay.engine.naive import to_the_end
+from tests.replay.engine.naive import served, to_the_end
 from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 
 BLOCK = 16
@@ -78,7 +77,7 @@ def test_what_is_reused_at_the_third_request_of_a_document_differs_by_cache(name
     """Blocks are found at the second one; a junction is kept by the second and found by the third; two blocks of 16
     tokens have a checkpoint of vLLM+."""
     cache = make_cache(replace(LIMITS, cache=name))
-    hits = [served(cache, job([1, 2, 3, question, 99])).hits for question in (11, 12, 13)]
+    hits = [served(cache, job([1, 2, 3, question, 99])) for question in (11, 12, 13)]
     expected = {"attention": [0, 3, 3], "vanilla": [0, 0, 0], "vllm_plus": [0, 2, 2]}
     assert hits == expected.get(name, [0, 0, 3])
 

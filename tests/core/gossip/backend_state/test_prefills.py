@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cluster.scenario import Cluster, Load, Scenario, Step
-from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.core.gossip.backend_state.prefills import FROM_ONE_MAX, INTERVAL_S, KEPT_S, LIFE_S, PrefillGossip
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
@@ -31,7 +31,7 @@ class Lab:
     def __init__(self, *steps: Step, nodes: int = 3) -> None:
         size = Cluster(nodes=nodes, engines=3)
         scenario = Scenario("prefills", "of nodes", 300.0, cluster=size, load=Load(chats_per_s=0.0), steps=steps)
-        self.run = Run(scenario, 5, SimNodes())
+        self.run = Run(scenario, 5, sim_nodes())
         self.run.steps.plan()
         self.until(4.0)
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from cluster.scenario import Cluster, Scenario
-from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.core.gossip.backend_state.facts import Verdict
 from ranvier_py.core.gossip.membership.live_members import GUESTS_MAX
@@ -19,11 +19,11 @@ BACKEND = 12345
 
 
 @cache
-def sim_nodes() -> list[SimNode]:
+def large_cluster() -> list[SimNode]:
     """Of a cluster beyond a mesh, some seconds after one node saw a backend restart."""
     assert NODES > MESH_MEMBERS_MAX
     cluster = Cluster(nodes=NODES, engines=2, spread_s=0.5)
-    run = Run(Scenario("company", "more than a mesh", FOR_S, cluster=cluster), 1, SimNodes())
+    run = Run(Scenario("company", "more than a mesh", FOR_S, cluster=cluster), 1, sim_nodes())
 
     def restart(node: SimNode, now: float) -> None:
         node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
@@ -38,14 +38,14 @@ def sim_nodes() -> list[SimNode]:
 @pytest.mark.slow
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [node.peer.facts.of(BACKEND).generation for node in sim_nodes()] == [2] * NODES
+    assert [node.peer.facts.of(BACKEND).generation for node in large_cluster()] == [2] * NODES
 
 
 @pytest.mark.slow
 def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     """A mesh would have greeted all in the first second."""
     count = 0
-    for node in sim_nodes():
+    for node in large_cluster():
         neighbours = node.peer.members.neighbours
         met = {member.session for member in neighbours.acquainted()}
         assert not neighbours.is_mesh
@@ -57,13 +57,13 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
 @pytest.mark.slow
 def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
-    for node in sim_nodes():
+    for node in large_cluster():
         assert node.peer.routes._outbox.relays
         assert len(node.peer.routes._outbox.targets) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
-    for node in sim_nodes():
+    for node in large_cluster():
         near = node.peer.members.neighbours.near()
         shared = node.peer.live_members.sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
@@ -72,6 +72,8 @@ def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
 
 def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [set(node.peer.live_members.sharing) - set(node.peer.members.neighbours.near()) for node in sim_nodes()]
+    guests = [
+        set(node.peer.live_members.sharing) - set(node.peer.members.neighbours.near()) for node in large_cluster()
+    ]
     assert any(guests)
-    assert [node.peer.routes.counters.strangers for node in sim_nodes()] == [0] * NODES
+    assert [node.peer.routes.counters.strangers for node in large_cluster()] == [0] * NODES
