@@ -374,7 +374,7 @@ async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_
 
 async def test_a_signal_while_a_node_starts_ends_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of nodes that end in another order than they began one's may be left
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one of an earlier node may be left
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         async with opened(Lab, 0, DEADLINE_S / 2) as place, trio.open_nursery() as nursery:
             place.engines.append(f"http://127.0.0.1:{hanging.getsockname()[1]}")
