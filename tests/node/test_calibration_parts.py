@@ -229,3 +229,19 @@ def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_dis
     for _ in range(3):
         parts.tick(clock.now)
         assert profile() == ATTENTION
+
+
+def test_the_step_that_a_hybrid_engine_shows_later_is_kept_though_another_was_believed_first() -> None:
+    world, clock = World(), Clock()
+    parts, profile = calibrating(world, clock), partial(world.router.checkpoints.profile, A)
+    attempt = world.start_attempt([1, 2], 100.0)
+    world.answer(attempt, 0, 100.0)
+    evidence = parts.calibration.backends()[A].evidence
+    for number in range(STEPS_SEEN):
+        evidence.found(1024 * (1 + number % 5), 1024 * (1 + number % 5) + 96)
+    parts.tick(clock.now)
+    for number in range(STEPS_SEEN):
+        world.router.checkpoints.known[A].counted(512 * (1 + number % 7))
+    for _ in range(3):
+        parts.tick(clock.now)
+        assert profile().label == "vllm-align:512"

@@ -155,17 +155,17 @@ class BackendCheckpoints:
         self.kept = CapacityEstimate(fleet)  # of checkpoints: each counts as the least distance that it tells apart
         self.generation = -1
         self.by_events = False
-        self._counts: deque[int] = deque(maxlen=STEPS_SEEN)
+        self.counts: deque[int] = deque(maxlen=STEPS_SEEN)  # above 0, of cached tokens
 
     def counted(self, cached: int) -> None:
         """Note how many tokens of an answer's prompt were cached."""
         if cached:
-            self._counts.append(cached)
+            self.counts.append(cached)
 
     @property
     def step_tokens(self) -> int:
         """The step that its latest counts show; 0 while there is none."""
-        return step_of(self._counts)
+        return step_of(self.counts)
 
     def looked_up(self, keys: Iterable[PrefixKey], held: int, limit: int, now: float) -> tuple[int, float] | None:
         """Return the deepest checkpoint of a prompt, given up or not: its position, and how many were used since."""
@@ -263,6 +263,8 @@ class Checkpoints(Observer):
             return False
         made = (profile, profile.checkpoints, self._block_tokens, self.ttl_s, self._fleet)
         self.known[backend] = BackendCheckpoints(*made)
+        if before is not None:  # its counts are the engine's, whatever its profile; they may have shown this one
+            self.known[backend].counts.extend(before.counts)
         if not self._observes:
             self._observes = True
             self._observe(self)
