@@ -397,7 +397,7 @@ class Checkpoints(Observer):
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         """Note the checkpoint that the engine should have, to learn from the answer whether it was kept."""
         own, credit = self.known.get(attempt.backend), attempt.decision.credit
-        if own is not None and credit is not None and not own.by_events:
+        if own is not None and credit is not None and not own.by_events and own.generation == attempt.generation:
             keys, limit = self._chain(attempt.prompt.end), length_of(attempt.prompt) - 1
             attempt.checkpoint = own.looked_up(keys, credit.held, limit, now)
 

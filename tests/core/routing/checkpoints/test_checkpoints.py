@@ -257,6 +257,16 @@ def test_a_new_process_begins_without_checkpoints() -> None:
     assert credit(router, SYSTEM, QUESTION, ANSWER, now=2.0) == (1792, 0)
 
 
+def test_checkpoints_of_the_process_before_do_not_show_how_many_a_new_one_keeps() -> None:
+    """Peers know what it holds before it has answered here."""
+    router = hybrid_router("sglang-no-buffer")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    backend, turns = router.registry[BackendId(0)], (SYSTEM, QUESTION, ANSWER, NEXT)
+    router.registry.restart_reported(backend, 0.0, 1.0, "test")
+    router.routes.learn(chain(*turns[:3]).chain(), backend.id, backend.generation, Trust.REMOTE, 2.0)
+    assert send(router, *turns, now=3.0).checkpoint is None
+
+
 def test_confidence_fades_by_half_in_200_answers_and_alarms_below_a_half() -> None:
     confidence = Confidence()
     assert (confidence.value, confidence.doubt) == (1.0, 0.0)
