@@ -201,7 +201,8 @@ class BackendCheckpoints:
                 promised=lambda at: self.promised.has(keys, at, now) or self.index.has(keys, at, now),
             )
             tokens = found.position if found is not None else 0
-            if self.index.kept_max < inf and (last := self.looked_up(keys, held, limit, now)) is not None:
+            learns = self.index.kept_max < inf and not self.by_events
+            if learns and (last := self.looked_up(keys, held, limit, now)) is not None:
                 given_up = last[0]
         rule = self.rule
         if guessed and rule.every:

@@ -267,6 +267,17 @@ def test_checkpoints_of_the_process_before_do_not_show_how_many_a_new_one_keeps(
     assert send(router, *turns, now=3.0).checkpoint is None
 
 
+def test_a_checkpoint_that_events_have_not_is_worth_nothing_though_others_were_given_up() -> None:
+    router = hybrid_router("sglang-no-buffer")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    own, backend = router.checkpoints.known[BackendId(0)], router.registry[BackendId(0)]
+    for _ in range(3):
+        own.was_kept(0.0, is_kept=False)
+    router.checkpoints.states_known(backend.id, backend.generation, list, 1.0)
+    keys = list(chain(SYSTEM, QUESTION, ANSWER, NEXT).chain())
+    assert own.credit(keys, 2096, 2139, own.generation, 1.0, guessed=False).worth == 0
+
+
 def test_confidence_fades_by_half_in_200_answers_and_alarms_below_a_half() -> None:
     confidence = Confidence()
     assert (confidence.value, confidence.doubt) == (1.0, 0.0)
