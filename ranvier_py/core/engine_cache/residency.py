@@ -215,7 +215,10 @@ class Residency:
     def _go_on(self, steps: int) -> None:
         while self._waiting and steps > 0:
             event = self._first_waiting()
-            steps -= len(self._index.blocks if isinstance(event, TierCleared) else event.hashes)
+            if not isinstance(event, TierCleared):
+                steps -= len(event.hashes)
+            elif self._emptied[event.tier] is event:
+                steps -= len(self._index.blocks)
             self._apply(event)
         self._resolve()
         unsettled, settle_block = self._unsettled, self._settle_block

@@ -381,6 +381,17 @@ def test_what_takes_a_walk_over_all_that_is_held_does_not_take_it_with_each_even
     assert process_time() - began < 1.0
 
 
+def test_a_clear_of_a_tier_that_a_later_one_makes_superfluous_takes_no_turn() -> None:
+    held = a_large_cache()
+    for number in range(100):
+        clear_a_tier(held, number)
+    turns = 1
+    while not held.settle().complete:
+        turns += 1
+    assert turns < 10
+    assert held.copies(Tier.CPU) == {}
+
+
 def test_a_tier_that_is_cleared_while_a_snapshot_is_written_is_empty_once_that_is_done() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
