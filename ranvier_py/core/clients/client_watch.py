@@ -200,7 +200,10 @@ class ClientWatch:
 
     def _keep(self, place: Place, branches: list[PromptSketch], sketch: PromptSketch) -> None:
         while len(branches) >= BRANCHES_MAX:
-            self._forget(branches.pop(0))
+            oldest, application = branches.pop(0), (place.client, place.head)
+            if self._heads.get(application) is oldest:  # the next session is compared with this branch instead
+                self._heads[application] = sketch
+            self._forget(oldest)
         branches.append(sketch)
         self._conversations[place] = branches
         self._parts += sketch.parts

@@ -314,6 +314,16 @@ def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_sessio
     assert breaks_of(watch) == {("nonce", "$.system[0]", "session"): 2}
 
 
+def test_a_session_is_compared_with_the_one_before_however_often_that_broke_its_own_prefix() -> None:
+    watch, turns = ClientWatch(KEY), BRANCHES_MAX + 2
+    for number in range(1, 3 * turns + 1):
+        body, session = agent_body(), (number - 1) // turns
+        body["system"][0]["text"] = BILLING % f"{number}fa2b"
+        body["messages"][0]["content"] = f"Task {session}"
+        observe(watch, CLIENT, session, body, MESSAGES, 1000)
+    assert breaks_of(watch)["nonce", "$.system[0]", "session"] == 2
+
+
 @pytest.mark.parametrize("session", [0, 1])
 @pytest.mark.parametrize(
     ("change", "cause", "path"), [(add_tool, "tools_changed", "$.tools[2]"), (change_model, "model", "$.model")]
