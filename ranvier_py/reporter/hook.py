@@ -259,7 +259,7 @@ class EvictionReporter:
         if self.dropped != self._dropped_before:
             self._dropped_before = self.dropped
             self._waiting.clear()  # they came before those that were dropped
-            self._waiting.append(_CLEARED)
+            self._waiting.appendleft(_CLEARED)  # another may have come since
         gone: dict[str, None] = {}
         events: list[Mapping[str, Any]] = []
         size = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -221,6 +222,25 @@ async def test_a_block_whose_eviction_was_dropped_is_not_believed_though_its_sto
     reporter.start()
     await until(lambda: reporter.store_block(hexed(2)) or reporter.held)
     assert (list(reporter.held), reporter.dropped) == ([hexed(2)], 1)
+    await trio.to_thread.run_sync(reporter.stop)
+
+
+async def test_a_block_that_is_stored_while_waiting_calls_are_forgotten_is_held(
+    router: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Calls(deque[Any]):
+        def clear(self) -> None:
+            super().clear()
+            reporter.store_block(hexed(2))
+
+    monkeypatch.setattr(hook, "deque", Calls)
+    reporter = EvictionReporter("w0", [router.url])
+    monkeypatch.setattr(hook, "WAITING_MAX", 1)
+    reporter.store_block(hexed(1))
+    reporter.free_block(hexed(1))
+    reporter.start()
+    await until(lambda: reporter.held)
+    assert list(reporter.held) == [hexed(2)]
     await trio.to_thread.run_sync(reporter.stop)
 
 
