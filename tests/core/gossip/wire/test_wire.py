@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from hashlib import blake2b
 from itertools import product
 from typing import Any, get_args
 
@@ -37,13 +38,15 @@ from ranvier_py.core.gossip.wire.columns import (
     VECTOR_ENTRIES_MAX,
     VERDICTS_MAX,
 )
-from ranvier_py.core.gossip.wire.frame import BadFrame, Reason
+from ranvier_py.core.gossip.wire.frame import PROTOCOL_VERSION, BadFrame, Reason
 from ranvier_py.core.gossip.wire.records import ROWS_REMEMBERED, pack_record, size_of
 from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX
 from tests.core.gossip.wire.wire_samples import EXAMPLES, IPV6, LONGEST, RECORD, SESSION, STRATEGIES, messages, rows_of
 from tests.examples import examples
 
 KINDS = list(TOPIC_OF)
+WRITTEN = (3, "cb6a89c2f2a44e4b")
+"""The protocol version, and a digest of the examples as it writes them."""
 
 
 def refuses(kind: int, body: bytes) -> BadFrame:
@@ -73,6 +76,12 @@ def test_every_message_has_a_kind_and_all_its_members_travel() -> None:
     for _, _, make, layout in LAYOUT:
         assert len(layout) == len(make._fields)
     assert {type(example) for example in EXAMPLES} == set(STRATEGIES) == set(get_args(m.Message))
+
+
+def test_what_is_written_otherwise_is_another_version_of_the_protocol() -> None:
+    written = [bytes((kind,)) + body for kind, body in map(encode, EXAMPLES)]
+    digest = blake2b(b"".join(written), digest_size=8).hexdigest()
+    assert (PROTOCOL_VERSION, digest) == WRITTEN, "nodes of one version would read each other's messages as others"
 
 
 @pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
