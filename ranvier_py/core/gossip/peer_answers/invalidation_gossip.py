@@ -1,7 +1,8 @@
 """Invalidations of stored answers: they reach all nodes at once, and again those that were away.
 
 How they spread: see `table_gossip`. Instead of repeating all, peers send each other digests: one whose digest differs
-is sent all of ours, and sends its own.
+is sent all of ours, and sends its own: ever more seldom while both digests stay as they are, since one of the two may
+have merged its invalidations, or refuse the other's.
 
 Rules: where there is an admin key it signs invalidations, and no others are taken. The signature covers what is void,
 not since when: replaying one voids its scope once more, which costs hits. How old answers must be to be void is sent
@@ -16,17 +17,28 @@ from hashlib import sha256
 from math import inf
 from random import Random
 from struct import pack
+from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters
 from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
+from ranvier_py.core.pauses import doubled
 from ranvier_py.core.response_cache.invalidations import GIVER_BITS, Invalidations, VoidMark, VoidScope
 
-RESEND_S = 2.0  # the shortest time between two lists to one peer whose digest differs
+RESEND_S = 2.0  # the shortest time between two lists to one peer whose digest differs; doubled while it stays the same
+RESEND_MAX_S = 60.0
 OLDER_MS_MAX = (1 << 32) - 1
 SIGNED = b"voided answers"
+
+
+class SentList(NamedTuple):
+    """The last list of all that counts that one peer was sent."""
+
+    at: float
+    digests: tuple[int, int]  # the peer's and ours
+    times: int  # such lists since either digest changed
 
 
 class InvalidationGossip(TableGossip[int, VoidedAnswers]):
@@ -44,7 +56,7 @@ class InvalidationGossip(TableGossip[int, VoidedAnswers]):
         self._key = admin_key
         self._counters = counters
         self._giver = rng.getrandbits(GIVER_BITS) or 1
-        self._listed_at: dict[int, float] = {}
+        self._listed: dict[int, SentList] = {}  # by the peer's session
 
     def give(self, scope: VoidScope, before: float, now: float) -> None:
         """Take an invalidation that the operator gave here, and send it."""
@@ -62,14 +74,17 @@ class InvalidationGossip(TableGossip[int, VoidedAnswers]):
 
     def compare(self, peer: Peer, digest: int, now: float) -> None:
         """Send a peer all that count if the digest of what it knows differs from ours."""
-        if digest != self.known.digest and now - self._listed_at.get(peer.session, -inf) >= RESEND_S:
-            self._listed_at[peer.session] = now
+        digests = digest, self.known.digest
+        last = self._listed.get(peer.session) or SentList(-inf, digests, 0)
+        times = last.times if digests == last.digests else 0
+        if digest != self.known.digest and now - last.at >= doubled(RESEND_S, max(0, times - 1), RESEND_MAX_S):
+            self._listed[peer.session] = SentList(now, digests, times + 1)
             self._send([peer], self._rows(None, now))
 
     def peers(self, live: Sequence[Peer], now: float) -> None:
         """Set the live peers. A newcomer is sent everything."""
         there = {peer.session for peer in live}
-        self._listed_at = {session: at for session, at in self._listed_at.items() if session in there}
+        self._listed = {session: last for session, last in self._listed.items() if session in there}
         self._meet(live, now)
 
     def tick(self, now: float) -> None:

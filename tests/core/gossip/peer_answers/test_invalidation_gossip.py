@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
+from ranvier_py.core.response_cache import invalidations
 from ranvier_py.core.response_cache.invalidations import EVERYTHING, VoidScope
 from tests.core.gossip.peer_answers.answer_net import TENANT, AnswerNet, key_of, peer_of
 
@@ -156,6 +157,22 @@ def test_all_nodes_agree_on_what_is_void_however_it_was_given_and_lost(seed: int
             assert known.void(scope.model or "x", scope.tenant or b"x", before - 1.0)
     net.run(70.0, step_s=0.05)
     assert [len(node.answers.invalidations.known) for node in net.nodes.values()] == [0] * 5
+
+
+def test_a_node_that_merged_all_into_one_is_sent_ever_more_seldom_what_it_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(invalidations, "MARKS_MAX", 50)
+    net = AnswerNet(2)
+    for count in (45, 10):  # ten at once, of which the peer gets the merged one alone
+        for number in range(count):
+            void(net, 1, VoidScope(f"{count}/{number}"))
+        net.run(0.5)
+    known = {session: len(node.answers.invalidations.known) for session, node in net.nodes.items()}
+    assert known == {1: 1, 2: 46}
+    net.run(40.0, step_s=0.05)
+    lists = [to for _, to, message in net.sent if isinstance(message, Voided) and len(message.invalidations) > 40]
+    assert 1 < lists.count(1) < 7
 
 
 def test_with_an_admin_key_only_what_it_signed_is_followed() -> None:
