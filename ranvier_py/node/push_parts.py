@@ -306,9 +306,9 @@ class WorkerReports(Observer):
                 self._changed(backend, worker, (link.key,), Tier.GPU)
 
     async def _reconcile(self, backend: BackendId, worker: PushWorker) -> None:
-        """Withdraw routes that a worker's first complete report does not confirm."""
+        """Withdraw routes that a worker's first complete report does not confirm, while the id is this worker's."""
         start = 0
-        while part := self.links.part(start, SLICE_LINKS):
+        while self.map.workers.get(backend) is worker and (part := self.links.part(start, SLICE_LINKS)):
             start += SLICE_LINKS
             self._report(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
             await trio.lowlevel.checkpoint()

@@ -21,6 +21,7 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
+from ranvier_py.node import push_parts
 from ranvier_py.node.push_parts import LEASE_S, KeyInbox, WorkerReports
 from ranvier_py.supervision import Faults
 
@@ -273,6 +274,29 @@ async def test_a_worker_that_is_removed_takes_its_map_with_it() -> None:
     world.reports.tick(0.0)
     assert len(world.reports.map) == 0
     assert world.reports.views() == []
+
+
+async def test_what_a_removed_worker_did_not_hold_is_not_withdrawn_from_the_next_one_with_its_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(push_parts, "SLICE_LINKS", 1)
+    world = World(1)
+    prompts = [ids(number) for number in range(1, 9)]
+    for prompt in prompts:
+        world.serve(prompt)
+    world.now += LEASE_S
+    registry = world.router.registry
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.sync, "w0")
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()
+        gone = registry.remove("w0")
+        world.reports.forget(gone.id)
+        added = registry.add("http://10.0.0.9:8000", name="next")
+        assert added.id == gone.id
+        registry.probed(added.id, ProbeResult(True, models=("m",)), world.now)
+        await world.sync("next", *[key(number) for number in range(1, 9)])
+    assert {world.start_attempt(prompt).decision.reason for prompt in prompts} == {"hit"}
 
 
 async def test_a_bug_in_what_follows_reports_does_not_end_the_node(
