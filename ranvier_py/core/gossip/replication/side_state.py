@@ -7,7 +7,8 @@ more, because the peer may have missed the same updates.
 
 Rules: what a node learns from an answer it does not send on. Each chunk of an answer is encoded just before it leaves,
 in about 2 ms, with the ages that its entries have then.
-Bounds: a node asks at most TRIES_MAX peers for each answer, and takes SIDE_CHUNKS_MAX chunks of it.
+Bounds: a node that got no answer waits twice as long before each further try, up to FAILED_MAX_S; it takes
+SIDE_CHUNKS_MAX chunks of an answer.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ranvier_py.core.gossip.wire.messages import Entry, SideState
 ANSWERS, AGAIN_S = 2, 5.0
 """A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""
 
-TRIES_MAX = 8
-FAILED_S = 1.0  # until the next try: a busy peer answers at once
+FAILED_S, FAILED_MAX_S = 1.0, 60.0
+"""Until the next try, at first and at most: a busy peer answers at once."""
+
 SIDE_CHUNKS_MAX = 256
 
 
@@ -36,31 +38,31 @@ class SideTurns:
 
     def __init__(self) -> None:
         self.at = inf
-        self._tries = self._answers = 0  # tries since the last answer; answers that are still wanted
+        self._answers = 0  # that are still wanted
+        self._wait_s = FAILED_S
         self._last: Peer | None = None  # the peer asked last
 
     def want(self, at: float) -> None:
         """Ask at that time, because this node may lack side state, even if an answer is arriving just now."""
         self.at = min(self.at, at)
-        self._tries, self._answers = 0, ANSWERS
+        self._wait_s, self._answers = FAILED_S, ANSWERS
 
     def next_peer(self, peers: Sequence[Peer], rng: Random) -> Peer:
         """Choose whom to ask now."""
         self.at = inf
-        self._tries += 1
         self._last = rng.choice([peer for peer in peers if peer != self._last] or peers)
         return self._last
 
     def came(self, now: float) -> None:
         """Note that an answer arrived whole."""
-        self._tries = 0
+        self._wait_s = FAILED_S
         self._answers -= 1
         if self._answers > 0:
             self.at = min(self.at, now + AGAIN_S)
 
     def failed(self, now: float) -> None:
-        if self._tries < TRIES_MAX:
-            self.at = min(self.at, now + FAILED_S)
+        self.at = min(self.at, now + self._wait_s)
+        self._wait_s = min(2 * self._wait_s, FAILED_MAX_S)
 
 
 class SideWalk:

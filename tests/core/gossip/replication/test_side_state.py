@@ -7,7 +7,7 @@ from random import Random
 from ranvier_py.core.gossip.replication.pull import ALONE_S, PROGRESS_S, RESUMES_MAX
 from ranvier_py.core.gossip.replication.route_sync import PIECE_MAX
 from ranvier_py.core.gossip.replication.route_updates import decode_process
-from ranvier_py.core.gossip.replication.side_state import FAILED_S, SIDE_CHUNKS_MAX, TRIES_MAX
+from ranvier_py.core.gossip.replication.side_state import FAILED_MAX_S, FAILED_S, SIDE_CHUNKS_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
 from ranvier_py.core.gossip.wire.messages import Busy, Entry, RowsWanted, SideState
 from tests.core.gossip.replication.route_net import GossipNode, Net, sent, turn, wanted
@@ -81,16 +81,24 @@ def test_an_answer_that_is_lost_is_asked_of_another_peer() -> None:
 
     net.link.drop = drop
     newcomer = net.add(4)
-    took_s = net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=(TRIES_MAX + 1) * TRY_S)
+    took_s = net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=9 * TRY_S)
     assert took_s > TRY_S
 
 
-def test_a_node_that_gets_no_answer_stops_asking() -> None:
+def test_a_node_that_gets_no_answer_asks_ever_more_rarely_until_one_comes() -> None:
     net = cluster(2)
+    digests = keep(net, 1, 3)
+    net.run(1.0)
     net.link.drop = lambda source, target, message: isinstance(message, SideState)
-    net.add(3)
-    net.run(3 * TRIES_MAX * TRY_S)
-    assert len(wanted(net, 3, side=True)) == TRIES_MAX
+    newcomer = net.add(3)
+    net.run(HOUR_S / 4)
+    asked = len(wanted(net, 3, side=True))
+    rare_s = FAILED_MAX_S + TRY_S
+    assert asked <= 8 + HOUR_S / 4 / FAILED_MAX_S
+    net.run(4 * rare_s)
+    assert 3 <= len(wanted(net, 3, side=True)) - asked <= 5
+    net.link.drop = lambda source, target, message: False
+    net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=rare_s)
 
 
 def test_much_of_it_comes_in_pieces_within_the_budget_for_rows() -> None:
