@@ -49,6 +49,8 @@ __all__ = [
     "Transition",
 ]
 
+MODELS_CHARS_MAX = 300  # of a list of models in the log
+
 
 @dataclass(slots=True)
 class RegistryCounters:
@@ -352,11 +354,11 @@ class Registry:
         models = tuple(sorted(set(result.models)))
         if models == backend.models:
             return []
-        before = "unknown" if backend.models is None else ",".join(backend.models)
+        before = "unknown" if backend.models is None else in_short(backend.models)
         backend.models = models
         self.relist()
         self.version += 1
-        return [Transition(backend.id, backend.name, "models", before, ",".join(models), "listed by the engine")]
+        return [Transition(backend.id, backend.name, "models", before, in_short(models), "listed by the engine")]
 
     def relist(self) -> None:
         self.listed = dict.fromkeys(model for backend in self for model in backend.models or ())
@@ -388,3 +390,9 @@ class Registry:
     def leaving(self) -> int:
         """How many removed backends still have requests in flight."""
         return sum(backend is not None for backend in self.slots) - len(self)
+
+
+def in_short(models: Sequence[str]) -> str:
+    """Return the names of models, comma-separated; of a long list as many characters as a log line has room for."""
+    names = ",".join(models)
+    return names if len(names) <= MODELS_CHARS_MAX else f"{names[:MODELS_CHARS_MAX]}… ({len(models)} models)"

@@ -410,6 +410,18 @@ def test_what_happened_is_counted() -> None:
     assert (registry.counters.backends_added, registry.counters.backends_removed, registry.leaving) == (2, 0, 0)
 
 
+def test_a_long_list_of_models_is_reported_in_short() -> None:
+    registry = cluster(1)
+    names = tuple(f"adapter-{number:04}" for number in range(4000))
+    [*_, change] = registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=names), 0)
+    assert (change.what, change.before) == ("models", "unknown")
+    assert change.after.startswith("adapter-0000,adapter-0001,")
+    assert change.after.endswith("… (4000 models)")
+    assert len(change.after) < 400
+    [back] = registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("a", "b")), 1)
+    assert (back.before, back.after) == (change.after, "a,b")
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Whatever happens in whatever order, a cached pool is what a fresh look would give."""
 
