@@ -41,7 +41,7 @@ POLICY = "affinity"
 """The default policy."""
 
 NODES = (1, 4)
-REQUESTS = {1: 400, 4: 120}
+REQUESTS = {1: 400, 4: 240}
 """The first requests of each workload, by number of nodes: four nodes' gossip takes longer than all the rest."""
 
 SEVERAL_NODES: tuple[CacheName, ...] = ("attention", "vllm_align", "sglang_no_buffer", "sglang_extra_buffer")

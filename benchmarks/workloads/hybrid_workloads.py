@@ -3,12 +3,14 @@
 An engine is Qwen3.5-9B with 16 bits on an L40S; coding agents have an H100. On an L40S there is memory for 769,000
 tokens of keys and values, and a checkpoint takes as much as 1,572 of them. Requests arrive as in the trace, or slower,
 so that the engines would compute for at most the share LOAD of their time if nothing were reused. So nothing saturates,
-and missed reuse shows.
+and missed reuse shows. The times in the seeded sets ignore that an answer takes a while; here no turn is sent before
+the answer that it quotes can have been generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -34,6 +36,9 @@ LARGE = replace(derived(H100, QWEN_9B), hybrid_model=MODEL)
 
 BLOCK_TOKENS = 16
 LOAD = 0.5
+ANSWER_TOKENS_PER_S = 25.0
+"""An L40S generates 36 for one request, and fewer if it serves others."""
+
 CODING = "claude_code_sessions_dev.jsonl.gz"
 CODING_REQUESTS = 250
 
@@ -42,11 +47,22 @@ def set_of(shape: Shape) -> Callable[[], Trace]:
     return lambda: trace_of(shape.name, turns_of(shape))
 
 
-def trace_of(name: str, turns: list[Turn]) -> Trace:
+def trace_of(name: str, turns: Sequence[Turn]) -> Trace:
     """Return these requests as a trace. The end of every message is known, as in a chat."""
     hasher = TokenHasher(KEY, BLOCK_TOKENS)
     start = hasher.start(TextHasher(KEY).namespace({"model": ""}))
-    return Trace(name, [request_of(turn, hasher, start) for turn in turns], BLOCK_TOKENS, timed=True)
+    requests = [request_of(turn, hasher, start) for turn in after_answers(turns)]
+    return Trace(name, requests, BLOCK_TOKENS, timed=True)
+
+
+def after_answers(turns: Sequence[Turn]) -> list[Turn]:
+    """Delay each turn by the time that the answers before it in its session take."""
+    answering_s: dict[int, float] = defaultdict(float)
+    delayed = []
+    for turn in turns:
+        delayed.append(turn._replace(at=turn.at + answering_s[turn.session]))
+        answering_s[turn.session] += len(turn.answer) / ANSWER_TOKENS_PER_S
+    return sorted(delayed, key=lambda turn: turn.at)
 
 
 def request_of(turn: Turn, hasher: TokenHasher, start: TokenState) -> TraceRequest:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import hybrid
 from benchmarks.hybrid import KNOWLEDGE, believed, goals, mean_of, missed
 from benchmarks.workloads.hybrid_traces import Shape, Turn, assistant, user
-from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, SMALL, set_of, trace_of
+from benchmarks.workloads.hybrid_workloads import ANSWER_TOKENS_PER_S, HYBRID_WORKLOADS, SMALL, set_of, trace_of
 from ranvier_py.replay.jobs import Done, Task, execute, make_ready
 from ranvier_py.replay.replay_plan import Plan
 from ranvier_py.replay.results import RunResult
@@ -36,6 +36,19 @@ def test_ends_of_messages_are_known_and_a_turn_goes_on_from_the_answer_before() 
     assert [second.chain[end].tokens for end in second.ends] == [48, 96, 144, 208]
     assert second.chain[: len(first.chain)] == first.chain
     assert second.blocks[: len(first.blocks)] == first.blocks
+
+
+def test_no_turn_is_sent_before_the_answers_that_it_quotes_can_have_been_generated() -> None:
+    asked, answer = user(list(range(200, 240))), assistant(list(range(300, 340)))
+    turns = [Turn(session, turn, at, asked, answer) for session, turn, at in ((0, 0, 0.0), (0, 1, 1.0), (1, 0, 1.5))]
+    trace = trace_of("three", [*turns, Turn(0, 2, 2.0, asked, answer)])
+    answer_s = len(answer) / ANSWER_TOKENS_PER_S
+    assert [(request.session, request.at) for request in trace.requests] == [
+        ("0", 0.0),
+        ("1", 1.5),
+        ("0", 1.0 + answer_s),
+        ("0", 2.0 + 2 * answer_s),
+    ]
 
 
 def test_belief_is_compared_request_by_request() -> None:
