@@ -10,7 +10,8 @@ that the events name could be used (`Lack`); otherwise the engine may hold more 
 hybrid engine (attention beside recurrent layers or sliding windows) whose events do not report its states: what it
 stores is no proof of reuse, so nothing is confirmed and the level is ESTIMATED, but what it drops is surely gone. Where
 events report the states, it is known exactly what is held and from where it can be reused. No snapshot contains states.
-Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
+Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most, and applies CARRIED_BYTES of messages and the
+one that exceeds them; the rest, which may be all that a gap held back, follows with the next ticks.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ SETTLE_S = 0.01
 """A route may come this late: the engine itself sends the message only after its step."""
 
 SETTLE_STEPS = 1000
+CARRIED_BYTES = 64 << 10
+"""Of messages, in about 10 ms."""
+
 FROZEN_S = 0.1  # between two settles while a snapshot is written
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
 """What the shell has to do."""
+
+InOrder = Apply | StreamReset | Install
+"""What changes the residency."""
 
 
 class EventStream:
@@ -72,6 +79,7 @@ class EventStream:
         self.residency = Residency(hasher, names.namespace, entries_max=entries_max, repeats=True)
         self._engine_caches = engine_caches
         self._hasher = hasher
+        self._waiting: deque[InOrder] = deque()
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # to be reported; EXACT waits until all is settled
         self._reason = ""  # of the machine's last change
@@ -154,8 +162,9 @@ class EventStream:
         return level
 
     def snapshot(self) -> SnapshotWriter | None:
-        """Begin a snapshot for a peer; None if this stream is not EXACT, has states, or is already writing one."""
-        if self.level is not Level.EXACT or self.residency.has_states:
+        """Begin a snapshot for a peer; None if this stream is not EXACT, has states or messages yet to apply, or is
+        already writing one."""
+        if self.level is not Level.EXACT or self.residency.has_states or self._waiting:
             return None
         self.residency.catch_up()
         seq = self.machine.next_seq - 1
@@ -186,27 +195,25 @@ class EventStream:
     # Inside
 
     def _carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
-        """Carry out the effects that concern this stream, and return the others."""
-        waiting = deque(effects)
-        outside: list[StreamEffect] = []
-        cleared = False
-        while waiting:
-            effect = waiting.popleft()
+        """Carry out the effects that concern this stream, as many as there is time for, and return the others."""
+        outside = self._queue(effects)
+        cleared, room = False, CARRIED_BYTES
+        while self._waiting and room > 0:
+            effect = self._waiting.popleft()
             if isinstance(effect, Apply):
-                cleared |= self._apply(effect, waiting, now)
+                room -= len(effect.payload)
+                cleared |= self._apply(effect, outside, now)
             elif isinstance(effect, StreamReset):
                 self._clear()
                 self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
                 self.residency.mixed = self.residency.has_states = False
                 cleared = True
-            elif isinstance(effect, Install):
+            else:
                 self.residency.install(effect.snapshot.state)
                 self._stores = self._stores or self.residency.view().blocks > 0
                 self._settle_soon(now, 0.0)
-            elif isinstance(effect, LevelChanged):
-                self._reason = effect.reason
-            else:
-                outside.append(effect)
+        if self._waiting:
+            self._settle_soon(now, 0.0)
         now_at = LevelChanged(self.level, self._why())
         if now_at != self._now_at:
             self._now_at = self._level = now_at
@@ -214,6 +221,20 @@ class EventStream:
         if cleared:
             self._settle(now)
         self._report_level(now)
+        return outside
+
+    def _queue(self, effects: Iterable[Effect]) -> list[StreamEffect]:
+        """Queue what changes the residency; return what the shell has to do, which need not wait for that."""
+        outside: list[StreamEffect] = []
+        for effect in effects:
+            if isinstance(effect, LevelChanged):
+                self._reason = effect.reason
+            elif isinstance(effect, AskReplay | AskPeer):
+                outside.append(effect)
+            else:
+                if not isinstance(effect, Apply):  # what came before is void
+                    self._waiting.clear()
+                self._waiting.append(effect)
         return outside
 
     def _why(self) -> str:
@@ -229,12 +250,12 @@ class EventStream:
             return Lack.MIXED
         return self.residency.lack
 
-    def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
-        """Apply a message; what the machine makes of it goes to `waiting`. Returns whether the cache was cleared."""
+    def _apply(self, message: Apply, outside: list[StreamEffect], now: float) -> bool:
+        """Apply a message; what the shell has to do goes to `outside`. Returns whether the cache was cleared."""
         try:
             batch = self.decoder.decode(message.payload)
         except BadBatch:
-            waiting.extend(self.machine.unreadable(message.seq, now))
+            outside += self._queue(self.machine.unreadable(message.seq, now))
             return False
         cleared = False
         for event in batch.events:
@@ -247,9 +268,9 @@ class EventStream:
             self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
             self._settle_soon(now, SETTLE_S)
         if cleared:
-            waiting.extend(self.machine.cleared(message.seq))
+            outside += self._queue(self.machine.cleared(message.seq))
         if batch.unread:
-            waiting.extend(self.machine.unreadable(message.seq, now))
+            outside += self._queue(self.machine.unreadable(message.seq, now))
         return cleared
 
     def _clear(self) -> None:
@@ -266,7 +287,7 @@ class EventStream:
             gone = tuple([change for change in changes.changes if change.tier is Tier.ABSENT])
             changes = changes._replace(changes=gone)
         frozen = bool(self.residency.frozen)
-        complete = changes.complete and not frozen
+        complete = changes.complete and not frozen and not self._waiting
         self._settle_at = None if complete else now + FROZEN_S * frozen
         if self.is_open:
             self._engine_caches.changed(self.source, self.names.reported(changes._replace(complete=complete)), now)
