@@ -41,8 +41,8 @@ POLICY = "affinity"
 """The default policy."""
 
 NODES = (1, 4)
-REQUESTS = {1: 400, 4: 240}
-"""The first requests of each workload, by number of nodes: four nodes' gossip takes longer than all the rest."""
+REQUESTS = 400
+"""The first requests of each workload."""
 
 SEVERAL_NODES: tuple[CacheName, ...] = ("attention", "vllm_align", "sglang_no_buffer", "sglang_extra_buffer")
 """The profiles that four nodes run with: those that engines have by default, and those whose states nothing reports."""
@@ -167,9 +167,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def rows_of(workload: Workload, arguments: argparse.Namespace) -> Iterator[Row]:
-    limit = QUICK_REQUESTS if arguments.quick else None
+    loaded = workload.loaded(QUICK_REQUESTS if arguments.quick else REQUESTS)
     for nodes in arguments.nodes or NODES:
-        loaded = workload.loaded(limit or REQUESTS[nodes])
         named: list[tuple[Row, Task]] = []
         for draw in range(1 if arguments.quick else workload.draws):
             named += cases(workload, make_ready(workload.trace(draw, loaded)), arguments, nodes, draw)
