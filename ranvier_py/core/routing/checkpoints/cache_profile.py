@@ -83,7 +83,7 @@ class CheckpointProfile:
         grid = self.grid
         if self.every:
             yield from ((at, CheckpointKind.EVERY) for at in range(grid, (total - 1) // grid * grid + 1, grid))
-        if self.prompt_end and (at := (prompt - self.last_left) // grid * grid):
+        if self.prompt_end and (at := self.end_of(prompt)):
             yield at, CheckpointKind.PROMPT_END
         if self.junction and self.parts(common, reused):
             yield common // grid * grid, CheckpointKind.JUNCTION
@@ -91,6 +91,10 @@ class CheckpointProfile:
             yield total, CheckpointKind.DECODE_END
         elif self.decode_grid and (at := (total - 1) // self.decode_grid * self.decode_grid) > prompt:
             yield at, CheckpointKind.DECODE_END
+
+    def end_of(self, prompt: int) -> int:
+        """Return the position that is kept at the end of a prompt; 0 for one shorter than a step."""
+        return (prompt - self.last_left) // self.grid * self.grid
 
     def parts(self, common: int, reused: int) -> bool:
         """Whether the common prefix, cut to the grid, exceeds what is reused by one step or more."""

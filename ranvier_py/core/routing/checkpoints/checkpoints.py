@@ -76,6 +76,8 @@ with junctions, is within a quarter of a point of the best; with 0 shared docume
 MARKED_MAX = 4096
 """Most positions that are noted of one request: a million tokens in vLLM's shortest blocks."""
 
+UNCOUNTED_MAX = 16
+"""Tokens of a generation prompt, which the engine renders behind the messages and only its answer counts."""
 
 PROMISED_MAX = 32_768
 """Names of one backend under which requests left checkpoints, while its events say which of those are there."""
@@ -444,8 +446,10 @@ class Checkpoints(Observer):
         prompt, total = lengths
         rules = own.rule.marked(prompt, total, min(held, prompt - 1), credited)
         kinds = dict(islice(((at, kind) for at, kind in rules if at <= total), MARKED_MAX))
-        if prompt == total:  # no answer yet
-            kinds = {at: kind for at, kind in kinds.items() if kind is not CheckpointKind.DECODE_END}
+        if prompt == total:  # no answer yet, whose count may move the prompt's end to the next step
+            moves = own.rule.grid > UNCOUNTED_MAX and own.rule.end_of(prompt) != own.rule.end_of(prompt + UNCOUNTED_MAX)
+            unknown = (CheckpointKind.DECODE_END, CheckpointKind.PROMPT_END)[: 1 + moves]
+            kinds = {at: kind for at, kind in kinds.items() if kind not in unknown}
         marks = [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)]
         known = own.promised if own.by_events else own.index
         self._announce(own, attempt.backend, known.learn(keys, marks, now))

@@ -35,6 +35,20 @@ def test_a_checkpoint_behind_what_is_held_or_at_the_last_token_earns_nothing() -
     assert credit(exact, SYSTEM, QUESTION, ANSWER, NEXT) == (2096, 2099)  # one before the last of the answer
 
 
+@pytest.mark.parametrize(("beyond", "at_once"), [(-4, 0), (4, 1584), (-40, 1056)])
+def test_a_prompt_that_may_end_a_step_further_on_is_learned_by_its_answers_count(beyond: int, at_once: int) -> None:
+    """By 4 tokens of a generation prompt, which only the engine counts."""
+    router = hybrid_router("vllm-align:528")
+    asked, answer = [("system", 1100), ("question", 484 + beyond)], ("answer", 60)
+    attempt = send(router, *asked)
+    router.first_token(attempt, 0.0)
+    assert credit(router, *asked, answer, NEXT)[1] == at_once
+    count = attempt.prompt.end.length + 4 + 1
+    router.answered(attempt, chain(*asked, answer), Answer(prompt_tokens=count, cached_tokens=0), 0.0)
+    assert credit(router, *asked, answer, NEXT)[1] == count // 528 * 528
+    assert credit(router, asked[0], ("other", 500))[1] == (1056 if count < 1584 else 0), "none was left before"
+
+
 def test_a_message_boundary_is_matched_and_earns_nothing_where_no_checkpoint_is() -> None:
     router = hybrid_router("vllm-dense:528")
     messages = [("a", 256), ("b", 50), ("c", 100)]
