@@ -23,6 +23,7 @@ from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.route_sync import RouteSync, SidePiece
 from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS
 from ranvier_py.core.gossip.wire.messages import Entry, SideState
+from ranvier_py.core.pauses import doubled
 
 ANSWERS, AGAIN_S = 2, 5.0
 """A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""
@@ -38,14 +39,13 @@ class SideTurns:
 
     def __init__(self) -> None:
         self.at = inf
-        self._answers = 0  # that are still wanted
-        self._wait_s = FAILED_S
+        self._failures = self._answers = 0  # failed tries since the last answer; answers that are still wanted
         self._last: Peer | None = None  # the peer asked last
 
     def want(self, at: float) -> None:
         """Ask at that time, because this node may lack side state, even if an answer is arriving just now."""
         self.at = min(self.at, at)
-        self._wait_s, self._answers = FAILED_S, ANSWERS
+        self._failures, self._answers = 0, ANSWERS
 
     def next_peer(self, peers: Sequence[Peer], rng: Random) -> Peer:
         """Choose whom to ask now."""
@@ -55,14 +55,14 @@ class SideTurns:
 
     def came(self, now: float) -> None:
         """Note that an answer arrived whole."""
-        self._wait_s = FAILED_S
+        self._failures = 0
         self._answers -= 1
         if self._answers > 0:
             self.at = min(self.at, now + AGAIN_S)
 
     def failed(self, now: float) -> None:
-        self.at = min(self.at, now + self._wait_s)
-        self._wait_s = min(2 * self._wait_s, FAILED_MAX_S)
+        self.at = min(self.at, now + doubled(FAILED_S, self._failures, FAILED_MAX_S))
+        self._failures += 1
 
 
 class SideWalk:

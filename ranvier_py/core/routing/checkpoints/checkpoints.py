@@ -447,8 +447,9 @@ class Checkpoints(Observer):
         rules = own.rule.marked(prompt, total, min(held, prompt - 1), credited)
         kinds = dict(islice(((at, kind) for at, kind in rules if at <= total), MARKED_MAX))
         if prompt == total:  # no answer yet, whose count may move the prompt's end to the next step
-            moves = own.rule.grid > UNCOUNTED_MAX and own.rule.end_of(prompt) != own.rule.end_of(prompt + UNCOUNTED_MAX)
-            unknown = (CheckpointKind.DECODE_END, CheckpointKind.PROMPT_END)[: 1 + moves]
+            unknown = {CheckpointKind.DECODE_END}
+            if own.rule.grid > UNCOUNTED_MAX and own.rule.end_of(prompt) != own.rule.end_of(prompt + UNCOUNTED_MAX):
+                unknown.add(CheckpointKind.PROMPT_END)
             kinds = {at: kind for at, kind in kinds.items() if kind not in unknown}
         marks = [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)]
         known = own.promised if own.by_events else own.index
