@@ -61,18 +61,21 @@ class Merge:
         return columns._replace(text=np.where(columns.text == columns.token, U64(0), columns.text))
 
     def _split(self, columns: RouteColumns) -> tuple[Numbers, list[int]]:
-        """Return the indices of claims on wholly new rows, one for each row, and those of all other claims."""
+        """Return the indices of claims on wholly new rows, one for each row, and those of all other claims. A new row
+        whose parent gets its name from one of the latter is among these, since they are stored last."""
         known_names = self._rows.index.keys()
         tokens, texts = columns.token.tolist(), columns.text.tolist()
         names = [*filter(None, tokens), *filter(None, texts)]
         if known_names.isdisjoint(names) and len(set(names)) == len(names):
             return np.arange(len(tokens)), []
         seen: dict[int, None] = {}
+        later: set[int] = set()  # names that are new with a claim on a known row
         fresh: list[int] = []
         known: list[int] = []
-        for at, (token, text) in enumerate(zip(tokens, texts, strict=True)):
-            if token in known_names or text in known_names or token in seen or text in seen:
+        for at, (above, token, text) in enumerate(zip(columns.parent.tolist(), tokens, texts, strict=True)):
+            if token in known_names or text in known_names or token in seen or text in seen or above in later:
                 known.append(at)
+                later.update([name for name in (token, text) if name and name not in known_names and name not in seen])
                 continue
             fresh.append(at)
             if token:

@@ -99,6 +99,18 @@ def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, their
     assert sums_of(target, NAMES) == again
 
 
+def test_new_rows_hang_under_a_row_whose_tokens_came_with_the_same_claims() -> None:
+    target = RouteTable(ttl_s=TTL_S)
+    target.learn([(16, 0, 7)], BackendId(1), GENERATIONS[1], Trust.REMOTE, NOW)
+    chunk = columns((0, 16, 1, 7, 1, 0), (1, 32, 2, 0, 1, 0), (2, 48, 3, 0, 1, 0))
+    merge_all(target, [chunk])
+    rows = target.rows
+    first, second, third = (rows.index[name] for name in (1, 2, 3))
+    assert rows.index[7] == first
+    assert (rows.parent[third], rows.parent[second], rows.parent[first]) == (second, first, 0)
+    check(target, GENERATIONS, NOW)
+
+
 CLAIMS = st.lists(
     st.tuples(
         st.one_of(TOKENS, TEXTS),
