@@ -64,7 +64,7 @@ CASES = (
 
 API_PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 API_BYTES = (3_000, 60_000)
-API_ROUNDS = 2  # runs per round: the differences that matter are a few µs
+API_ROUNDS = 4  # runs per round: the differences that matter are a few µs
 
 
 def run_of(target: Target, case: Case, seconds: float) -> dict[str, float]:

@@ -2,7 +2,7 @@
 -- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream | greedy | repeated | completions | messages | responses]
 -- greedy: at temperature 0. repeated: the same, with the question of that history each time. The last three: chats
 -- that grow by TURNS answers and questions and begin anew, by these APIs, as their clients spell them: the mark of a cache
--- on the last message, ids of items.
+-- on the last message, ids that items keep. HISTORY_BYTES are those of the messages as they are spelled.
 local HISTORIES, TURN_BYTES, NEW_BYTES, TURNS = 64, 300, 200, 8
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
 local APIS = {
@@ -33,10 +33,11 @@ local function message(role, text)
 end
 
 local function history(number, bytes)
-  local messages, length, user = { message("system", "You are assistant " .. number .. ". " .. prose(TURN_BYTES)) }, TURN_BYTES, true
+  local messages = { message("system", "You are assistant " .. number .. ". " .. prose(TURN_BYTES)) }
+  local length, user = #messages[1], true
   while length < bytes or user == turns do
     messages[#messages + 1] = message(user and "user" or "assistant", prose(TURN_BYTES))
-    length, user = length + TURN_BYTES, not user
+    length, user = length + #messages[#messages], not user
   end
   return table.concat(messages, ",")
 end
@@ -70,7 +71,7 @@ function request()
     return wrk.format(nil, nil, nil, grown[chat] .. "]}")
   end
   local before = grown[chat] .. "," .. message("assistant", "Answer " .. sent .. ": " .. prose(NEW_BYTES)) .. ","
-  grown[chat] = before .. message("user", asked)
+  grown[chat] = before .. (api == "messages" and message("user", asked) or new)
   return wrk.format(nil, nil, nil, before .. new .. "]}")
 end
 

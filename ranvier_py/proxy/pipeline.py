@@ -152,16 +152,18 @@ class Pipeline:
 
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Return status and body of what the node answers itself; None for what goes to a backend."""
-        path, reading = request.path, request.method in (b"GET", b"HEAD")
-        if path in PATHS and (path in (CHAT_PATH, COMPLETION_PATH) or not path.startswith(b"/v1/")):
-            if request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
+        path, method = request.path, request.method
+        of_v1 = path.startswith(b"/v1/")
+        if path in PATHS and (method == b"POST" or path in (CHAT_PATH, COMPLETION_PATH) or not of_v1):
+            if method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
                 raise MethodNotAllowed(f"{path.decode()} takes POST")
             return None
+        reading = method in (b"GET", b"HEAD")
         if path == b"/v1/models" and reading:
             return self._models(claude=any(name.lower() == b"anthropic-version" for name, _ in request.headers))
         if path == b"/health" and reading:
             return 200, b'{"status":"ok"}'
-        if not path.startswith(b"/v1/"):
+        if not of_v1:
             raise NotFound("this port serves /v1/, /health and what engines compute")
         if misleads(path):
             raise BadRequest("the path has dot segments, or encodes slashes or control characters")
