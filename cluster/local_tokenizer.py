@@ -39,7 +39,10 @@ class LocalTokenizer(TokenizerProcess):
         self._hasher = KeyHasher(
             setup.key, setup.block_tokens, notify=self._keyed.append, lengths=(), short=setup.short
         )
-        self._service = TokenizeService(tokenizer, self._hasher, hoists_system=facts.hoists_system)
+        reads_parts = isinstance(tokenizer, ChatTokenizer) and tokenizer.profile.parts
+        self._service = TokenizeService(
+            tokenizer, self._hasher, hoists_system=facts.hoists_system, reads_parts=reads_parts
+        )
 
     async def start(self) -> None:
         await trio.lowlevel.checkpoint()

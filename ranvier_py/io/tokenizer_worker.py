@@ -304,7 +304,18 @@ class TokenizerWorker:
     async def _ask_once(
         self, batch: Sequence[QueuedPrompt], *, first: bool, with_body: bool
     ) -> tuple[list[Found], float]:
-        asked = [job_of(each.prompt, each.answer, chunked=each.chunked, with_body=with_body) for each in batch]
+        registry = self._router.registry
+        by_sglang = {model: registry.is_of_sglang(model) for model in {each.prompt.model for each in batch}}
+        asked = [
+            job_of(
+                each.prompt,
+                each.answer,
+                chunked=each.chunked,
+                with_body=with_body,
+                by_sglang=by_sglang[each.prompt.model],
+            )
+            for each in batch
+        ]
         reply = await self._tokenizer.ask([job for _, job in asked], self._hashes.lengths, first=first)
         for keyed in reply.keyed:
             self._hashes.put(keyed)

@@ -71,7 +71,9 @@ class TokenizerChild:
         self.facts = tokenizer.facts
         self._keyed: dict[int, list[KeyedPrefix]] = {}  # by the thread whose job has them
         self._hasher = KeyHasher(setup.key, setup.block_tokens, notify=self._note, lengths=(), short=setup.short)
-        self._service = TokenizeService(tokenizer, self._hasher, hoists_system=self.facts.hoists_system)
+        self._service = TokenizeService(
+            tokenizer, self._hasher, hoists_system=self.facts.hoists_system, reads_parts=tokenizer.profile.parts
+        )
 
     def serve(self, sock: socket.socket) -> None:
         """Answer batch after batch, and then end the process."""

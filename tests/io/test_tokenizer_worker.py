@@ -15,9 +15,11 @@ import trio
 
 from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.core.errors import TemplateRefused, TokenizerLost
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
@@ -177,6 +179,28 @@ async def test_a_prompt_is_learned_by_its_tokens_once_its_first_token_has_come()
     assert depth(router, other) == 0
     assert await tokenized_first(worker, other, 5)
     assert depth(router, other) == 32, "the anchor at two blocks: 61 tokens are shared"
+
+
+@pytest.mark.parametrize(("owners", "joined"), [(["sglang"] * 4, "one two"), ([*["sglang"] * 3, "vllm"], "one\ntwo")])
+async def test_a_prompt_is_tokenized_as_the_engines_of_its_model_print_it(
+    owners: Sequence[str], joined: str, embedded: ChatTokenizer
+) -> None:
+    """SGLang puts a blank between texts, vLLM a line. Engines of both kinds: as vLLM."""
+    router, worker = make(embedded)
+    for number, owner in enumerate(owners):
+        card = {"id": "m", "owned_by": owner}
+        router.registry.probed(BackendId(number), ProbeResult(True, models=("m",), cards=(card,)), 0)
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    first, answer, last = ("user", parts), ("assistant", "three"), ("user", parts)
+    for number, turns in enumerate([(first,), (first, answer, last)]):  # the second one as a tail of the first
+        prompt = router.read(CHAT_PATH, body(*turns))
+        plain = router.read(CHAT_PATH, body(*[(role, joined if text is parts else text) for role, text in turns]))
+        assert prompt.base.messages == plain.base.messages == number
+        for each in (prompt, plain):
+            router.reader.remember(each)
+            assert await tokenized_first(worker, each, 5)
+        assert prompt.end.token == plain.end.token
+        assert prompt.end.text != plain.end.text
 
 
 async def test_an_attempt_without_a_first_token_teaches_nothing() -> None:

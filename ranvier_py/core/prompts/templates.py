@@ -150,8 +150,7 @@ def parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def normalise_tool(tool: Any) -> Any:
     """Return a tool as vLLM gives it to the template, whatever a client left out, added or reordered.
 
-    A tool that is no function stays as it came. SGLang keeps the client's order and adds a member of its own
-    (`defer_loading`), so tokens of prompts with tools are only estimates for SGLang.
+    A tool that is no function stays as it came.
     """
     function = tool.get("function") if type(tool) is dict and tool.get("type", "function") == "function" else None
     if type(function) is not dict:
@@ -162,6 +161,39 @@ def normalise_tool(tool: Any) -> Any:
     found.update({name: value for name, value in more.items() if value is not None})
     outer = {"type": "function", "function": found}
     return outer if deferred is None else {**outer, "defer_loading": deferred}
+
+
+def sglang_tool(tool: Any, lacking: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a tool as SGLang gives it to the template: in the client's order. None for what is no function.
+
+    `lacking`: members that come first, with these values if the client left them out.
+    Source: SGLang 0.5.23, `Tool` and `Function` in entrypoints/openai/protocol.py.
+    """
+    function = tool.get("function") if type(tool) is dict else None
+    if type(function) is not dict:
+        return None
+    function, deferred = {**lacking, **function}, tool.get("defer_loading")
+    names = (*[name for name in function if name in SGLANG_MEMBERS], *SGLANG_MEMBERS)
+    found = {name: function.get(name) for name in names}
+    if found["defer_loading"] is None:
+        found["defer_loading"] = deferred
+    found = {name: value for name, value in found.items() if value is not None or name not in SGLANG_OPTIONAL}
+    return {"type": tool.get("type", "function"), "function": found, "defer_loading": deferred}
+
+
+SGLANG_OPTIONAL = ("strict", "defer_loading")
+SGLANG_MEMBERS = ("description", "name", "parameters", *SGLANG_OPTIONAL)
+"""All members of a function, in the order in which SGLang adds those that a client left out."""
+
+
+def sglang_texts(message: Message, parts: bool) -> Message:
+    """Return a message whose texts are joined by blanks, as in SGLang, where the template does not read `parts`."""
+    content = message.get("content")
+    if type(content) is not list or (parts and message.get("role") != "tool"):
+        return message
+    texts = [part.get("text") if type(part) is dict and part.get("type") == "text" else None for part in content]
+    joined = [text for text in texts if type(text) is str]
+    return {**message, "content": " ".join(joined)} if len(joined) == len(content) else message
 
 
 def thinks(message: Message) -> bool:

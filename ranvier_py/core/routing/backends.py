@@ -193,6 +193,11 @@ class Registry:
         serving = [backend for backend in self if backend.serves(model)]
         return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
 
+    def is_of_sglang(self, model: str) -> bool:
+        """Whether all backends that may serve `model` are SGLang's, by their model cards."""
+        owners = self.engines(model)[1]
+        return bool(owners) and all("sglang" in each for each in owners)
+
     def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
         """Return the pool for `model` ("" = any), cached until the version changes. With `exclude` it is not cached."""
         if now >= self.wake_at:

@@ -80,6 +80,7 @@ class TokenizeJob(NamedTuple):
     streamed: bool = False
     chunked: bool = False
     bare: bool = False  # tokenize the text without special tokens
+    by_sglang: bool = False  # the engines of its model are SGLang's, which prints tools and texts in its own way
 
 
 class TokenizeResult(NamedTuple):
@@ -93,7 +94,12 @@ class TokenizeResult(NamedTuple):
 
 
 def job_of(
-    prompt: Prompt, answer: bytes | None = None, *, chunked: bool = False, with_body: bool = False
+    prompt: Prompt,
+    answer: bytes | None = None,
+    *,
+    chunked: bool = False,
+    with_body: bool = False,
+    by_sglang: bool = False,
 ) -> tuple[Boundary, TokenizeJob]:
     """Return the boundary that the segments continue from, and the job for a prompt that is not opaque."""
     end = prompt.end
@@ -103,7 +109,7 @@ def job_of(
     assert state is not None
     assert root is not None
     place = (prompt.api, end.length, ancestor.messages, state, root.total)
-    return ancestor, TokenizeJob(*place, content, body, answer, prompt.stream, chunked, prompt.bare)
+    return ancestor, TokenizeJob(*place, content, body, answer, prompt.stream, chunked, prompt.bare, by_sglang)
 
 
 def contents(prompt: Prompt, ancestor: Boundary, *, with_body: bool) -> tuple[bytes | None, bytes]:

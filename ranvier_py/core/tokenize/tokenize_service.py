@@ -6,8 +6,8 @@ of it, fails its own job at most (FAILED); the other jobs of the batch are done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import orjson
 
@@ -16,8 +16,8 @@ from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.body_members import template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api, hoisted
-from ranvier_py.core.prompts.templates import normalise_tool
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, is_kind, lead_of
+from ranvier_py.core.prompts.templates import normalise_tool, sglang_texts, sglang_tool
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
 TEXTS = ("completion", "generate")
@@ -35,11 +35,12 @@ class Tokenizer(Protocol):
 class TokenizeWork:
     """One job in progress."""
 
-    __slots__ = ("answer", "hoists_system", "is_whole", "job", "messages", "segments", "tokenized")
+    __slots__ = ("answer", "hoists_system", "is_whole", "job", "messages", "reads_parts", "segments", "tokenized")
 
-    def __init__(self, job: TokenizeJob, *, hoists_system: bool = False) -> None:
+    def __init__(self, job: TokenizeJob, *, hoists_system: bool = False, reads_parts: bool = False) -> None:
         self.job = job
         self.hoists_system = hoists_system
+        self.reads_parts = reads_parts
         self.answer: Answer = NOTHING
         self.messages: Sequence[Message] = ()  # to be tokenized: those after the known ones, or all if `is_whole`
         self.is_whole = False
@@ -52,8 +53,10 @@ class TokenizeWork:
         if job.answer is not None:
             self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
         if job.kind not in TEXTS and job.content is not None:
-            new = self.chat().messages[job.known :] if job.body else [*orjson.loads(job.content), *self.answered]
-            self.messages = new
+            if job.body:
+                self.messages = self.chat().messages[job.known :]
+            else:
+                self.messages = self._as_given([*orjson.loads(job.content), *self.answered])
 
     @property
     def answered(self) -> Sequence[Message]:
@@ -76,9 +79,13 @@ class TokenizeWork:
         """Return the whole conversation, with the answer. Raises BodyNeeded."""
         if not self.job.body:
             raise BodyNeeded
-        chat = chat_of(self.job.body, APIS[self.job.kind])
+        chat = chat_of(self.job.body, APIS[self.job.kind], by_sglang=self.job.by_sglang)
         messages = hoisted(chat.messages) if self.hoists_system else chat.messages
-        return Chat([*messages, *self.answered], chat.tools, chat.template)
+        return Chat(self._as_given([*messages, *self.answered]), chat.tools, chat.template)
+
+    def _as_given(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages as the engine gives them to the template, as far as not all engines do the same."""
+        return [sglang_texts(each, self.reads_parts) for each in messages] if self.job.by_sglang else messages
 
     def tokenize_whole(self, tokenizer: Tokenizer) -> None:
         """Tokenize what is no tail: first contacts, completions, and tails that can't be rendered alone.
@@ -119,15 +126,20 @@ class BodyNeeded(TemplateRefused):
 class TokenizeService:
     """Does jobs, batch by batch. Several threads may call it if the tokenizer and the hasher allow that."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher, *, hoists_system: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, hasher: TokenHasher, *, hoists_system: bool = False, reads_parts: bool = False
+    ) -> None:
+        """`hoists_system`, `reads_parts`: what the template does (`TemplateProfile`)."""
         self._tokenizer = tokenizer
         self._hasher = hasher
         self._hoists_system = hoists_system
+        self._reads_parts = reads_parts
 
     def results(self, jobs: Sequence[TokenizeJob]) -> list[TokenizeResult]:
         """Return the result of each job. Raises nothing, whatever the jobs hold."""
         try:
-            return self._results([TokenizeWork(job, hoists_system=self._hoists_system) for job in jobs])
+            template = {"hoists_system": self._hoists_system, "reads_parts": self._reads_parts}
+            return self._results([TokenizeWork(job, **template) for job in jobs])
         except Exception:
             if len(jobs) > 1:  # one of them fails the batch: do each alone
                 return [result for job in jobs for result in self.results([job])]
@@ -183,11 +195,20 @@ class TokenizeService:
         return segments
 
 
-def chat_of(body: bytes, api: Api = CHAT) -> Chat:
+LACKING: Mapping[Api, Mapping[str, Any]] = {
+    MESSAGES: {"name": None, "description": "", "parameters": None},
+    RESPONSES: {"name": None, "description": None, "parameters": None},
+}
+"""Members that SGLang itself adds to a tool in this order; those of a chat come in the client's."""
+
+
+def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
     """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently.
 
-    Where `tool_choice` excludes tools, vLLM renders them by default, and SGLang does not. They are rendered here, and
-    no count of such an answer is compared (`counts_differ`).
+    Tools are as vLLM gives them to the template, or as SGLang does, which also puts lines between the texts of `system`
+    (0.5.23, entrypoints/anthropic/serving.py, entrypoints/openai/serving_responses.py). Where `tool_choice` excludes
+    tools, vLLM renders them by default, and SGLang does not. They are rendered here, and no count of such an answer is
+    compared (`counts_differ`).
     """
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
@@ -195,4 +216,17 @@ def chat_of(body: bytes, api: Api = CHAT) -> Chat:
     items, members = api.items(fields), api.members(fields)
     lead = members.get(LEAD, ()) if api.lead else ()
     tools = [normalise_tool(tool) for tool in members.get("tools") or ()]
+    if by_sglang:
+        found = (sglang_tool(tool, LACKING.get(api, {})) for tool in members.get("tools") or ())
+        tools = [tool for tool in found if tool is not None]
+        lead = sglang_lead(fields["system"]) if api is MESSAGES and lead else lead
     return Chat([*lead, *api.chat(items)], tools or None, template_members(fields))
+
+
+def sglang_lead(system: Any) -> Sequence[Message]:
+    """Return `system` of /v1/messages as SGLang's one message. Raises TemplateRefused where SGLang leaves it out."""
+    blocks = [block.get("text") for block in system if is_kind(block, "text")] if type(system) is list else [system]
+    texts = [text for text in blocks if type(text) is str and text]
+    if not texts or (type(system) is str and not system.strip()):
+        raise TemplateRefused("an empty system prompt")
+    return lead_of("\n".join(texts))
