@@ -1,12 +1,10 @@
 """SGLang's own RadixCache under mixed requests, without engine or model: what an index of its events has to equal.
 
     PYTHONPATH=. .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16]
-        [--seed N] [--dynamo-format] [--state-slots N [--extra-buffer]] | --tools JSON
+        [--seed N] [--dynamo-format] [--state-slots N [--extra-buffer]]
 
 Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
 has no build for this machine; an empty one stands in for it while SGLang is imported.
-
-With `--tools` there is one record: these tools as SGLang gives them to the template of a chat.
 
 With `--state-slots` it is the tree of a hybrid model, whose records are others:
 
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
-import json
 import sys
 import types
 from array import array
@@ -56,7 +53,6 @@ stand_in_for("torchvision", "torchvision.io", TRANSFORMS, f"{TRANSFORMS}.functio
 stand_in_for(f"{TRANSFORMS}.v2.functional")
 
 from sglang.srt.disaggregation.kv_events import KVEventBatch, namespaced_block_hash  # noqa: E402
-from sglang.srt.entrypoints.openai.protocol import Tool  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams, MatchResult  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.events import KvEventLoraNames  # noqa: E402
@@ -234,14 +230,8 @@ def main() -> None:
     parser.add_argument("--dynamo-format", action="store_true")
     parser.add_argument("--state-slots", type=int, default=0, help="a hybrid model, whose states are so many at most")
     parser.add_argument("--extra-buffer", action="store_true", help="whose mode is not no_buffer")
-    parser.add_argument("--tools", default="", help="the tools of a chat, in JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.tools:
-        oracle = Oracle(options)
-        oracle.write([Tool(**tool).model_dump() for tool in json.loads(options.tools)])
-        oracle.output.flush()
-        return
     if options.state_slots:
         hybrid = Hybrid(options)
         hybrid.run(options.requests)

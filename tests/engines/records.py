@@ -37,10 +37,10 @@ ENVIRONMENT = {
 }
 
 
-def records(engine: str, *arguments: object) -> Iterator[list[Any]]:
+def records(engine: str, *arguments: object, oracle: str = "") -> Iterator[list[Any]]:
     """All that an oracle writes; its process is gone at the end. Fails when they take too long."""
-    oracle = HERE / f"oracle_{engine}.py"
-    command = ("nice", "-n", "10", str(python_of(engine)), str(oracle), *map(str, arguments))
+    script = HERE / f"oracle_{oracle or engine}.py"
+    command = ("nice", "-n", "10", str(python_of(engine)), str(script), *map(str, arguments))
     deadline = time.monotonic() + ORACLE_S_MAX
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}) as process:
         assert process.stdout is not None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from itertools import combinations, permutations
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
-from ranvier_py.core.prompts.templates import sglang_tool
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, NO_BUFFER, CheckpointProfile
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
@@ -32,24 +29,6 @@ def test_the_residency_is_the_radix_tree(page: int, tokens: int, requests: int, 
     held, seen = compared("sglang", "--requests", requests, "--block-size", page, "--blocks", blocks, *more)
     assert seen.requests == requests
     assert held.removed > blocks, "nearly nothing was evicted: this proves nothing"
-
-
-def test_tools_are_printed_as_sglang_prints_them() -> None:
-    """Whatever a client left out, added or reordered."""
-    values = {"description": "d", "name": "f", "parameters": {"b": 1, "a": {}}, "strict": True, "defer_loading": False}
-    functions = [dict(zip(order, map(values.get, order), strict=True)) for order in permutations(values)]
-    functions += [{"name": "f", "x": 1, **{name: values[name] for name in some}} for some in powerset(values)]
-    functions += [{"name": "f", "strict": None, "defer_loading": None, "description": None}]
-    outer: list[dict[str, Any]] = [{"type": "function"}, {}, {"defer_loading": True}, {"defer_loading": None, "x": 1}]
-    tools = [{**more, "function": function} for function in functions for more in outer]
-    [printed] = records("sglang", "--tools", json.dumps(tools))
-    ours = [sglang_tool(tool, {}) for tool in tools]
-    assert json.dumps(ours) == json.dumps(printed), "in the same order, too"
-
-
-def powerset(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    every = tuple(names)
-    return (some for size in range(len(every) + 1) for some in combinations(every, size))
 
 
 def states_of(slots: int, *more: str) -> Iterator[list[Any]]:

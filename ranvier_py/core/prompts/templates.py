@@ -186,14 +186,33 @@ SGLANG_MEMBERS = ("description", "name", "parameters", *SGLANG_OPTIONAL)
 """All members of a function, in the order in which SGLang adds those that a client left out."""
 
 
-def sglang_texts(message: Message, parts: bool) -> Message:
-    """Return a message whose texts are joined by blanks, as in SGLang, where the template does not read `parts`."""
-    content = message.get("content")
-    if type(content) is not list or (parts and message.get("role") != "tool"):
+def sglang_message(message: Message, api: str, parts: bool) -> Message:
+    """Return a message of this API as SGLang gives it to the template, as far as vLLM does not do the same.
+
+    Texts are joined by blanks where the template does not read `parts`. A developer's message of /v1/responses becomes
+    the system's, with a label before its first text.
+    Source: SGLang 0.5.23, parser/jinja_template_utils.py, entrypoints/openai/responses_adapters.py.
+    """
+    content, role = message.get("content"), message.get("role")
+    if api == "responses" and role == "developer":
+        texts = content if type(content) is list else [{"type": "text", "text": content or ""}]
+        first = next((number for number, part in enumerate(texts) if is_text(part)), None)
+        label = {"type": "text", "text": DEVELOPER_LABEL}
+        if first is not None:
+            label["text"] += f"\n{texts[first]['text']}"
+        role, content = "system", [*texts[: first or 0], label, *texts[0 if first is None else first + 1 :]]
+    if type(content) is not list:
         return message
-    texts = [part.get("text") if type(part) is dict and part.get("type") == "text" else None for part in content]
-    joined = [text for text in texts if type(text) is str]
-    return {**message, "content": " ".join(joined)} if len(joined) == len(content) else message
+    if (role == "tool" or not parts) and all(map(is_text, content)):
+        content = " ".join(part["text"] for part in content)
+    return {**message, "role": role, "content": content}
+
+
+def is_text(part: Any) -> bool:
+    return type(part) is dict and part.get("type") == "text" and type(part.get("text")) is str
+
+
+DEVELOPER_LABEL = "Developer instructions:"
 
 
 def thinks(message: Message) -> bool:

@@ -16,8 +16,8 @@ from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.body_members import template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, is_kind, lead_of
-from ranvier_py.core.prompts.templates import normalise_tool, sglang_texts, sglang_tool
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, Api, hoisted, is_kind, lead_of
+from ranvier_py.core.prompts.templates import normalise_tool, sglang_message, sglang_tool
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
 TEXTS = ("completion", "generate")
@@ -85,7 +85,9 @@ class TokenizeWork:
 
     def _as_given(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages as the engine gives them to the template, as far as not all engines do the same."""
-        return [sglang_texts(each, self.reads_parts) for each in messages] if self.job.by_sglang else messages
+        if not self.job.by_sglang:
+            return messages
+        return [sglang_message(each, self.job.kind, self.reads_parts) for each in messages]
 
     def tokenize_whole(self, tokenizer: Tokenizer) -> None:
         """Tokenize what is no tail: first contacts, completions, and tails that can't be rendered alone.
@@ -195,11 +197,9 @@ class TokenizeService:
         return segments
 
 
-LACKING: Mapping[Api, Mapping[str, Any]] = {
-    MESSAGES: {"name": None, "description": "", "parameters": None},
-    RESPONSES: {"name": None, "description": None, "parameters": None},
-}
-"""Members that SGLang itself adds to a tool in this order; those of a chat come in the client's."""
+LACKING: Mapping[str, Any] = {"name": None, "description": None, "parameters": None, "strict": False}
+LACKING_OF: Mapping[str, Mapping[str, Any]] = {"messages": {**LACKING, "description": ""}, "responses": LACKING}
+"""Members that SGLang itself adds to a tool in this order, by API; those of a chat's come in the client's order."""
 
 
 def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
@@ -217,7 +217,7 @@ def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
     lead = members.get(LEAD, ()) if api.lead else ()
     tools = [normalise_tool(tool) for tool in members.get("tools") or ()]
     if by_sglang:
-        found = (sglang_tool(tool, LACKING.get(api, {})) for tool in members.get("tools") or ())
+        found = (sglang_tool(tool, LACKING_OF.get(api.name, {})) for tool in members.get("tools") or ())
         tools = [tool for tool in found if tool is not None]
         lead = sglang_lead(fields["system"]) if api is MESSAGES and lead else lead
     return Chat([*lead, *api.chat(items)], tools or None, template_members(fields))

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.errors import TemplateRefused
-from ranvier_py.core.prompts.boundaries import Chat
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api, hoisted
@@ -276,36 +274,6 @@ def test_a_conversation_is_tokenized_as_the_chat_that_engines_make_of_it() -> No
     ]
     plain = [([normalise(message, False) for message in chat.messages], chat.tools) for chat in chats]
     assert plain[0] == plain[1]
-
-
-def test_tools_and_leads_of_each_api_are_printed_as_sglang_prints_them() -> None:
-    """It keeps the order of a chat's client, and adds a member of its own; between texts of `system` it puts a line."""
-    function = {"name": "read", "description": "Reads.", "parameters": SCHEMA}
-    reordered = {"parameters": SCHEMA, "name": "read", "x": 1}
-
-    def chat(api: Api, tools: Sequence[object], **members: object) -> Chat:
-        return chat_of(body_of(api, [user("hi")], tools=tools, **members), api, by_sglang=True)
-
-    def printed(**found: object) -> str:
-        return json.dumps([{"type": "function", "function": found, "defer_loading": None}])
-
-    for api, tools in ((CHAT, CHAT_TOOLS), (MESSAGES, CLAUDE_TOOLS), (RESPONSES, FLAT_TOOLS)):
-        assert json.dumps(chat(api, tools).tools) == printed(**function)
-    assert json.dumps(chat(CHAT, [{"function": reordered}]).tools) == printed(
-        parameters=SCHEMA, name="read", description=None
-    )
-    bare = {"input_schema": SCHEMA, "name": "read"}
-    assert json.dumps(chat(MESSAGES, [bare]).tools) == printed(name="read", description="", parameters=SCHEMA)
-    bare = {"type": "function", "parameters": SCHEMA, "name": "read"}
-    assert json.dumps(chat(RESPONSES, [bare]).tools) == printed(name="read", description=None, parameters=SCHEMA)
-    assert not chat(MESSAGES, [{"type": "web_search_20250305", "name": "web_search"}]).tools
-    blocks = [text("Be"), text(""), {"type": "image"}, text("brief.")]
-    assert [each["content"] for each in chat(MESSAGES, CLAUDE_TOOLS, system=blocks).messages] == ["Be\nbrief.", "hi"]
-    assert [each["content"] for each in chat(MESSAGES, CLAUDE_TOOLS, system="Be").messages] == ["Be", "hi"]
-    assert [each["content"] for each in chat(MESSAGES, CLAUDE_TOOLS).messages] == ["hi"]
-    for empty in (" ", [text("")], [{"type": "image"}]):
-        with pytest.raises(TemplateRefused):
-            chat(MESSAGES, CLAUDE_TOOLS, system=empty)
 
 
 @pytest.mark.parametrize("members", [{"system": "Be long."}, {"tools": CLAUDE_TOOLS}, {"cache_salt": "a"}])

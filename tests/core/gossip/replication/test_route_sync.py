@@ -401,11 +401,17 @@ def position(node: RouteNode, now: float = 10.0) -> int:
 STATE_AT_64 = mark_of(CheckpointKind.DECODE_END)
 
 
+def learn_checkpoint(node: RouteNode, depth: int = 64) -> None:
+    """By an answer of this node."""
+    learned = checkpoints_of(node).index.learn(CHAT, [(depth, STATE_AT_64)], 10.0)
+    node.checkpoints._announce(checkpoints_of(node), node.engine().id, learned)
+
+
 def test_a_checkpoint_is_known_by_peers_and_lost_apart_from_its_route() -> None:
     first, second = two()
     first.serve(CHAT)
     own, engine = checkpoints_of(first), first.engine()
-    first.checkpoints._announce(own, engine.id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    learn_checkpoint(first)
     assert position(second) == 0
     first.send(second)
     assert position(second) == 64
@@ -420,8 +426,7 @@ def test_a_checkpoint_is_known_by_peers_and_lost_apart_from_its_route() -> None:
 
 def test_a_peer_believes_a_checkpoint_for_as_long_as_who_learned_it() -> None:
     first, second = two()
-    own = checkpoints_of(first)
-    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    learn_checkpoint(first)
     checkpoints_of(second)
     first.send(second, now=500.0)
     assert (position(second, 609.0), position(second, 611.0)) == (64, 0)
@@ -470,11 +475,11 @@ def test_rows_of_different_ages_do_not_age_each_other() -> None:
 def test_checkpoints_of_an_earlier_process_and_of_attention_are_not_taken() -> None:
     first, second = two()
     own = checkpoints_of(first)
-    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    learn_checkpoint(first)
     first.send(second)
     assert not second.checkpoints.known
     own.index.clear()
-    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    learn_checkpoint(first)
     checkpoints_of(second)
     second.restart(11.0)
     first.send(second, now=12.0)
@@ -484,8 +489,7 @@ def test_checkpoints_of_an_earlier_process_and_of_attention_are_not_taken() -> N
 def test_marks_that_nobody_fetches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "QUEUE_MAX", 4)
     node, _ = two()
-    own = checkpoints_of(node)
     for depth in (64, 32, 16):
-        node.checkpoints._announce(own, node.engine().id, own.index.learn(CHAT, [(depth, STATE_AT_64)], 10.0))
+        learn_checkpoint(node, depth)
     assert len(node.checkpoints.new) == 4
     assert node.checkpoints.counters.dropped == 2
