@@ -104,7 +104,8 @@ def summed(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def measure_apis(urls: list[str], tokenizer: str | Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the processor time in µs that a request costs a node by each API: medians, and ratios to a chat's.
+    """Return the processor time in µs that a request costs a node by each API: its median, and the median of its ratios
+    to that of chats in the same turn, since other work of the machine affects both alike.
 
     Each API has its own node: otherwise what one API's node learns later would be counted for the next API.
     """
@@ -120,9 +121,10 @@ def measure_apis(urls: list[str], tokenizer: str | Path, rounds: int, seconds: f
                     assert not run["failed"], "nothing fails where nothing is amiss"
                     if number >= 0:
                         spent[path].append(run["processor_us"])
-        medians = {path: statistics.median(each) for path, each in spent.items()}
-        for path, median in medians.items():
-            times = {"processor_us": round(median, 1), "times_chat": round(median / medians[API_PATHS[0]], 3)}
+        chats = spent[API_PATHS[0]]
+        for path, each in spent.items():
+            ratio = statistics.median(own / chat for own, chat in zip(each, chats, strict=True))
+            times = {"processor_us": round(statistics.median(each), 1), "times_chat": round(ratio, 3)}
             found[f"{path}, {size // 1000} kB"] = times
             show_row({"api": path, "bytes": size, **times})
     return found
