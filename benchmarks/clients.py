@@ -69,12 +69,15 @@ Start = Callable[[ExitStack, Sequence[str]], list[str]]
 """Starts routers for these engines. Returns the routers' URLs."""
 
 
-async def routed(start: Start, requests: Sequence[AgentRequest]) -> Reuse | str:
-    """Send the requests through new routers to empty engines. Returns what was reused, or why they were refused."""
+async def routed(start: Start, requests: Sequence[AgentRequest], ports: Sequence[int] = ()) -> Reuse | str:
+    """Send the requests through new routers to empty engines, at these ports if there are any.
+
+    Returns what was reused, or why they were refused.
+    """
     with ExitStack() as stack:
         async with trio.open_nursery() as nursery:
             fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
-            await fleet.start(nursery)
+            await fleet.start(nursery, ports)
             urls = await trio.to_thread.run_sync(start, stack, fleet.urls)
             await trio.sleep(SETTLE_S)
             found: Reuse | str = ""
@@ -175,12 +178,13 @@ def mended_part(counts: Sequence[int], shapes: Sequence[str]) -> dict[str, Any]:
         for breaker, shape in [(each, shape) for each in BREAKERS for shape in each.shapes if shape in shapes]:
             row: dict[str, Any] = {"breaker": breaker.name, "rule": breaker.rule, "shape": shape, "nodes": count}
             recorded, rules = requests_of(shape, MODEL), (f"{breaker.rule}=rewrite",)
+            ports = [free_port() for _ in range(ENGINES)]  # they decide ties, so all runs of a row have the same
             for name, change, on in (
                 ("without", breaker.clean, ()),
                 ("broken", breaker.broken, ()),
                 ("mended", breaker.broken, rules),
             ):
-                reuse = trio.run(routed, partial(nodes, count=count, rules=on), breaking(recorded, change))
+                reuse = trio.run(routed, partial(nodes, count=count, rules=on), breaking(recorded, change), ports)
                 assert isinstance(reuse, Reuse), reuse
                 row[name] = round(reuse.reused / reuse.tokens, 4)
             show_row(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import trio
 from orjson import loads
@@ -114,9 +115,10 @@ class EngineFleet:
             config = EngineConfig(f"engine-{number}", (MODEL,), limits, tokens_max=CACHE_TOKENS, answer_tokens=(8, 24))
             self.engines.append(WatchedEngine(config, words, self, number))
 
-    async def start(self, nursery: trio.Nursery) -> None:
-        for engine in self.engines:
-            host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
+    async def start(self, nursery: trio.Nursery, ports: Sequence[int] = ()) -> None:
+        """`ports`: one for each engine, 0 for any free one; any free ones by default."""
+        for engine, wanted in zip(self.engines, ports or repeat(0), strict=False):
+            host, port = await nursery.start(serve, engine, "127.0.0.1", wanted)
             self.urls.append(f"http://{host}:{port}")
 
     def forget(self) -> None:
