@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -23,7 +24,7 @@ def command_line(doc: str | None, *, seed: str = "", jobs: bool = False, quick: 
     """Make a parser with the benchmark's docstring as help, and with `--dry`; with `--jobs` if wanted; with `--seed`
     and `--quick` if these texts, which say what the options mean, are given."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(commit=commit())  # of the code that runs, whatever is changed meanwhile
+    commit()  # kept: of the code that runs, whatever is changed meanwhile
     parser.add_argument("--dry", action="store_true", help="print the result, and write no file")
     if seed:
         parser.add_argument("--seed", type=int, default=1, help=f"of {seed} (1)")
@@ -135,6 +136,7 @@ def processor() -> str:
     return platform.processor() or "unknown"
 
 
+@cache
 def commit() -> str:
     """Return the present commit, with «+changes» if tracked source differs from it; «unknown» outside a checkout."""
     try:

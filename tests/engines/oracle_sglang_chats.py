@@ -63,7 +63,7 @@ class Reader:
         request = ResponsesRequest(**body)
         messages = self.responses._construct_input_messages(request, None)
         tools = self.responses._response_tools_to_chat_tools(request)
-        choice = "auto" if tools else "none"
+        choice = self.responses._chat_tool_choice(request.effective_tool_choice()) if tools else "none"
         return ChatCompletionRequest(model=request.model, messages=messages, tools=tools or None, tool_choice=choice)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.engines.records import records
 pytestmark = pytest.mark.engines("sglang")
 
 KEY = b"k" * 32
+CLAUDE_CHOICES = ({"type": "none"}, {"type": "auto"}, {"type": "any"})
 Body = tuple[str, dict[str, Any]]
 """The API, and a body of it."""
 
@@ -87,6 +88,16 @@ def test_tools_become_the_tokens_that_sglang_makes_of_them(tokenizer: ChatTokeni
         flat = [{"type": "function", "parameters": schema, "name": "f", **more}]
         bodies.append(("messages", {"model": "m", "max_tokens": 9, "messages": user, "tools": custom}))
         bodies.append(("responses", {"model": "m", "input": user, "tools": flat}))
+    two = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in "fg"]
+    one, others = {"name": "g"}, ("none", "auto", "required")
+    custom = [{"name": name, "input_schema": schema} for name in "fg"]
+    flat = [{"type": "function", "name": name, "parameters": schema} for name in "fg"]
+    asked: list[tuple[str, dict[str, Any], Sequence[object]]] = [
+        ("chat", {"messages": user, "tools": two}, (*others, {"type": "function", "function": one})),
+        ("messages", {"messages": user, "tools": custom, "max_tokens": 9}, (*CLAUDE_CHOICES, {"type": "tool", **one})),
+        ("responses", {"input": user, "tools": flat}, (*others, {"type": "function", **one})),
+    ]
+    bodies += [(api, {"model": "m", **body, "tool_choice": choice}) for api, body, some in asked for choice in some]
     compare(bodies, tokenizer, tmp_path)
 
 

@@ -195,8 +195,13 @@ class Registry:
 
     def is_of_sglang(self, model: str) -> bool:
         """Whether all backends that may serve `model` are SGLang's, by their model cards."""
-        owners = self.engines(model)[1]
-        return bool(owners) and all("sglang" in each for each in owners)
+        serving = False
+        for backend in self:  # in most fleets the first one decides
+            if backend.serves(model):
+                if "sglang" not in backend.owners:
+                    return False
+                serving = True
+        return serving
 
     def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
         """Return the pool for `model` ("" = any), cached until the version changes. With `exclude` it is not cached."""

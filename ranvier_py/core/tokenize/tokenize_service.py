@@ -13,7 +13,7 @@ import orjson
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
-from ranvier_py.core.prompts.body_members import template_members
+from ranvier_py.core.prompts.body_members import limited_tools, member_of, template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, Api, hoisted, is_kind, lead_of
@@ -206,9 +206,9 @@ def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
     """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently.
 
     Tools are as vLLM gives them to the template, or as SGLang does, which also puts lines between the texts of `system`
-    (0.5.23, entrypoints/anthropic/serving.py, entrypoints/openai/serving_responses.py). Where `tool_choice` excludes
-    tools, vLLM renders them by default, and SGLang does not. They are rendered here, and no count of such an answer is
-    compared (`counts_differ`).
+    (0.5.23, entrypoints/anthropic/serving.py, entrypoints/openai/serving_responses.py). Tools that `tool_choice`
+    excludes are rendered by vLLM, by default, and not by SGLang; no count of such an answer is compared
+    (`counts_differ`).
     """
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
@@ -217,10 +217,19 @@ def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
     lead = members.get(LEAD, ()) if api.lead else ()
     tools = [normalise_tool(tool) for tool in members.get("tools") or ()]
     if by_sglang:
-        found = (sglang_tool(tool, LACKING_OF.get(api.name, {})) for tool in members.get("tools") or ())
-        tools = [tool for tool in found if tool is not None]
+        tools = sglang_tools(members.get("tools") or (), fields.get("tool_choice"), api)
         lead = sglang_lead(fields["system"]) if api is MESSAGES and lead else lead
     return Chat([*lead, *api.chat(items)], tools or None, template_members(fields))
+
+
+def sglang_tools(tools: Sequence[Any], choice: Any, api: Api) -> list[Any]:
+    """Return the tools that SGLang gives to the template. A choice of one tool excludes the others."""
+    limited = limited_tools(choice)
+    if limited == "none":
+        return []
+    found = [sglang_tool(tool, LACKING_OF.get(api.name, {})) for tool in tools]
+    name = member_of(member_of(limited, "function") or limited, "name")
+    return [tool for tool in found if tool is not None and name in (None, tool["function"]["name"])]
 
 
 def sglang_lead(system: Any) -> Sequence[Message]:

@@ -40,6 +40,9 @@ def test_tools_and_leads_of_each_api_are_printed_as_sglang_prints_them() -> None
     assert json.dumps(chat(RESPONSES, [flat]).tools) == printed(
         name="read", description=None, parameters=SCHEMA, strict=True
     )
+    other = {"type": "function", "function": {"name": "write"}}
+    for choice, left in (("auto", 2), ("none", 0), ({"type": "function", "function": {"name": "write"}}, 1)):
+        assert len(chat(CHAT, [*CHAT_TOOLS, other], tool_choice=choice).tools or ()) == left
     assert not chat(MESSAGES, [{"type": "web_search_20250305", "name": "web_search"}]).tools
     blocks = [text("Be"), text(""), {"type": "image"}, text("brief.")]
     assert [each["content"] for each in chat(MESSAGES, CLAUDE_TOOLS, system=blocks).messages] == ["Be\nbrief.", "hi"]
