@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import trio
 from orjson import loads
@@ -116,8 +115,8 @@ class EngineFleet:
             self.engines.append(WatchedEngine(config, words, self, number))
 
     async def start(self, nursery: trio.Nursery, ports: Sequence[int] = ()) -> None:
-        """`ports`: one for each engine, 0 for any free one; any free ones by default."""
-        for engine, wanted in zip(self.engines, ports or repeat(0), strict=False):
+        """`ports`: one for each engine; any free ones by default."""
+        for engine, wanted in zip(self.engines, ports or [0] * len(self.engines), strict=True):
             host, port = await nursery.start(serve, engine, "127.0.0.1", wanted)
             self.urls.append(f"http://{host}:{port}")
 

@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 from cluster.agents.agent_shapes import names, requests_of
-from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_apis import APIS
-from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.tokenize.tokenize_job import job_of
 from ranvier_py.core.tokenize.tokenize_service import TokenizeWork
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
+from tests.core.prompts.test_request_apis import reader
 from tests.engines.records import records
 
 pytestmark = pytest.mark.engines("sglang")
 
-KEY = b"k" * 32
 CLAUDE_CHOICES = ({"type": "none"}, {"type": "auto"}, {"type": "any"})
 Body = tuple[str, dict[str, Any]]
 """The API, and a body of it."""
@@ -41,10 +39,7 @@ def compare(bodies: list[Body], tokenizer: ChatTokenizer, folder: Path) -> None:
     assert [found for found in theirs if found[0] is None] == []
     assert len(theirs) == len(bodies)
     for (api, body), (tokens,) in zip(bodies, theirs, strict=True):
-        reader = PromptReader(
-            TextHasher(KEY), TokenHasher(KEY), PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=7
-        )
-        prompt = reader.chat(json.dumps(body).encode(), api=APIS[api])
+        prompt = reader().chat(json.dumps(body).encode(), api=APIS[api])
         _, job = job_of(prompt, with_body=True, by_sglang=True)
         ours = tokenizer.tokenize(TokenizeWork(job, reads_parts=tokenizer.profile.parts).chat()).ids.tolist()
         assert ours == tokens[: len(ours)], (api, body)
@@ -53,13 +48,13 @@ def compare(bodies: list[Body], tokenizer: ChatTokenizer, folder: Path) -> None:
 
 def of_agents() -> Iterator[Body]:
     """All but those with sealed reasoning, which SGLang opens or leaves out. Fillers of options are no valid ones."""
-    apis = {"/v1/chat/completions": "chat", "/v1/messages": "messages", "/v1/responses": "responses"}
     for name in names():
         for request in requests_of(name, "m")[::3]:
             body = json.loads(request.body)
             items = body.get("input") or ()
             if not any("encrypted_content" in item for item in items):
-                yield apis[request.path], {name: body[name] for name in body if name not in ("reasoning", "include")}
+                kept = {name: body[name] for name in body if name not in ("reasoning", "include")}
+                yield PATHS[request.path.encode()].reader, kept
 
 
 def test_bodies_of_real_agents_become_the_tokens_that_sglang_makes_of_them(

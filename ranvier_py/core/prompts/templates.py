@@ -163,58 +163,6 @@ def normalise_tool(tool: Any) -> Any:
     return outer if deferred is None else {**outer, "defer_loading": deferred}
 
 
-def sglang_tool(tool: Any, lacking: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a tool as SGLang gives it to the template: in the client's order. None for what is no function.
-
-    `lacking`: members that come first, with these values if the client left them out.
-    Source: SGLang 0.5.23, `Tool` and `Function` in entrypoints/openai/protocol.py.
-    """
-    function = tool.get("function") if type(tool) is dict else None
-    if type(function) is not dict:
-        return None
-    function, deferred = {**lacking, **function}, tool.get("defer_loading")
-    names = (*[name for name in function if name in SGLANG_MEMBERS], *SGLANG_MEMBERS)
-    found = {name: function.get(name) for name in names}
-    if found["defer_loading"] is None:
-        found["defer_loading"] = deferred
-    found = {name: value for name, value in found.items() if value is not None or name not in SGLANG_OPTIONAL}
-    return {"type": tool.get("type", "function"), "function": found, "defer_loading": deferred}
-
-
-SGLANG_OPTIONAL = ("strict", "defer_loading")
-SGLANG_MEMBERS = ("description", "name", "parameters", *SGLANG_OPTIONAL)
-"""All members of a function, in the order in which SGLang adds those that a client left out."""
-
-
-def sglang_message(message: Message, api: str, parts: bool) -> Message:
-    """Return a message of this API as SGLang gives it to the template, as far as vLLM does not do the same.
-
-    Texts are joined by blanks where the template does not read `parts`. A developer's message of /v1/responses becomes
-    the system's, with a label before its first text.
-    Source: SGLang 0.5.23, parser/jinja_template_utils.py, entrypoints/openai/responses_adapters.py.
-    """
-    content, role = message.get("content"), message.get("role")
-    if api == "responses" and role == "developer":
-        texts = content if type(content) is list else [{"type": "text", "text": content or ""}]
-        first = next((number for number, part in enumerate(texts) if is_text(part)), None)
-        label = {"type": "text", "text": DEVELOPER_LABEL}
-        if first is not None:
-            label["text"] += f"\n{texts[first]['text']}"
-        role, content = "system", [*texts[: first or 0], label, *texts[0 if first is None else first + 1 :]]
-    if type(content) is not list:
-        return message
-    if (role == "tool" or not parts) and all(map(is_text, content)):
-        content = " ".join(part["text"] for part in content)
-    return {**message, "role": role, "content": content}
-
-
-def is_text(part: Any) -> bool:
-    return type(part) is dict and part.get("type") == "text" and type(part.get("text")) is str
-
-
-DEVELOPER_LABEL = "Developer instructions:"
-
-
 def thinks(message: Message) -> bool:
     """Whether a message carries reasoning, which later turns may leave out."""
     if message.get("role") != "assistant":

@@ -6,18 +6,19 @@ of it, fails its own job at most (FAILED); the other jobs of the batch are done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import orjson
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
-from ranvier_py.core.prompts.body_members import limited_tools, member_of, template_members
+from ranvier_py.core.prompts.body_members import template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, Api, hoisted, is_kind, lead_of
-from ranvier_py.core.prompts.templates import normalise_tool, sglang_message, sglang_tool
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, MESSAGES, Api, hoisted
+from ranvier_py.core.prompts.templates import normalise_tool
+from ranvier_py.core.tokenize.sglang_form import sglang_lead, sglang_message, sglang_tools
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
 TEXTS = ("completion", "generate")
@@ -53,10 +54,11 @@ class TokenizeWork:
         if job.answer is not None:
             self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
         if job.kind not in TEXTS and job.content is not None:
-            if job.body:
-                self.messages = self.chat().messages[job.known :]
-            else:
-                self.messages = self._as_given([*orjson.loads(job.content), *self.answered])
+            self.messages = (
+                self.chat().messages[job.known :]
+                if job.body
+                else self._as_given([*orjson.loads(job.content), *self.answered])
+            )
 
     @property
     def answered(self) -> Sequence[Message]:
@@ -197,45 +199,21 @@ class TokenizeService:
         return segments
 
 
-LACKING: Mapping[str, Any] = {"name": None, "description": None, "parameters": None, "strict": False}
-LACKING_OF: Mapping[str, Mapping[str, Any]] = {"messages": {**LACKING, "description": ""}, "responses": LACKING}
-"""Members that SGLang itself adds to a tool in this order, by API; those of a chat's come in the client's order."""
-
-
 def chat_of(body: bytes, api: Api = CHAT, *, by_sglang: bool = False) -> Chat:
     """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently.
 
-    Tools are as vLLM gives them to the template, or as SGLang does, which also puts lines between the texts of `system`
-    (0.5.23, entrypoints/anthropic/serving.py, entrypoints/openai/serving_responses.py). Tools that `tool_choice`
-    excludes are rendered by vLLM, by default, and not by SGLang; no count of such an answer is compared
-    (`counts_differ`).
+    Tools and lead are as vLLM gives them to the template, or as SGLang does. Tools that `tool_choice` excludes are
+    rendered by vLLM, by default, and not by SGLang; no count of such an answer is compared (`counts_differ`).
     """
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
         raise TemplateRefused("the tokenizer is to add to what the template prints")
     items, members = api.items(fields), api.members(fields)
     lead = members.get(LEAD, ()) if api.lead else ()
-    tools = [normalise_tool(tool) for tool in members.get("tools") or ()]
+    tools = members.get("tools") or ()
     if by_sglang:
-        tools = sglang_tools(members.get("tools") or (), fields.get("tool_choice"), api)
+        tools = sglang_tools(tools, fields.get("tool_choice"), api.name)
         lead = sglang_lead(fields["system"]) if api is MESSAGES and lead else lead
+    else:
+        tools = [normalise_tool(tool) for tool in tools]
     return Chat([*lead, *api.chat(items)], tools or None, template_members(fields))
-
-
-def sglang_tools(tools: Sequence[Any], choice: Any, api: Api) -> list[Any]:
-    """Return the tools that SGLang gives to the template. A choice of one tool excludes the others."""
-    limited = limited_tools(choice)
-    if limited == "none":
-        return []
-    found = [sglang_tool(tool, LACKING_OF.get(api.name, {})) for tool in tools]
-    name = member_of(member_of(limited, "function") or limited, "name")
-    return [tool for tool in found if tool is not None and name in (None, tool["function"]["name"])]
-
-
-def sglang_lead(system: Any) -> Sequence[Message]:
-    """Return `system` of /v1/messages as SGLang's one message. Raises TemplateRefused where SGLang leaves it out."""
-    blocks = [block.get("text") for block in system if is_kind(block, "text")] if type(system) is list else [system]
-    texts = [text for text in blocks if type(text) is str and text]
-    if not texts or (type(system) is str and not system.strip()):
-        raise TemplateRefused("an empty system prompt")
-    return lead_of("\n".join(texts))

@@ -10,7 +10,7 @@ import pytest
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat
 from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
-from ranvier_py.core.prompts.templates import sglang_message
+from ranvier_py.core.tokenize.sglang_form import sglang_message
 from ranvier_py.core.tokenize.tokenize_service import chat_of
 from tests.core.prompts.test_request_apis import CHAT_TOOLS, CLAUDE_TOOLS, FLAT_TOOLS, SCHEMA, body_of, text, user
 
