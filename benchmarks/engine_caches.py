@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.harness.bench import command_line, finish, show_row
-from benchmarks.workloads.workloads import ENGINES, WORKLOADS, Workload
+from benchmarks.workloads.workloads import DELAY, ENGINES, WORKLOADS, Workload
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
 from ranvier_py.replay.oracles import ORACLES
@@ -42,9 +42,6 @@ DRAWS_OF_NODES = {1: 8, 4: 6}
 """Runs with the smallest caches, by number of nodes; one run with others. With a few hundred requests a run is chaotic:
 one request that is placed elsewhere changes all later evictions, and the hit rate varies by up to two points. Each draw
 has another seed, which decides ties and the nodes that requests come to, and arrivals a little slower (DELAY)."""
-
-DELAY = 0.002
-"""How much slower the arrivals of each draw are than those of the one before, as a share."""
 
 LOAD = 0.7
 """Share of the capacity at which queues matter and nothing saturates."""

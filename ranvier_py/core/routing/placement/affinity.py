@@ -3,14 +3,15 @@
 *A chat's own history* is a prefix from which no other prompt goes on. It goes to its deepest holder; among equally deep
 ones to the least loaded, then to the first in rendezvous order. A holder is too busy
 
-- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2);
-- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and the predicted time at
-  another backend (of `ttft`: own and others') is certainly less, by more than it takes to compute the prefix anew
-  there: a second copy takes the cache room of another chat's history.
+- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (8);
+- by work, when requests wait there, and the predicted time at another backend (of `ttft`: own and others') is certainly
+  less, by more than it takes to compute the prefix anew there: a second copy takes the cache room of another chat's
+  history.
 
 In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
 with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
-load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping. Loads are
+load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping: eight that
+decode delay a first token less than computing the prefix anew does, and those that wait count as work. Loads are
 compared per unit of weight. At least half of the candidates are at or below the median, so there always is one that is
 not too busy. The table learns who served, not who was preferred.
 
@@ -19,8 +20,8 @@ the predicted time is least, in which held tokens cost nothing, so it gets furth
 prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree
 on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is
 better than both. A prompt of one message has no such home. A request without any prefix goes to one of the least
-loaded. Backends that are too busy by requests are left out, but a holder of a shared prefix may have SHARED_FLOOR more.
-Of many backends only the holders and the least busy are compared.
+loaded. Backends that are too busy by requests are left out. Of many backends only the holders and the least busy are
+compared.
 
 `placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
 match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.
@@ -51,10 +52,6 @@ LIGHTEST = 8
 """So many of the least loaded backends are weighed, and so many holders: the best of eight that have little to do is
 nearly as good as the best of all."""
 
-SHARED_FLOOR = 8
-"""How many more requests a holder of a shared prefix may bear: so many decoding ones delay a first token less than
-computing the prefix anew does, and waiting ones are in the predicted time."""
-
 
 @dataclass(frozen=True, slots=True)
 class AffinityOptions(Options):
@@ -67,7 +64,7 @@ class AffinityOptions(Options):
         one_of=("median", "least"),
     )
     divert_factor: float = option(2.0, "times the median that a holder may bear", least=1.0, most=1000.0)
-    divert_floor: int = option(2, "requests above that before it is left", most=1_000_000)
+    divert_floor: int = option(8, "requests above that before it is left", most=1_000_000)
     median: str = option(
         "upper",
         "of an even number of loads: the upper one, the lower one, or the middle of both",
@@ -138,10 +135,8 @@ class Affinity(Policy):
     def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
         """Choose the backend with the least predicted time if the holder is too busy by work; None if it is not."""
         by_time, holder = self.by_time, candidates[position]
-        tokens = [candidate.pending_tokens / candidate.weight for candidate in candidates]
-        by_time.waits(match, holder, sum(tokens) / len(tokens))
-        if tokens[position] <= self.options.divert_factor * median_of(tokens, self.options.median):
-            return None
+        tokens = sum([candidate.pending_tokens / candidate.weight for candidate in candidates]) / len(candidates)
+        by_time.waits(match, holder, tokens)
         among = self.lightest(match, candidates, loads, [position])
         holders = match.more_holders()
         weighed = by_time.weigh(among, match, holders, candidates)
@@ -157,7 +152,7 @@ class Affinity(Policy):
         if 2 * first.tokens >= match.prompt_tokens and candidates[position_of(first.backend, candidates)].load == 0:
             return Choice(first.backend, "affinity", first.tokens)
         loads, holders = relative_loads(candidates), match.more_holders()
-        among = self.lightest(match, candidates, loads, positions_of(holders, candidates), SHARED_FLOOR)
+        among = self.lightest(match, candidates, loads, positions_of(holders, candidates))
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
         tokens = held_tokens(holders, chosen)
@@ -186,10 +181,10 @@ class Affinity(Policy):
     # --- load ---------------------------------------------------------------------------------------------------------
 
     def lightest(
-        self, match: Match, candidates: Sequence[Candidate], loads: Floats, besides: Sequence[int], more: int = 0
+        self, match: Match, candidates: Sequence[Candidate], loads: Floats, besides: Sequence[int]
     ) -> list[int]:
         """Return the positions of the LIGHTEST least loaded backends, and of as many of those in `besides`, without any
-        that is too busy by requests. Those in `besides` may bear so many requests `more`."""
+        that is too busy by requests."""
         bearable, floor = self.bearable(loads), self.options.divert_floor
         start = match.own % len(loads)  # each prompt looks at other ones of equally idle backends
         found: dict[int, None] = {}
@@ -198,7 +193,6 @@ class Affinity(Policy):
                 found[each] = None
                 if len(found) == LIGHTEST:
                     break
-        floor += more
         others = [each for each in besides if loads[each] <= bearable + floor / candidates[each].weight]
         found.update(dict.fromkeys(sorted(others, key=loads.__getitem__)[:LIGHTEST]))
         return list(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Choice, Match
-from ranvier_py.core.routing.placement.affinity import SHARED_FLOOR, Affinity, AffinityOptions
+from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
@@ -31,20 +31,20 @@ def test_the_deepest_holder_is_preferred_to_an_idle_backend() -> None:
     ("loads", "reason"),
     [
         ((0, 0, 0, 0), "affinity"),
-        ((2, 0, 0, 0), "affinity"),  # at the floor
-        ((3, 0, 0, 0), "diverted"),
-        ((10, 4, 4, 4), "affinity"),  # exactly 2 x 4 + 2
-        ((11, 4, 4, 4), "diverted"),
-        ((11, 0, 4, 4), "diverted"),  # sorted 0 4 4 11: the upper median is 4
-        ((12, 0, 5, 5), "affinity"),  # the upper median is 5: at most 12
+        ((8, 0, 0, 0), "affinity"),  # at the floor
+        ((9, 0, 0, 0), "diverted"),
+        ((16, 4, 4, 4), "affinity"),  # exactly 2 x 4 + 8
+        ((17, 4, 4, 4), "diverted"),
+        ((17, 0, 4, 4), "diverted"),  # sorted 0 4 4 17: the upper median is 4
+        ((18, 0, 5, 5), "affinity"),  # the upper median is 5: at most 18
         ((50, 50, 0, 0), "affinity"),  # the upper median is 50
-        ((3, 0), "diverted"),  # of two, the other one's load counts
-        ((12, 5), "affinity"),
-        ((13, 5), "diverted"),
+        ((9, 0), "diverted"),  # of two, the other one's load counts
+        ((18, 5), "affinity"),
+        ((19, 5), "diverted"),
         ((100,), "only"),
     ],
 )
-def test_a_holder_is_left_when_its_load_exceeds_twice_the_upper_median_plus_two(
+def test_a_holder_is_left_when_its_load_exceeds_twice_the_upper_median_plus_eight(
     loads: tuple[int, ...], reason: str
 ) -> None:
     assert choose(match_of((0, 512)), engines(*loads)).reason == reason
@@ -98,7 +98,7 @@ def test_a_cold_prefix_goes_to_the_less_loaded_of_its_first_two_homes() -> None:
 def test_a_cold_prefix_skips_homes_that_are_too_busy() -> None:
     candidates = engines(1, 1, 1, 1, 1)
     first, second, third, *_ = Rendezvous().order(Fingerprint(7), candidates)
-    candidates[first].load = candidates[second].load = 5
+    candidates[first].load = candidates[second].load = 11  # more than 2 x 1 + 8
     assert choose(COLD, candidates) == Choice(BackendId(third), "cold_diverted", 0)
 
 
@@ -120,10 +120,10 @@ def test_a_request_without_a_prefix_goes_to_any_of_the_least_loaded() -> None:
 
 
 def test_a_backend_of_twice_the_weight_bears_twice_the_load() -> None:
-    candidates = engines(18, 4, 4, 4)
-    candidates[0].weight = 2.0  # may bear 2 x 4 x 2 + 2
+    candidates = engines(24, 4, 4, 4)
+    candidates[0].weight = 2.0  # may bear 2 x 4 x 2 + 8
     assert choose(match_of((0, 64)), candidates).reason == "affinity"
-    candidates[0].load = 19
+    candidates[0].load = 25
     assert choose(match_of((0, 64)), candidates).reason == "diverted"
 
 
@@ -153,19 +153,19 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
 
 @pytest.mark.parametrize(
     ("median", "load"),
-    [("upper", 14), ("lower", 6), ("middle", 10)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 2
+    [("upper", 20), ("lower", 12), ("middle", 16)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 8
 )
 def test_the_median_of_an_even_number_may_be_the_upper_the_lower_or_their_middle(median: str, load: int) -> None:
     """Of two the other one's load counts, whatever the median."""
     policy = Affinity(AffinityOptions(median=median))
-    for most, *others in ((load, 0, 2, 6), (8, 3)):
+    for most, *others in ((load, 0, 2, 6), (14, 3)):
         assert policy.choose(match_of((0, 512)), engines(most, *others), Random(1)).reason == "affinity"
         assert policy.choose(match_of((0, 512)), engines(most + 1, *others), Random(1)).reason == "diverted"
 
 
 def test_by_the_least_load_a_holder_is_left_for_one_with_more_than_the_floor_fewer() -> None:
-    """Ranvier's p2c: divert to the least loaded when least + 2 < selected."""
-    policy = Affinity(AffinityOptions(divert_rule="least"))
+    """Ranvier's p2c: divert to the least loaded when least + floor < selected."""
+    policy = Affinity(AffinityOptions(divert_rule="least", divert_floor=2))
     assert policy.choose(match_of((0, 512)), engines(7, 5, 9, 9), Random(1)) == Choice(BackendId(0), "affinity", 512)
     assert policy.choose(match_of((0, 512)), engines(8, 5, 9, 9), Random(1)) == Choice(BackendId(1), "diverted", 0)
 
@@ -201,18 +201,18 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     median = sorted(loads)[len(loads) // 2] if len(loads) > 2 else min(loads)
     if choice.reason in ("cold", "cold_diverted"):
         assert not holders
-        assert loads[choice.backend] <= 2 * median + 2
+        assert loads[choice.backend] <= 2 * median + 8
     elif match.shared:
         assert choice.reason == ("affinity" if choice.tokens == max(holders.values()) else "common")
         assert choice.tokens == holders.get(choice.backend, 0)
-        assert loads[choice.backend] <= 2 * median + 2 + (SHARED_FLOOR if choice.tokens else 0)
+        assert loads[choice.backend] <= 2 * median + 8
     elif choice.reason == "diverted":
         assert loads[choice.backend] == min(loads)
         assert choice.tokens == holders.get(choice.backend, 0)
-        assert min(loads[one] for one in holders if holders[one] == max(holders.values())) > 2 * median + 2
+        assert min(loads[one] for one in holders if holders[one] == max(holders.values())) > 2 * median + 8
     else:
         assert (choice.reason, choice.tokens) == ("affinity", max(holders.values()))
-        assert loads[choice.backend] <= 2 * median + 2
+        assert loads[choice.backend] <= 2 * median + 8
 
 
 # --- what chats share -------------------------------------------------------------------------------------------------
@@ -252,12 +252,11 @@ def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, cho
 
 def test_a_holder_of_what_is_shared_bears_more_that_decode_but_not_any_number() -> None:
     match = shared(match_of((0, 900)))
-    assert choose(match, engines(2 + SHARED_FLOOR, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
-    assert choose(match, engines(3 + SHARED_FLOOR, 0, 0, 0)).reason == "common"
-    assert choose(match_of((0, 900)), engines(3, 0, 0, 0)).reason == "diverted"
+    assert choose(match, engines(8, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
+    assert choose(match, engines(9, 0, 0, 0)).reason == "common"
 
 
-def test_a_chat_leaves_a_holder_with_twice_the_median_of_work_only_for_a_sooner_answer() -> None:
+def test_a_chat_leaves_a_holder_with_work_that_waits_only_for_a_sooner_answer() -> None:
     """Requests in flight don't tell a document that is computed from a greeting. Sooner is not enough: the copy that it
     leaves must pay for its room."""
     candidates = engines(1, 1, 1, 1)
@@ -265,8 +264,11 @@ def test_a_chat_leaves_a_holder_with_twice_the_median_of_work_only_for_a_sooner_
         engine.waiting, engine.pending_tokens = 1, tokens
     assert choose(match_of((1, 800), prompt=1000), candidates) == Choice(BackendId(0), "diverted", 0)
     assert choose(match_of((1, 12_000), prompt=13_000), candidates) == Choice(BackendId(1), "affinity", 12_000)
-    candidates[1].pending_tokens = 1000
-    assert choose(match_of((1, 100), prompt=1000), candidates).reason == "affinity"  # twice the median
+    candidates[2].pending_tokens = candidates[3].pending_tokens = 15_000
+    assert choose(match_of((1, 800), prompt=1000), candidates).backend == 0, "although the median has much to do, too"
+    for engine in candidates:
+        engine.pending_tokens = 20_000
+    assert choose(match_of((1, 800), prompt=1000), candidates).reason == "affinity"
 
 
 def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -> None:
