@@ -6,9 +6,9 @@ times that of idle engines (`python -m benchmarks.policies --calibrate` measures
 down here so that results of different days have the same rates. grouped_users is an exception, since its p90 jumps as
 soon as a tenth of the requests is cold: its capacity is the speed at which the p99 of `oracle_greedy` rises sharply for
 want of cache blocks, and half as much again with ample caches.
-Where one request that is placed elsewhere changes all that follows, a single run's p90 is up to a tenth off. Such traces
-are run with several draws of their arrivals, and figures are means over the draws. Traces without times of their own,
-and ShareGPT's 300 requests, have new times in each draw; others arrive a little `slower`. Traffic is open-loop, and the
+Where one request that is placed elsewhere changes all that follows, one run's p90 is up to a tenth off. Such traces are
+run with several draws of their arrivals, and figures are means over the draws. Traces without times of their own, and
+ShareGPT's 300 requests, have new times in each draw; others arrive a little `slower`. Traffic is open-loop, and the
 same for every policy.
 """
 
