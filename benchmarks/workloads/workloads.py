@@ -142,7 +142,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(TAUBENCH, "qwen2.5"),
                 tight_tokens=40_000,
                 capacity={AMPLE: 24.7, TIGHT: 24.7},
-                draws=4,
+                draws=5,
                 file=TAUBENCH,
             ),
             Workload(
@@ -150,7 +150,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(MOONCAKE, limit=MOONCAKE_REQUESTS),
                 tight_tokens=A100_8B.cache_tokens,
                 capacity={AMPLE: 1.76, TIGHT: 1.54},
-                draws=3,
+                draws=2,
                 file=MOONCAKE,
                 limits=f"the first {MOONCAKE_REQUESTS} of 12,031 requests",
             ),

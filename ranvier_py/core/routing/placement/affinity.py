@@ -4,9 +4,9 @@
 ones to the least loaded, then to the first in rendezvous order. A holder is too busy
 
 - by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (8);
-- by work, when requests wait there, and the predicted time at another backend (of `ttft`: own and others') is certainly
-  less, by more than it takes to compute the prefix anew there: a second copy takes the cache room of another chat's
-  history.
+- by work, when more tokens wait there to be computed than the median, and the predicted time at another backend (of
+  `ttft`: own and others') is certainly less, by more than it takes to compute the prefix anew there: a second copy
+  takes the cache room of another chat's history.
 
 In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
 with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
@@ -135,8 +135,10 @@ class Affinity(Policy):
     def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
         """Choose the backend with the least predicted time if the holder is too busy by work; None if it is not."""
         by_time, holder = self.by_time, candidates[position]
-        tokens = sum([candidate.pending_tokens / candidate.weight for candidate in candidates]) / len(candidates)
-        by_time.waits(match, holder, tokens)
+        tokens = [candidate.pending_tokens / candidate.weight for candidate in candidates]
+        by_time.waits(match, holder, sum(tokens) / len(tokens))
+        if tokens[position] <= median_of(tokens, self.options.median):
+            return None
         among = self.lightest(match, candidates, loads, [position])
         holders = match.more_holders()
         weighed = by_time.weigh(among, match, holders, candidates)

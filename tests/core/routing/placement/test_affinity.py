@@ -256,7 +256,7 @@ def test_a_holder_of_what_is_shared_bears_more_that_decode_but_not_any_number() 
     assert choose(match, engines(9, 0, 0, 0)).reason == "common"
 
 
-def test_a_chat_leaves_a_holder_with_work_that_waits_only_for_a_sooner_answer() -> None:
+def test_a_chat_leaves_a_holder_with_more_than_the_median_of_work_only_for_a_sooner_answer() -> None:
     """Requests in flight don't tell a document that is computed from a greeting. Sooner is not enough: the copy that it
     leaves must pay for its room."""
     candidates = engines(1, 1, 1, 1)
