@@ -199,7 +199,7 @@ class Config(Options):
     load_floor: int = key(
         default_of(AffinityOptions, "divert_floor"),
         "Routing",
-        "... and above the median by this many requests, so that idle ones stay.",
+        "... plus this many requests, which delay a first token less than computing the prefix elsewhere.",
     )
     placement_compatibility: Literal["off", "ranvier"] = key(
         "off",
