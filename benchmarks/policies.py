@@ -5,12 +5,15 @@
 All policies and both oracles are replayed by `ranvier_py.replay`. `workloads.workloads` describes the traffic, the
 engines and the loads, `harness.policies_goals` the goals. Regret is computed only at REGRET_LOAD, since it takes as
 long as the rest of a run. The results are in results/policies.json, and as a page with charts in policies.html.
+With `--policy` alone, these policies are measured again, and the JSON keeps the recorded rows of all others, as of
+`others_commit`; the page stays that of the last complete run.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -154,6 +157,15 @@ def rows_of(ran: Ran) -> list[Row]:
     ]
 
 
+def with_recorded(rows: Sequence[Row]) -> tuple[list[Row], dict[str, str]]:
+    """Return these rows after the recorded ones of all other policies, and the commit of those. Runs are in virtual
+    time, so what a policy does changes with its own code alone."""
+    recorded = json.loads((RESULTS / "policies.json").read_text())
+    measured = {row.policy for row in rows}
+    others = [row for row in map(Row._make, recorded["rows"]) if row.policy not in measured]
+    return [*others, *rows], {"others_commit": recorded.get("others_commit", recorded["commit"])}
+
+
 def mean(values: Sequence[float]) -> float:
     return round(fmean(values), 5)
 
@@ -243,16 +255,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(ran: Ran, arguments: argparse.Namespace, took_s: float) -> int:
     rows = rows_of(ran)
+    part = arguments.quick or arguments.load or arguments.nodes or arguments.workload
+    kept: dict[str, str] = {}
+    if arguments.policy and not part:
+        rows, kept = with_recorded(rows)
     found = goals(rows, ample=AMPLE, controls=[workload.name for workload in WORKLOADS.values() if workload.negative])
     for name, goal in found.items():
         show_row({"goal": name, **{key: value for key, value in goal.items() if key != "by_policy"}})
     settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
-    part = arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload
-    if part or arguments.dry:  # only a complete run is written
+    if part or arguments.dry:
         return 0
     workloads = {case.workload.name: described(case) for case, _ in reversed(ran)}
-    result = {**settings, "took_s": round(took_s), "workloads": workloads, "goals": found, "columns": Row._fields}
-    (RESULTS / "policies.html").write_text(page_of(ran, settings))
+    result = {**settings, **kept, "took_s": round(took_s), "workloads": workloads, "goals": found}
+    result["columns"] = Row._fields
+    if not kept:
+        (RESULTS / "policies.html").write_text(page_of(ran, settings))
     return finish("policies", arguments, result, rows=rows)
 
 

@@ -463,7 +463,10 @@ def page(results: Path = RESULTS) -> str:
         lines = "\n".join(f"| {row.question} | {row.figure} | {shown_goal(row)} |" for row in found)
         machine = result["machine"]
         where = f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}"
-        ran = f"Commit {result['commit']}, {where}."
+        commits = result["commit"]
+        if "others_commit" in result:
+            commits += f" ({result['policy']}), {result['others_commit']} (all others)"
+        ran = f"Commit {commits}, {where}."
         parts.append(f"\n## {name}\n\n{ran}\n\n| question | measured | goal |\n|---|---|---|\n{lines}\n")
     return f"{HEAD}\n## What misses its goal\n\n{chr(10).join(missed)}\n{''.join(parts)}"
 

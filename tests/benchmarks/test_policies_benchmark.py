@@ -209,6 +209,18 @@ def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_policies_measured_again_take_the_place_of_their_own_rows_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(policies, "RESULTS", tmp_path)
+    before, again = row("ttft", 0.1), row("affinity", 0.2)
+    recorded = {"commit": "abc", "rows": [before, row("affinity", 0.3)]}
+    (tmp_path / "policies.json").write_text(json.dumps(recorded))
+    assert policies.with_recorded([again]) == ([before, again], {"others_commit": "abc"})
+    (tmp_path / "policies.json").write_text(json.dumps(recorded | {"others_commit": "first"}))
+    assert policies.with_recorded([again])[1] == {"others_commit": "first"}
+
+
 def test_a_policy_that_is_none_is_stated_before_anything_is_read() -> None:
     with pytest.raises(SystemExit, match="no such policy: best"):
         policies.main(["--policy", "ttft,best"])

@@ -3,14 +3,14 @@
 *A chat's own history* is a prefix from which no other prompt goes on. It goes to its deepest holder; among equally deep
 ones to the least loaded, then to the first in rendezvous order. A holder is too busy
 
-- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (8);
+- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (10);
 - by work, when more tokens wait there to be computed than the median, and the predicted time at another backend (of
   `ttft`: own and others') is certainly less, by more than it takes to compute the prefix anew there: a second copy
   takes the cache room of another chat's history.
 
 In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
 with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
-load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping: eight that
+load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping: ten that
 decode delay a first token less than computing the prefix anew does, and those that wait count as work. Loads are
 compared per unit of weight. At least half of the candidates are at or below the median, so there always is one that is
 not too busy. The table learns who served, not who was preferred.
@@ -64,7 +64,7 @@ class AffinityOptions(Options):
         one_of=("median", "least"),
     )
     divert_factor: float = option(2.0, "times the median that a holder may bear", least=1.0, most=1000.0)
-    divert_floor: int = option(8, "requests above that before it is left", most=1_000_000)
+    divert_floor: int = option(10, "requests above that before it is left", most=1_000_000)
     median: str = option(
         "upper",
         "of an even number of loads: the upper one, the lower one, or the middle of both",

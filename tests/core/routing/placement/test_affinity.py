@@ -31,20 +31,20 @@ def test_the_deepest_holder_is_preferred_to_an_idle_backend() -> None:
     ("loads", "reason"),
     [
         ((0, 0, 0, 0), "affinity"),
-        ((8, 0, 0, 0), "affinity"),  # at the floor
-        ((9, 0, 0, 0), "diverted"),
-        ((16, 4, 4, 4), "affinity"),  # exactly 2 x 4 + 8
-        ((17, 4, 4, 4), "diverted"),
-        ((17, 0, 4, 4), "diverted"),  # sorted 0 4 4 17: the upper median is 4
-        ((18, 0, 5, 5), "affinity"),  # the upper median is 5: at most 18
+        ((10, 0, 0, 0), "affinity"),  # at the floor
+        ((11, 0, 0, 0), "diverted"),
+        ((18, 4, 4, 4), "affinity"),  # exactly 2 x 4 + 10
+        ((19, 4, 4, 4), "diverted"),
+        ((19, 0, 4, 4), "diverted"),  # sorted 0 4 4 19: the upper median is 4
+        ((20, 0, 5, 5), "affinity"),  # the upper median is 5: at most 20
         ((50, 50, 0, 0), "affinity"),  # the upper median is 50
-        ((9, 0), "diverted"),  # of two, the other one's load counts
-        ((18, 5), "affinity"),
-        ((19, 5), "diverted"),
+        ((11, 0), "diverted"),  # of two, the other one's load counts
+        ((20, 5), "affinity"),
+        ((21, 5), "diverted"),
         ((100,), "only"),
     ],
 )
-def test_a_holder_is_left_when_its_load_exceeds_twice_the_upper_median_plus_eight(
+def test_a_holder_is_left_when_its_load_exceeds_twice_the_upper_median_plus_ten(
     loads: tuple[int, ...], reason: str
 ) -> None:
     assert choose(match_of((0, 512)), engines(*loads)).reason == reason
@@ -98,7 +98,7 @@ def test_a_cold_prefix_goes_to_the_less_loaded_of_its_first_two_homes() -> None:
 def test_a_cold_prefix_skips_homes_that_are_too_busy() -> None:
     candidates = engines(1, 1, 1, 1, 1)
     first, second, third, *_ = Rendezvous().order(Fingerprint(7), candidates)
-    candidates[first].load = candidates[second].load = 11  # more than 2 x 1 + 8
+    candidates[first].load = candidates[second].load = 13  # more than 2 x 1 + 10
     assert choose(COLD, candidates) == Choice(BackendId(third), "cold_diverted", 0)
 
 
@@ -120,10 +120,10 @@ def test_a_request_without_a_prefix_goes_to_any_of_the_least_loaded() -> None:
 
 
 def test_a_backend_of_twice_the_weight_bears_twice_the_load() -> None:
-    candidates = engines(24, 4, 4, 4)
-    candidates[0].weight = 2.0  # may bear 2 x 4 x 2 + 8
+    candidates = engines(26, 4, 4, 4)
+    candidates[0].weight = 2.0  # may bear 2 x 4 x 2 + 10
     assert choose(match_of((0, 64)), candidates).reason == "affinity"
-    candidates[0].load = 25
+    candidates[0].load = 27
     assert choose(match_of((0, 64)), candidates).reason == "diverted"
 
 
@@ -153,12 +153,12 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
 
 @pytest.mark.parametrize(
     ("median", "load"),
-    [("upper", 20), ("lower", 12), ("middle", 16)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 8
+    [("upper", 22), ("lower", 14), ("middle", 18)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 10
 )
 def test_the_median_of_an_even_number_may_be_the_upper_the_lower_or_their_middle(median: str, load: int) -> None:
     """Of two the other one's load counts, whatever the median."""
     policy = Affinity(AffinityOptions(median=median))
-    for most, *others in ((load, 0, 2, 6), (14, 3)):
+    for most, *others in ((load, 0, 2, 6), (16, 3)):
         assert policy.choose(match_of((0, 512)), engines(most, *others), Random(1)).reason == "affinity"
         assert policy.choose(match_of((0, 512)), engines(most + 1, *others), Random(1)).reason == "diverted"
 
@@ -201,18 +201,18 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     median = sorted(loads)[len(loads) // 2] if len(loads) > 2 else min(loads)
     if choice.reason in ("cold", "cold_diverted"):
         assert not holders
-        assert loads[choice.backend] <= 2 * median + 8
+        assert loads[choice.backend] <= 2 * median + 10
     elif match.shared:
         assert choice.reason == ("affinity" if choice.tokens == max(holders.values()) else "common")
         assert choice.tokens == holders.get(choice.backend, 0)
-        assert loads[choice.backend] <= 2 * median + 8
+        assert loads[choice.backend] <= 2 * median + 10
     elif choice.reason == "diverted":
         assert loads[choice.backend] == min(loads)
         assert choice.tokens == holders.get(choice.backend, 0)
-        assert min(loads[one] for one in holders if holders[one] == max(holders.values())) > 2 * median + 8
+        assert min(loads[one] for one in holders if holders[one] == max(holders.values())) > 2 * median + 10
     else:
         assert (choice.reason, choice.tokens) == ("affinity", max(holders.values()))
-        assert loads[choice.backend] <= 2 * median + 8
+        assert loads[choice.backend] <= 2 * median + 10
 
 
 # --- what chats share -------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, cho
 
 def test_a_holder_of_what_is_shared_bears_more_that_decode_but_not_any_number() -> None:
     match = shared(match_of((0, 900)))
-    assert choose(match, engines(8, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
-    assert choose(match, engines(9, 0, 0, 0)).reason == "common"
+    assert choose(match, engines(10, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
+    assert choose(match, engines(11, 0, 0, 0)).reason == "common"
 
 
 def test_a_chat_leaves_a_holder_with_more_than_the_median_of_work_only_for_a_sooner_answer() -> None:
