@@ -250,7 +250,7 @@ def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, cho
     assert choose(match, candidates) == choice
 
 
-def test_a_holder_of_what_is_shared_bears_more_that_decode_but_not_any_number() -> None:
+def test_a_holder_of_what_is_shared_bears_ten_that_decode_and_not_any_number() -> None:
     match = shared(match_of((0, 900)))
     assert choose(match, engines(10, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
     assert choose(match, engines(11, 0, 0, 0)).reason == "common"
