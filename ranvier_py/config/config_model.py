@@ -199,7 +199,8 @@ class Config(Options):
     load_floor: int = key(
         default_of(AffinityOptions, "divert_floor"),
         "Routing",
-        "... plus this many requests, which delay a first token less than computing the prefix elsewhere.",
+        "... plus this many requests, which delay a first token less than computing the prefix elsewhere. Set it lower "
+        "for engines that run only a few requests at a time.",
     )
     placement_compatibility: Literal["off", "ranvier"] = key(
         "off",
