@@ -31,13 +31,13 @@ from ranvier_py.config.config_loader import (
     Loaded,
     flag_of,
     load,
-    read_secret_file,
     variable_of,
 )
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_reference import as_toml, help_of, reference, toml_value
 from ranvier_py.config.config_values import did_you_mean
 from ranvier_py.config.rule_files import rule_book
+from ranvier_py.config.secret_files import read_secret_file
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs

@@ -1,9 +1,9 @@
 """Loads the configuration: flags, environment and a file become one Config, or a list of all that is wrong.
 
-The first source that has a key wins: flag, variable, file; then the default. Every problem is reported at once, with
-the key and where it came from, and never shows a secret. Unknown keys are errors. The only files read are that of the
-configuration, those of secrets and that of the rules. A file is TOML, or YAML if its name says so; YAML may be a file
-of Continuum Router (`continuum_file`).
+The first source that has a key wins: flag, variable, file; then the default. A secret and its `_file` are one key in
+this. Every problem is reported at once, with the key and where it came from, and never shows a secret. Unknown keys are
+errors. The only files read are that of the configuration, those of secrets and that of the rules. A file is TOML, or
+YAML if its name says so; YAML may be a file of Continuum Router (`continuum_file`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.rule_files import rule_book
+from ranvier_py.config.secret_files import read_secret_file
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
@@ -33,9 +34,6 @@ ENV_PREFIX = "RANVIER_"
 FILE_VARIABLE = "RANVIER_CONFIG"
 
 YAML_SUFFIXES = (".yaml", ".yml")
-
-SECRET_FILE_BYTES_MAX = 4096
-"""A key file is one line; a longer file was named by mistake."""
 
 SECRET_BYTES_MIN = 16
 
@@ -63,11 +61,12 @@ class Loading:
     notes: list[str] = field(default_factory=list)  # effects that the operator may not expect
     sources: Sequence[EventSourceEntry] = ()  # for backends, matched by name
     typed: Collection[str] = ()  # keys taken from a file, which has numbers and switches; other sources have text
+    ranks: dict[str, int] = field(default_factory=dict)  # of the source of a key; 0, a flag, is the highest
 
     def add(self, key_name: str, message: str) -> None:
         name = key_name.partition("[")[0].partition(".")[0]
         self.bad[name] = None
-        origin = self.origins.get(name)
+        origin = self.origins.get(name) or self.origins.get(f"{name}_file")  # of a secret that its file holds
         self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
 
 
@@ -91,10 +90,10 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Lo
     variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
     written = read_file(file, found)
     found.typed = {name for name in written[0] if name not in (flags or {}) and name not in variables}
-    for values, origin in ((flags or {}, flag_of), (variables, variable_of), written):
+    for rank, (values, origin) in enumerate(((flags or {}, flag_of), (variables, variable_of), written)):
         for name, value in values.items():
             if name not in found.values:
-                found.values[name] = value
+                found.values[name], found.ranks[name] = value, rank
                 found.origins[name] = origin(name)
     return Loaded(loaded(found), found.origins, found.notes)
 
@@ -200,36 +199,35 @@ def made(values: Mapping[str, Any], found: Loading) -> Config:
         return assembled({name: value for name, value in values.items() if len(KEYS[name].path) == 1})
 
 
-def secrets_of_files(values: Mapping[str, Any], found: Loading) -> dict[str, SecretStr]:
-    """Read the secrets that are given by a file."""
+def secrets_of_files(values: dict[str, Any], found: Loading) -> dict[str, SecretStr]:
+    """Read the secrets that are given by a file.
+
+    A secret and its file are two spellings of one key, so that the source of higher rank counts; the other one, which
+    is taken out of `values`, is not opened.
+    """
     read: dict[str, SecretStr] = {}
     for name in SECRETS:
-        path: Path | None = values.get(f"{name}_file")
+        twin = f"{name}_file"
+        path: Path | None = values.get(twin)
         if path is None:
             continue
+        if values.get(name) is not None:
+            own, other = found.ranks.get(name, 0), found.ranks.get(twin, 0)
+            if own == other:
+                found.add(twin, f"{found.origins.get(name, name)} is set as well; set one of them")
+                found.bad[name] = None
+                continue
+            unused, used = (twin, name) if own < other else (name, twin)
+            del values[unused]
+            found.notes.append(f"{unused} (from {found.origins.pop(unused)}) is not used: {found.origins[used]} is set")
+            if unused == twin:
+                continue
         try:
-            if values.get(name) is not None:
-                raise ConfigError([f"{name} is set as well; set one of them"])
             read[name] = SecretStr(read_secret_file(path))
         except ConfigError as error:
-            found.add(f"{name}_file", str(error))
+            found.add(twin, str(error))
             found.bad[name] = None
     return read
-
-
-def read_secret_file(path: Path) -> str:
-    """Return the one line of a secret's file. Raises ConfigError; the message does not show the secret."""
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(SECRET_FILE_BYTES_MAX + 1)
-        text = content.decode().strip()
-    except OSError as error:
-        raise ConfigError([f"{path} can't be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path} is not text"]) from error
-    if len(content) > SECRET_FILE_BYTES_MAX or not text or not text.isprintable():
-        raise ConfigError([f"{path} must hold one line of text, the secret"])
-    return text
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -36,6 +36,8 @@ def reference() -> str:
         "# Every key of ranvier with its default.",
         "# A key is also a flag (--probe-interval-s) and a variable (RANVIER_PROBE_INTERVAL_S).",
         "# Precedence: flag, variable, file, default. Secrets have no flag. Empty text means: not set.",
+        "# A secret and its file are one key: of control_key and control_key_file, the one set in the source of higher",
+        "# precedence counts; both in one source are an error.",
     ]
     section, defaults = "", Config().masked()
     for name, key in KEYS.items():

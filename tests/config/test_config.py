@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, assembled
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
 from ranvier_py.core.errors import ConfigError
 
-SECRET = "s3cret-value-of-a-test"
+SECRET, OTHER_SECRET = "s3cret-value-of-a-test", "an0ther-value-of-a-test"
 KEY = b"thirty-two bytes of a random key"
 
 
@@ -235,13 +236,58 @@ def test_no_problem_shows_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(SECRET in line or SECRET[:8] in line.replace(str(path), "") for line in found)
 
 
-def test_a_secret_and_its_file_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "secret"
+SOURCES = ("flag", "variable", "file")
+"""Of a key, highest rank first."""
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize(("direct", "by_file"), list(product(SOURCES[1:], SOURCES)))
+def test_of_a_secret_and_its_file_the_source_of_higher_rank_counts(
+    name: str, direct: str, by_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tools' help recommends to set in a shell must not keep a node with a file of keys from starting."""
+    path, twin, lines, flags = tmp_path / "secret", f"{name}_file", [], {}
     path.write_text(SECRET)
+    for key, value, source in ((name, OTHER_SECRET, direct), (twin, str(path), by_file)):
+        if source == "flag":
+            flags[key] = value
+        elif source == "variable":
+            monkeypatch.setenv(variable_of(key), value)
+        else:
+            lines.append(f"{key} = {toml_value(value)}")
+    file = written(tmp_path, "\n".join(lines))
+    if direct == by_file:
+        (found,) = problems(flags, file)
+        place = variable_of(name) if direct == "variable" else str(file)
+        assert (twin in found, place in found, "set one of them" in found) == (True, True, True)
+        return
+    config, origins, notes = load(flags, file)
+    is_direct = SOURCES.index(direct) < SOURCES.index(by_file)
+    used, unused = (name, twin) if is_direct else (twin, name)
+    assert config.secret_values() == [OTHER_SECRET if is_direct else SECRET]
+    assert list(origins) == [used]
+    assert getattr(config, twin) == (None if is_direct else path)
+    (note,) = notes
+    assert note.startswith(f"{unused} (from ")
+    assert note.endswith(f"is not used: {origins[used]} is set")
+
+
+def test_the_file_of_a_secret_that_does_not_count_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", SECRET)
-    assert problems({"control_key_file": str(path)}) == [
-        "control_key_file: control_key is set as well; set one of them (from --control-key-file)"
+    file = written(tmp_path, f'control_key_file = "{tmp_path}/none"')
+    assert load({}, file)[0].secret_values() == [SECRET]
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", " ")  # nothing, so that the file counts
+    assert problems({}, file) == [
+        f"control_key_file: {tmp_path}/none can't be read: No such file or directory (from {file})"
     ]
+
+
+def test_a_problem_of_a_secret_names_where_its_file_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short").write_text("short")
+    monkeypatch.setenv("RANVIER_CLUSTER_SECRET_FILE", str(tmp_path / "short"))
+    assert problems() == ["cluster_secret: must be at least 16 bytes long (from RANVIER_CLUSTER_SECRET_FILE)"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"a\0b", b"\xff\xfe\xfd", b"x" * 5000])
