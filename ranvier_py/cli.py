@@ -314,7 +314,7 @@ def config_command(options: argparse.Namespace) -> int:
         return EXIT_OK
     config, origins, notes = load_from(options)
     check_files(config)
-    values = config.masked()
+    values = config.shown()
     for name, origin in origins.items():
         print(f"{name} = {toml_value(values[name])}  # from {origin}")
     for note in notes:

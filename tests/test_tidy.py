@@ -52,7 +52,7 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_pool",),
     "yaml": ("yaml_file",),
-    "cryptography": ("seal",),
+    "cryptography": ("seal", "certificates"),
     "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames", "redis_entries"),
     "pydantic": ("config_model", "config_loader", "config_values"),
 }

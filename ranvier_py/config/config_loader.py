@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -26,6 +25,7 @@ from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_m
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.config.secret_files import read_secret_file
+from ranvier_py.config.toml_file import read_toml
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
@@ -61,12 +61,15 @@ class Loading:
     notes: list[str] = field(default_factory=list)  # effects that the operator may not expect
     sources: Sequence[EventSourceEntry] = ()  # for backends, matched by name
     typed: Collection[str] = ()  # keys taken from a file, which has numbers and switches; other sources have text
+    places: Mapping[str, str] = field(default_factory=dict)  # of an item of a key, more exactly than its origin
     ranks: dict[str, int] = field(default_factory=dict)  # of the source of a key; 0, a flag, is the highest
 
     def add(self, key_name: str, message: str) -> None:
-        name = key_name.partition("[")[0].partition(".")[0]
+        item = key_name.partition(".")[0]
+        name = item.partition("[")[0]
         self.bad[name] = None
-        origin = self.origins.get(name) or self.origins.get(f"{name}_file")  # of a secret that its file holds
+        origin = self.places.get(item) or self.origins.get(name)
+        origin = origin or self.origins.get(f"{name}_file")  # of a secret that its file holds
         self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
 
 
@@ -95,6 +98,7 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Lo
             if name not in found.values:
                 found.values[name], found.ranks[name] = value, rank
                 found.origins[name] = origin(name)
+    found.places = {item: place for item, place in found.places.items() if item.partition("[")[0] in found.typed}
     return Loaded(loaded(found), found.origins, found.notes)
 
 
@@ -115,7 +119,12 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
     if file is None:
         return {}, str
     if file.suffix.lower() not in YAML_SUFFIXES:
-        return read_toml(file, found.problems), lambda _: str(file)
+        toml = read_toml(file)
+        found.problems += toml.problems
+        found.bad |= toml.bad
+        places = {name: f"{file}:{line}" for name, line in toml.lines.items()}
+        found.places = {item: place for item, place in places.items() if "[" in item}
+        return toml.values, lambda name: places.get(name, str(file))
     try:
         written = read_continuum(file)
     except ConfigError as error:
@@ -125,16 +134,6 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
     found.notes += written.notes
     found.sources = written.sources
     return written.values, written.origins.__getitem__
-
-
-def read_toml(file: Path, problems: list[str]) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors write a byte order mark first
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problems.append(f"{file}: not TOML: {error}")
-    except OSError as error:
-        problems.append(f"{file}: can't be read: {error.strerror}")
-    return {}
 
 
 def unknown_variables() -> Iterator[str]:

@@ -37,7 +37,7 @@ from ranvier_py.config.config_values import (
     Text,
     key,
 )
-from ranvier_py.core.addresses import OFF
+from ranvier_py.core.addresses import OFF, without_secrets
 from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
@@ -139,6 +139,12 @@ class Config(Options):
         "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
         "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
         "hosted=yes is for a provider, or a gateway to one, that its name does not show.",
+    )
+    reload_allow_empty: bool = key(
+        False,
+        "Backends",
+        "Let a reload remove the last backend. Without, a configuration that names none is refused while there are "
+        "some: mostly its file is being written. It counts as the new configuration has it.",
     )
     backend_api_key: Secret = key(
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."
@@ -382,6 +388,10 @@ class Config(Options):
         """Return every key with its value as JSON; secrets that are set are "***"."""
         return {name: jsonable(one.value_in(self)) for name, one in KEYS.items()}
 
+    def shown(self) -> dict[str, Any]:
+        """Return every key as `masked` does, and the URLs in values without user, password and query."""
+        return {name: shown(one.value_in(self)) for name, one in KEYS.items()}
+
     def secret_values(self) -> list[str]:
         """Return the secrets themselves. Only the log's filter may use them."""
         secrets = (getattr(self, name) for name in SECRETS)
@@ -397,6 +407,16 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return [jsonable(item) for item in value] if isinstance(value, tuple) else value
+
+
+def shown(value: Any) -> Any:
+    """Return a value as `jsonable` does, with no secret in the URLs of its texts."""
+    value = jsonable(value)
+    if isinstance(value, dict):
+        return {name: shown(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    return without_secrets(value) if isinstance(value, str) and "://" in value else value
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from ranvier_py.config.toml_file import NotToml, check_depth
 from ranvier_py.core.clients.client_rules import Rule, RuleBook, RuleSetting, rules_of
 from ranvier_py.core.errors import ConfigError
 
@@ -32,8 +33,12 @@ def own_rules(file: Path) -> Sequence[Rule]:
             content = stream.read(RULE_FILE_BYTES_MAX + 1)
         if len(content) > RULE_FILE_BYTES_MAX:
             raise ValueError(f"is larger than {RULE_FILE_BYTES_MAX} bytes")
-        return rules_of(content.decode())
+        text = content.decode()
+        check_depth(text)
+        return rules_of(text)
     except OSError as error:
         raise ConfigError([f"client_rules_file: {file} can't be read: {error.strerror}"]) from error
+    except NotToml as error:
+        raise ConfigError([f"client_rules_file: {file}:{error.line}: {error.why}"]) from error
     except ValueError as error:
         raise ConfigError([f"client_rules_file: {file}: {error}"]) from error

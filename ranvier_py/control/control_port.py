@@ -156,7 +156,7 @@ class Handlers:
             "GET /admin/routes": port.routes,
             "GET /admin/routes/<fingerprint>": self.route_tree,
             "GET /admin/decisions": lambda: {"decisions": port.decisions(limit_of(DECISIONS_MAX))},
-            "GET /admin/config": lambda: node.config.masked(),  # noqa: PLW0108  # a reload replaces it
+            "GET /admin/config": lambda: node.config.shown(),  # noqa: PLW0108  # a reload replaces it
             "POST /admin/reload": port.reload,
             "GET /admin/engine-cache": node.engine_events.view,
             "GET /admin/calibration": port.calibration,

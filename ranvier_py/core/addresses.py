@@ -132,7 +132,7 @@ def parse_host_port(text: str, port: int = GOSSIP_PORT) -> HostPort:
 def without_secrets(url: str) -> str:
     """Return a URL that is safe to show: without user, password and query."""
     place = urlsplit(url)
-    return f"{place.scheme}://{place.hostname or ''}{f':{place.port}' if place.port else ''}{place.path}"
+    return f"{place.scheme}://{place.netloc.rpartition('@')[2]}{place.path}"
 
 
 def spelled(where: HostPort) -> str:

@@ -4,9 +4,9 @@ Changes that need no restart are applied at once, in one synchronous call: reque
 from their next wait on. Changes that need a restart are named and not applied, so the next reload names them again. A
 key that is in no table (APPLY_…) needs a restart; NEEDS_RESTART lists those, so that each key's place is deliberate.
 
-Rules: everything that can be wrong is found before anything changes, so a refused configuration changes nothing.
-Backends that an operator or a peer added stay, though they are not in the configuration. Values are never logged or
-answered, since they may be secrets: only keys are named.
+Rules: everything that can be wrong is found before anything changes, so a refused configuration changes nothing. One
+without any backend is refused while there are some. Backends that an operator or a peer added stay, though they are not
+in the configuration. Each change is logged, old -> new, but no secret is (`config_changes`); only keys are answered.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoa
 from ranvier_py.io.logs import change_logs, request_line
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.client_parts import body_mender_of, share_verdicts
+from ranvier_py.node.config_changes import changes, contents, renewal, replaced
 from ranvier_py.node.node import Node
 from ranvier_py.node.parts import (
     authorization_of,
@@ -218,7 +219,7 @@ APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
 
 APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
     **dict.fromkeys(("control_key", "control_key_file", "metrics_public", "debug_headers"), apply_access),
-    **dict.fromkeys(("metric_names", "drain_timeout_s"), apply_nothing),
+    **dict.fromkeys(("metric_names", "drain_timeout_s", "reload_allow_empty"), apply_nothing),
     **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads.apply`: always read
     "backend": apply_backends,
     **dict.fromkeys(("route_ttl_s", "checkpoint_ttl_s"), apply_route_life),
@@ -274,6 +275,7 @@ class Reloads:
         self.counters = ReloadCounters()
         self._node = node
         self._config = config
+        self._contents = contents(config)
         self._source = source
         self._descriptors = descriptors
         self._limiter = trio.CapacityLimiter(1)  # one at a time, in the order of the requests
@@ -299,6 +301,7 @@ class Reloads:
         """Reload, and return what became of it. Raises ConfigError with all that is wrong, with nothing changed."""
         if self._node.clustering is not None:
             self._node.clustering.read_keys()
+        before = self._config
         try:
             loaded = await trio.to_thread.run_sync(self._source.load, limiter=self._limiter)
             answer = self.apply(loaded)
@@ -307,13 +310,32 @@ class Reloads:
             log.error("config.refused by %s, going on as before: %s", cause, "; ".join(error.problems))
             raise
         increment(self.counters.reloads, "done")
+        renewed = await trio.to_thread.run_sync(self._renewed, before, loaded.config, limiter=self._limiter)
+        answer["renewed"] = [name for name in renewed if apply_of(name) is not None]
+        answer["restart_needed"] += [name for name in renewed if apply_of(name) is None]
         applied, restart = (", ".join(answer[name]) or "nothing" for name in ("applied", "restart_needed"))
         log.info("config.reloaded by %s: applied %s; restart needed for %s", cause, applied, restart)
+        self._log_changes(before, loaded.config, answer)
         for note in loaded.notes:
             log.warning("config.note %s", note)
         return answer
 
-    def apply(self, loaded: Loaded) -> Mapping[str, Any]:
+    def _renewed(self, before: Config, after: Config) -> list[str]:
+        """Return the keys of files that have other content since they were last used."""
+        found = contents(after)
+        names = replaced(before, after, self._contents, found)
+        self._contents |= {name: digest for name, digest in found.items() if apply_of(name) is not None}
+        return names
+
+    def _log_changes(self, before: Config, after: Config, answer: Mapping[str, Any]) -> None:
+        for cause, end in (("applied", ""), ("restart_needed", "; needs a restart")):
+            names = dict.fromkeys(name.partition(".")[0] for name in answer[cause])
+            for text in changes(before, after, names):
+                log.info("config.changed %s%s", text, end)
+        for name in answer["renewed"]:
+            log.info("config.renewed %s", renewal(name, KEYS[name].value_in(after)))
+
+    def apply(self, loaded: Loaded) -> dict[str, Any]:
         """Apply the changes that need no restart. Raises ConfigError, with nothing changed."""
         node, before, after = self._node, self._config, loaded.config
         differing = [name for name, key in KEYS.items() if key.value_in(before) != key.value_in(after)]
@@ -326,6 +348,7 @@ class Reloads:
         config = with_values(before, values)
         problems = [f"{names[0]}: {message}" for names, message in contradictions(config)]
         problems += self._taken(before.backend, config.backend)
+        problems += self._emptied(before.backend, config.backend) if not after.reload_allow_empty else ()
         if problems:
             raise ConfigError(problems)
         certificate = tls_context(config)
@@ -367,6 +390,12 @@ class Reloads:
         for index, spec in enumerate(after):
             if spec.label in others:
                 yield f"backend[{index}]: {spec.label} is the name of a backend that was added while the node ran"
+
+    def _emptied(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
+        """Yield a problem if the node has backends now and would have none."""
+        urls = {backend.url for backend in self._node.registry}
+        if urls and not after and urls <= {spec.url for spec in before}:
+            yield "backend: none would be left; if that is meant, set reload_allow_empty"
 
 
 def with_event_streams_of(

@@ -41,7 +41,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path, mo
     monkeypatch.setenv("RANVIER_LOAD_FACTOR", "4")
     config, origins, _ = load({"policy": "least_loaded"}, file)
     assert (config.policy, config.load_factor, config.load_floor) == ("least_loaded", 4.0, 7)
-    assert origins == {"policy": "--policy", "load_factor": "RANVIER_LOAD_FACTOR", "load_floor": str(file)}
+    assert origins == {"policy": "--policy", "load_factor": "RANVIER_LOAD_FACTOR", "load_floor": f"{file}:3"}
     assert config.block_size_tokens == 16
 
 
@@ -109,8 +109,8 @@ def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
         "RANVIER_LISTN: no such key; did you mean RANVIER_LISTEN? (from the environment)",
         "workers: must be a whole number, 1 to 256 (from RANVIER_WORKERS)",
         "backend[1].url: must be a URL that begins with http:// or https:// (from --backend)",
-        f"route_capacity: must be a whole number, at least 16 (from {file})",
-        f"load_facto: no such key; did you mean load_factor? (from {file})",
+        f"route_capacity: must be a whole number, at least 16 (from {file}:1)",
+        f"load_facto: no such key; did you mean load_factor? (from {file}:2)",
         "control: 0.0.0.0 is reachable from elsewhere: set control_key or control_key_file (from --control)",
         "worker_retries_max: is above total_retries_max (from --worker-retries-max)",
     ]
@@ -280,7 +280,7 @@ def test_the_file_of_a_secret_that_does_not_count_is_not_opened(
     assert load({}, file)[0].secret_values() == [SECRET]
     monkeypatch.setenv("RANVIER_CONTROL_KEY", " ")  # nothing, so that the file counts
     assert problems({}, file) == [
-        f"control_key_file: {tmp_path}/none can't be read: No such file or directory (from {file})"
+        f"control_key_file: {tmp_path}/none can't be read: No such file or directory (from {file}:1)"
     ]
 
 
@@ -315,7 +315,7 @@ def test_a_secret_of_a_variable_or_the_file_is_one_line_of_text_too(
     assert problems({}) == ["control_key: must be one line of text (from RANVIER_CONTROL_KEY)"]
     monkeypatch.delenv("RANVIER_CONTROL_KEY")
     assert problems({}, written(tmp_path, 'backend_api_key = "a\\u0000b"')) == [
-        f"backend_api_key: must be one line of text (from {tmp_path / 'ranvier.toml'})"
+        f"backend_api_key: must be one line of text (from {tmp_path / 'ranvier.toml'}:1)"
     ]
 
 

@@ -352,8 +352,10 @@ async def test_a_certificate_is_read_again_though_its_path_is_the_same_and_a_bad
         port = node.address[1]
         assert await presented(port) == first
         second = issue()
-        assert (await changed())["applied"] == []
+        answer = await changed()
+        assert (answer["applied"], answer["renewed"]) == ([], ["tls_certificate_file"])
         assert await presented(port) == second
+        assert (await changed())["renewed"] == []
         (tmp_path / "chain.pem").write_text("no certificate")
         place = node.lab
         assert isinstance(place, ReloadLab)
@@ -518,7 +520,8 @@ async def test_rules_that_were_written_anew_count_from_the_reload_on_and_bad_one
         await node.http.post(f"{node.control}/admin/backends", json={"url": await node.lab.listen(engine.serve)})
         await node.chat()
         file.write_text(RULES % "puzzle")
-        assert (await changed())["applied"] == []
+        answer = await changed()
+        assert (answer["applied"], answer["renewed"]) == ([], ["client_rules_file"])
         await node.chat()
         file.write_text("format = 7")
         answer = await node.http.post(f"{node.control}/admin/reload")
