@@ -14,7 +14,7 @@ from ranvier_py.config.config_loader import read_backend
 from ranvier_py.control.prefix_admin import prefix_routing_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.routing.backends import Backend, Circuit, Health
+from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.shadow import Shadow
@@ -34,7 +34,8 @@ class Admin:
         self._reloads = reloads
 
     def backends(self) -> Sequence[Mapping[str, Any]]:
-        return [backend_view(backend) for backend in self._node.registry]
+        registry = self._node.registry
+        return [backend_view(backend, registry) for backend in registry]
 
     def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add a backend with the configuration's fields. Raises ConfigError with all that is wrong; nothing changes.
@@ -156,6 +157,7 @@ class Admin:
             samples("", router.counters),
             samples("owners", router.owners.counters),
             samples("", node.registry.counters),
+            samples("pauses", node.registry.pauses.counters),
             prefix_routing_samples(router),
             node.clients.samples(),
             samples("", node.faults.counters),
@@ -197,7 +199,7 @@ class Admin:
         backend = self._node.registry.find(name_or_url)
         if backend is None:
             raise NotFound(f"no backend {name_or_url!r}")
-        return backend_view(backend)
+        return backend_view(backend, self._node.registry)
 
 
 def path_of(body: bytes) -> bytes:
@@ -212,7 +214,7 @@ def path_of(body: bytes) -> bytes:
     return COMPLETION_PATH if "prompt" in members else RESPONSES_PATH if "input" in members else CHAT_PATH
 
 
-def backend_view(backend: Backend) -> dict[str, Any]:
+def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
     probe = backend.last_probe
     return {
         "name": backend.name,
@@ -220,6 +222,7 @@ def backend_view(backend: Backend) -> dict[str, Any]:
         "health": backend.health.value,
         "circuit": backend.circuit.value,
         "draining": backend.draining,
+        "pause_s": round(registry.pauses.left_s(backend.id, time.monotonic()), 1),
         "in_flight": backend.inflight,
         "peer_load": backend.peers.requests,
         "weight": backend.weight,

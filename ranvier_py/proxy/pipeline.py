@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 import trio
@@ -47,15 +46,17 @@ from ranvier_py.core.prompts.cache_control import marked_body
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
-from ranvier_py.core.routing.health import outcome_of
+from ranvier_py.core.routing.blame.judgements import SERVED
+from ranvier_py.core.routing.model_list import model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
+from ranvier_py.core.routing.retries import RetryLimits, is_inference
 from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
+from ranvier_py.proxy.failed_tries import FailedTries, paused_for
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
@@ -160,7 +161,9 @@ class Pipeline:
             return None
         reading = method in (b"GET", b"HEAD")
         if path == b"/v1/models" and reading:
-            return self._models(claude=any(name.lower() == b"anthropic-version" for name, _ in request.headers))
+            claude = any(name.lower() == b"anthropic-version" for name, _ in request.headers)
+            models = model_list(self.router.registry, claude=claude)
+            return None if models is None else (200, orjson.dumps(models))
         if path == b"/health" and reading:
             return 200, b'{"status":"ok"}'
         if not of_v1:
@@ -169,32 +172,21 @@ class Pipeline:
             raise BadRequest("the path has dot segments, or encodes slashes or control characters")
         return None
 
-    def _models(self, *, claude: bool) -> tuple[int, bytes] | None:
-        """Return the union of the backends' model lists; None if no backend has sent its list yet.
-
-        `claude`: in the shape that Anthropic's clients expect.
-        """
-        cards: dict[str, Mapping[str, Any]] = {}
-        for backend in self.router.registry:
-            for card in backend.cards:
-                cards.setdefault(str(card.get("id")), card)
-        if claude and cards:
-            return 200, orjson.dumps(claude_models(cards))
-        return (200, orjson.dumps({"object": "list", "data": list(cards.values())})) if cards else None
-
     # --- to one backend after the other -----------------------------------------------------------------------------
 
     def _forward(self, served: ServedRequest) -> Steps[None]:
         """Ask one backend after another, until one has answered."""
         router, request = self.router, served.request
         prompt = self._read(served)
+        judged = is_inference(request.method, request.path)
+        if judged and router.registry.pauses:
+            prompt.avoid = paused_for(router, request, time.monotonic())
         if prompt.kept and router.owners.collecting and router.owners.find(prompt.kept, time.monotonic()) is None:
             yield partial(self._await_owner, prompt.kept)
         found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
             found = router.find(prompt, time.monotonic())
-        judged = is_inference(request.method, request.path)
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
@@ -253,23 +245,24 @@ class Pipeline:
 
     def _attempt(self, served: ServedRequest, attempt: Attempt) -> Steps[PoolMatch | None]:
         """Ask one backend, relay its answer and finish the attempt. Returns whom to ask instead; None at the end."""
-        client = served.client
         outcome, exchange = Outcome.CANCELLED, None
         try:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
-            answered = outcome_of(attempt.status)
-            if self.limits.retries.retries(attempt.status):
-                elsewhere = self._elsewhere(served, attempt, answered)
+            judgement = SERVED
+            if attempt.status >= 400:
+                failed = self._failed_tries(served)
+                judgement = yield from failed.judge(attempt, exchange)
+                elsewhere = failed.after_answer(attempt, judgement)
                 if elsewhere is not None:
-                    outcome = answered
+                    outcome = judgement.outcome
                     return elsewhere
             if attempt.status == 101:
                 yield from self._splice(served, attempt, exchange)
             else:
                 remover = self._remover(attempt, exchange) if is_asked else None
                 yield from self._relay(served, attempt, exchange, remover)
-            outcome = answered
+            outcome = judgement.outcome
         except NodeExhausted as error:
             outcome = Outcome.NOT_SENT
             served.failed(error)
@@ -278,16 +271,7 @@ class Pipeline:
             outcome = outcome_of_error(error)
             served.failed(error)
             self.trouble(attempt.backend)
-            tried_s = attempt.sent_at - served.started_at  # before this attempt
-            is_last = tried_s + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
-            if client.started or (is_last and outcome is Outcome.TIMEOUT):
-                raise
-            elsewhere = self._elsewhere(served, attempt, outcome)
-            if elsewhere is None:
-                if attempt.prompt.kept and outcome is Outcome.CONNECT_ERROR:
-                    raise ResponseLost("the engine that keeps this response is not there") from error
-                raise
-            return elsewhere
+            return (yield from self._after_error(served, attempt, outcome, error))
         finally:
             if exchange is not None:
                 exchange.release()
@@ -297,23 +281,32 @@ class Pipeline:
         served.outcome = outcome.value
         return None
 
-    def _elsewhere(self, served: ServedRequest, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
-        """Return whom to ask after a failed attempt; None if the request ends here."""
-        request = served.request
-        if outcome is not Outcome.CONNECT_ERROR and not may_repeat(request.method, request.path, request.body):
-            return None
-        budget = served.budget = served.budget or RetryBudget(self.limits.retries)
-        others = self._found_without(attempt.prompt, (*budget.tried, attempt.backend))
-        step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=others is not None)
-        if step is Next.AGAIN:
-            return self._found_without(attempt.prompt, budget.tried)
-        return others if step is Next.ELSEWHERE else None
+    def _after_error(
+        self, served: ServedRequest, attempt: Attempt, outcome: Outcome, error: UpstreamError
+    ) -> Steps[PoolMatch | None]:
+        """Return whom to ask after a try without an answer; None if the client got one after all. Raises `error`."""
+        tried_s = attempt.sent_at - served.started_at  # before this attempt
+        is_last = tried_s + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
+        if served.client.started:
+            raise error
+        failed = self._failed_tries(served)
+        elsewhere = None if is_last and outcome is Outcome.TIMEOUT else failed.elsewhere(attempt, outcome)
+        if elsewhere is not None:
+            return elsewhere
+        if failed.kept is None:
+            if attempt.prompt.kept and outcome is Outcome.CONNECT_ERROR:
+                raise ResponseLost("the engine that keeps this response is not there") from error
+            raise error
+        yield from self._relay(served, *failed.kept, None)
+        served.outcome = Outcome.OVERLOADED.value
+        return None
 
-    def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> PoolMatch | None:
-        try:
-            return self.router.find(prompt, time.monotonic(), tried)
-        except RanvierError:  # no other backend: the failure before this is the better answer
-            return None
+    def _failed_tries(self, served: ServedRequest) -> FailedTries:
+        failed = served.failed_tries
+        if failed is None:
+            request, client = served.request, served.client
+            failed = served.failed_tries = FailedTries(request, client, self.router, self.limits.retries)
+        return failed
 
     # --- ask --------------------------------------------------------------------------------------------------------
 
@@ -476,16 +469,6 @@ class Pipeline:
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
             self.tokenizer.finish(attempt, raw, chunked=chunked)
-
-
-def claude_models(cards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return model cards in the shape of Anthropic's API (docs.anthropic.com/en/api/models-list)."""
-    found = []
-    for name, card in cards.items():
-        created = card.get("created")
-        at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 35 else 0, UTC)
-        found.append({"type": "model", "id": name, "display_name": name, "created_at": f"{at:%Y-%m-%dT%H:%M:%SZ}"})
-    return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
 
 
 def outcome_of_error(error: UpstreamError) -> Outcome:

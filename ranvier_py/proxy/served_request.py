@@ -12,9 +12,9 @@ from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.request_paths import PATHS
-from ranvier_py.core.routing.retries import RetryBudget
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.failed_tries import FailedTries
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
@@ -36,7 +36,7 @@ class ServedRequest:
     attempt: Attempt | None = None  # the latest one
     status: int = 0
     tries: int = 0
-    budget: RetryBudget | None = None  # of further tries, once one has failed
+    failed_tries: FailedTries | None = None  # once one has failed
     first_byte_at: float = 0.0
     sent_bytes: int = 0
     outcome: str = "cancelled"

@@ -239,7 +239,7 @@ class Exchange:
         complete: the message ended as its framing promised; only then can the connection serve again.
     """
 
-    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_reusable", "complete", "head")
+    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable", "complete", "head")
 
     def __init__(
         self, connection: Connection, reading: HeadReading, pending: bytes, *, whole: bool, dechunked: bool
@@ -247,6 +247,7 @@ class Exchange:
         self.head, self._left, reusable, chunks = reading
         self._connection: Connection | None = connection
         self._pending = pending
+        self._put_back = b""  # what was taken and is to be taken again
         self._reusable = reusable and whole
         self._chunks: ResponseParser | ChunkedReader | None = chunks
         self.complete = False
@@ -277,8 +278,15 @@ class Exchange:
 
     def take(self) -> bytes:
         """Return the part of the body that came with the head. Call once, before `receive`. Raises UpstreamGarbled."""
+        if self._put_back:
+            data, self._put_back = self._put_back, b""
+            return data
         data, self._pending = self._pending, b""
         return self._advance(data) if data else data
+
+    def put_back(self, data: bytes) -> None:
+        """Have the next `take` return these bytes, which are all that was taken and received; also after `release`."""
+        self._put_back = data
 
     def receive(self) -> bytes | None:
         """Return the next bytes of the body; None if none are here. Raises UpstreamClosed, UpstreamGarbled."""

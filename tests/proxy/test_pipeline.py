@@ -134,7 +134,10 @@ async def test_what_fails_before_the_first_byte_is_asked_elsewhere(step: Step) -
     assert routes["outcomes"]["success"] == 1
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(429, "overloaded"), (500, "server_error"), (503, "server_error")])
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(429, "overloaded"), (500, "server_error"), (503, "overloaded"), (529, "overloaded")],
+)
 async def test_busy_and_broken_backends_are_passed_over_and_their_last_word_is_passed_on(
     status: int, outcome: str
 ) -> None:

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ranvier_py.core.ids import UNKNOWN, Fingerprint
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX, load_object
 from ranvier_py.core.prompts.body_members import ABSENT, first_prompt
@@ -196,7 +196,8 @@ class Prompt:
     response may be stored. `session_name` is what the body calls its session. `kept` and `session` are the digests of
     these two (`routing.owners`), or 0. `sub_agent`: the request comes from an agent that the session started. `client`
     is who sent it (`known_clients`); `rules` are those that would change its body (`clients.body_mender`).
-    `counts_differ`: the counts in its answer don't show what the engine holds.
+    `counts_differ`: the counts in its answer don't show what the engine holds. `avoid`: backends that are asked only if
+    no other can be, in ascending order.
     """
 
     kind: str
@@ -222,6 +223,7 @@ class Prompt:
     client: str = ""
     rules: Sequence[tuple[str, int, bool, bytes]] = ()
     counts_differ: bool = False
+    avoid: Sequence[BackendId] = ()
 
     @property
     def tokens(self) -> int:

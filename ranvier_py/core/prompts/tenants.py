@@ -11,7 +11,7 @@ only divide its own tenant, never lead into another. Bodies whose salt can't be 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.errors import BadRequest
@@ -52,14 +52,17 @@ class Tenants:
         """
         if headers is self._last[0] and headers:
             return self._last[1]
-        names = self._names
-        found = {SCHEME.sub(b"", value, 1).strip() for name, value in headers if name.lower() in names}
-        self._last = headers, self.named(*found)
+        self._last = headers, self.named(*tokens_in(headers, self._names))
         return self._last[1]
 
     def named(self, *values: bytes) -> bytes:
         """Return the tenant that these tokens or values identify."""
         return self._texts.digest(b"tenant" + b"\n".join(sorted(values)))  # no field has a line end in it
+
+
+def tokens_in(headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes] = CREDENTIAL_FIELDS) -> set[bytes]:
+    """Return the tokens in the fields of these names, each without its scheme; by default a request's credentials."""
+    return {SCHEME.sub(b"", value, 1).strip() for name, value in headers if name.lower() in names}
 
 
 def salted_body(body: bytes, salt: str) -> bytes:

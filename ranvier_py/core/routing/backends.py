@@ -11,6 +11,7 @@ When no backend that serves the model is eligible, the pool *fails open* to all 
 whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
 a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
 one. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a wait.
+Backends that a request should avoid (`blame`) are left out while any other can be asked.
 
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
 Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
@@ -22,6 +23,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import BadRequest, NotFound, RequestError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
@@ -34,6 +36,7 @@ from ranvier_py.core.routing.backend import (
     is_hosted_url,
     normal_url,
 )
+from ranvier_py.core.routing.blame.backend_pauses import Pauses
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.work import Load
 
@@ -50,6 +53,7 @@ __all__ = [
 ]
 
 MODELS_CHARS_MAX = 300  # of a list of models in the log
+NARROWED_MAX = 256  # pools that leave out backends to be avoided, kept until anything changes
 
 
 @dataclass(slots=True)
@@ -75,7 +79,9 @@ class Registry:
         self.by_url: dict[str, Backend] = {}
         self.listed: dict[str, None] = {}  # models that some backend lists: bounds the cache of pools
         self.pools: dict[str | None, Pool] = {}  # by model; None: a model that no backend lists
+        self.narrowed: BoundedDict[tuple[str | None, Sequence[BackendId]], Pool] = BoundedDict(NARROWED_MAX)
         self.pools_version = -1
+        self.pauses = Pauses()
         self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
@@ -155,6 +161,7 @@ class Registry:
         backend = self.known(name_or_url)
         del self.by_name[backend.name], self.by_url[backend.url]
         backend.removed = True
+        self.pauses.forget(backend.id)
         self.relist()
         self.counters.backends_removed += 1
         self.version += 1
@@ -203,23 +210,37 @@ class Registry:
                 serving = True
         return serving
 
-    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
-        """Return the pool for `model` ("" = any), cached until the version changes. With `exclude` it is not cached."""
+    def pool(
+        self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
+    ) -> Pool:
+        """Return the pool for `model` ("" = any), cached until the version changes. With `exclude` it is not cached.
+
+        Those to `avoid` are in it only if no other is.
+        """
         if now >= self.wake_at:
             self.tick(now)
         if self.pools_version != self.version:
             self.pools.clear()
+            self.narrowed.clear()
             self.pools_version = self.version
         key = model if not model or model in self.listed else None
-        pool = None if exclude else self.pools.get(key)
+        pool = None if exclude else self.narrowed.get((key, avoid)) if avoid else self.pools.get(key)
         if pool is None:
-            pool = self.make_pool(model, exclude)
+            pool = self.make_pool(model, exclude, avoid)
             self.counters.last_resorts += pool.last_resort
-            if not exclude:
+            if not exclude and not avoid:
                 self.pools[key] = pool
+            elif not exclude:
+                self.narrowed[key, avoid] = pool
         return pool
 
-    def make_pool(self, model: str, exclude: Collection[BackendId] = (), then: float | None = None) -> Pool:
+    def make_pool(
+        self,
+        model: str,
+        exclude: Collection[BackendId] = (),
+        avoid: Collection[BackendId] = (),
+        then: float | None = None,
+    ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
         serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
         eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
@@ -227,6 +248,7 @@ class Registry:
         if not eligible:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
             last_resort = bool(eligible)
+        eligible = [b for b in eligible if b.id not in avoid] or eligible if avoid else eligible
         listed = not model or model in self.listed
         unknown = not listed and len(self) > 0 and all(b.models is not None for b in self) and not eligible
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown)
@@ -341,6 +363,7 @@ class Registry:
         backend.process.has_remote_routes = False
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
+        self.pauses.forget(backend.id)
         self.counters.backend_restarts += 1
         self.version += 1
         return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]

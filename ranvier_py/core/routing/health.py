@@ -54,7 +54,7 @@ class Outcome(Enum):
     CONNECT_ERROR = "connect_error"  # no connection was made, so nothing was sent
     TIMEOUT = "timeout"  # no first byte, or a stall, past its deadline
     BROKEN = "broken"  # closed or garbled before the end of its answer
-    OVERLOADED = "overloaded"  # 429: neutral
+    OVERLOADED = "overloaded"  # a complete answer of an engine that has no room: neutral
     CANCELLED = "cancelled"  # the client went away: neutral
     NOT_SENT = "not_sent"  # this node lacked the means to send it, such as descriptors: neutral
 
@@ -110,6 +110,9 @@ ILL_STATUSES = frozenset((500, 502, 503, 504))
 501 and 505 about its method and version, 507 and 508 about what it names. Of the 5xx SMG tries again on just these, and
 4xx in the count of its breakers have caused outages (sglang's issue 25811)."""
 
+BUSY_STATUSES = frozenset((429, 529))
+"""Too much of one client, or of all (Anthropic's): the engine is well. A 503 may mean the same (`blame.judgements`)."""
+
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
 
@@ -121,7 +124,7 @@ def outcome_of(status: int) -> Outcome:
     """Return how a request with a complete answer of this status ended."""
     if status < 400:
         return Outcome.SUCCESS
-    if status == 429:
+    if status in BUSY_STATUSES:
         return Outcome.OVERLOADED
     return Outcome.SERVER_ERROR if status in ILL_STATUSES else Outcome.REFUSED
 
@@ -140,7 +143,8 @@ class BackendLimits(Options):
     )
     circuit_faults_to_open: int = option(  # Ranvier's
         5,
-        "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend.",
+        "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend. "
+        "A 503 with Retry-After or of a full queue is no failure.",
         least=1,
         key="circuit_failures",
     )

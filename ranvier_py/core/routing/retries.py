@@ -75,7 +75,7 @@ class RetryLimits(Options):
         3, "Further tries altogether.", most=100
     )
     statuses: tuple[int, ...] = option(
-        (429, 500, 502, 503, 504), "Answers that are worth another try.", key="retry_statuses"
+        (429, 500, 502, 503, 504, 529), "Answers that are worth another try.", key="retry_statuses"
     )
 
     def contradictions(self) -> list[str]:

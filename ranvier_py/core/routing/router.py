@@ -158,7 +158,10 @@ class Router:
         """
         if prompt.kept:
             return self._found_keeper(prompt, now, tried, touch=touch)
-        pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.make_pool(prompt.model, (), now)
+        if touch:
+            pool = self.registry.pool(prompt.model, now, tried, prompt.avoid)
+        else:
+            pool = self.registry.make_pool(prompt.model, (), prompt.avoid, now)
         if not pool.ids:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []

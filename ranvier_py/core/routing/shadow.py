@@ -73,8 +73,10 @@ class MirroredRegistry:
             known = self._backends[real.id] = Mirrored(real)
         return known
 
-    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
-        real = self._real.pool(model, now, exclude)
+    def pool(
+        self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
+    ) -> Pool:
+        real = self._real.pool(model, now, exclude, avoid)
         known = self._pools.get(id(real))
         if known is None or known[0] is not real:
             if len(self._pools) >= POOLS_MAX:

@@ -1,0 +1,1 @@
+"""Whom a failure blames: what an error answer shows of its backend, and which backends are passed over for whom."""

@@ -1,0 +1,101 @@
+"""What an answer shows of the backend that gave it, by its status, its Retry-After and the words of its error.
+
+A backend that has no room is well: 429 (too much of one credential), 529, and a 503 that has a Retry-After or speaks of
+a full queue. Such an answer asks for a pause. Any other 503 is a fault, like 500, 502 and 504 (`health.ILL_STATUSES`).
+What else refuses is about the request, unless another backend serves it (`preferences`).
+
+Pure: the body is at most ERROR_BYTES_MAX, without its transfer coding.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from ranvier_py.core.routing.health import Outcome, outcome_of
+
+ERROR_BYTES_MAX = 64 * 1024
+"""Of an error's body. Engines answer with a few hundred bytes, or with the body that they could not read."""
+
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+"""The pause of a backend that asks for none, and the longest. A second lets some requests of a full queue end; after
+half a minute an open circuit, too, would be tried again."""
+
+SECONDS = re.compile(rb"(\d{1,9})(?:\.\d{0,9})?")
+BETWEEN_WORDS = re.compile(r"[\W_]+")
+SENTENCE_CHARS_MAX = 2_000  # of an error's words that are looked at; what it quotes of a prompt stands behind them
+
+FULL = re.compile(
+    r"\bqueue (is |was )?(now |currently )?(full|at capacity|timeout)\b|\bfull queue\b"
+    r"|\bmax(imum)? queue (size|length)\b|\boverload|\bat (full |max |maximum )?capacity\b|\b(is|are) (too )?busy\b"
+    r"|\brate limit|\btoo many (\w+ )?(requests|connections)\b"
+)
+"""Of SGLang, TGI («Model is overloaded»), Dynamo («All workers are busy»), Triton («exceeds maximum queue size»), and
+hosted providers (`overloaded_error`), in lower case and with blanks alone between words."""
+
+ERROR_MEMBERS = ("type", "error_type", "code", "message")
+"""Of an error object, that have words; TGI has the second."""
+
+
+class Judgement(NamedTuple):
+    """What an answer shows. `pause_s`: for so long the backend wants no more requests, of this credential if it is
+    `personal`, else of anybody; None: it says nothing of that."""
+
+    outcome: Outcome
+    pause_s: float | None = None
+    personal: bool = False
+
+
+SERVED = Judgement(Outcome.SUCCESS)
+
+
+def wants_body(status: int) -> bool:
+    """Whether the judgement on this status depends on the body, or the answer may have to wait for another one."""
+    return status >= 400 and status not in (500, 502, 504)
+
+
+def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = None, *, wall_s: float) -> Judgement:
+    """Judge an answer. `retry_after`: the value of that field; `wall_s`: seconds since 1970, for one that is a date."""
+    outcome = outcome_of(status)
+    if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
+        outcome = Outcome.OVERLOADED
+    if outcome is not Outcome.OVERLOADED:
+        return Judgement(outcome)
+    pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None
+    return Judgement(outcome, PAUSE_S if pause_s is None else min(pause_s, PAUSE_MAX_S), personal=status == 429)
+
+
+def seconds_of(retry_after: bytes, wall_s: float) -> float | None:
+    """Return the seconds that a Retry-After (RFC 9110 10.2.3) wants, 0 or more; None if it can't be read."""
+    value = retry_after.strip()
+    if SECONDS.fullmatch(value) is not None:
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value.decode("latin-1"))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    seconds = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - datetime.fromtimestamp(wall_s, UTC)
+    return max(0.0, seconds.total_seconds())
+
+
+def error_words(body: bytes) -> str:
+    """Return the type, code and message of an error in lower case, with single blanks between words; or what else it
+    is, such as a page. Knows the forms of OpenAI, Anthropic, FastAPI, vLLM, SGLang and TGI."""
+    found: Any
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = body[:SENTENCE_CHARS_MAX].decode("utf-8", "replace")
+    words: list[str] = []
+    for each in (found, *(found.get(name) for name in ("error", "detail") if isinstance(found, dict))):
+        members = (
+            (each.get(name) for name in ("type", "error_type", "code", "message"))
+            if isinstance(each, dict)
+            else (each,)
+        )
+        words += [member[:SENTENCE_CHARS_MAX] for member in members if isinstance(member, str)]
+    return BETWEEN_WORDS.sub(" ", " ".join(words)).strip().lower()

@@ -1,0 +1,107 @@
+"""What error answers show of the backends that gave them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.routing.blame.judgements import (
+    PAUSE_MAX_S,
+    PAUSE_S,
+    Judgement,
+    error_words,
+    judgement_of,
+    seconds_of,
+)
+from ranvier_py.core.routing.health import Outcome
+
+NOON_S = 1_793_707_200.0  # Tue, 03 Nov 2026 12:00:00 GMT
+FULL_BODIES = (
+    b'{"object":"error","message":"The request queue is full.","type":"service_unavailable"}',  # SGLang
+    b'{"error":{"message":"The request queue is full.","code":503}}',
+    b'{"error":{"type":"queue_full","message":"no"}}',
+    b'{"error":"Model is overloaded","error_type":"overloaded"}',  # TGI
+    b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}',  # Anthropic
+    b'{"error":{"message":"Service temporarily unavailable: All workers are busy, please retry later"}}',  # Dynamo
+    b'{"error":"Exceeds maximum queue size"}',  # Triton
+    b'{"detail":"Too many concurrent requests"}',
+    b"Server overloaded, please try again",
+)
+
+
+def judged(status: int, body: bytes = b"", retry_after: bytes | None = None) -> Judgement:
+    return judgement_of(status, body, retry_after, wall_s=NOON_S)
+
+
+@pytest.mark.parametrize("body", FULL_BODIES)
+def test_a_503_that_speaks_of_a_full_queue_asks_everybody_for_a_pause_and_is_no_fault(body: bytes) -> None:
+    assert judged(503, body) == Judgement(Outcome.OVERLOADED, PAUSE_S)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"Service Unavailable",
+        b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}',  # llama.cpp
+        b'{"object":"error","message":"engine is dead","type":"service_unavailable"}',
+        b'{"error":null}',
+        b"[" * 5000,
+        b"\xff\xfe",
+    ],
+)
+def test_any_other_503_is_a_fault(body: bytes) -> None:
+    assert judged(503, body) == Judgement(Outcome.SERVER_ERROR)
+
+
+def test_a_503_with_retry_after_pauses_for_that_time() -> None:
+    assert judged(503, b"", b"7") == Judgement(Outcome.OVERLOADED, 7.0)
+
+
+def test_a_429_pauses_for_its_credential_and_a_529_for_everybody() -> None:
+    assert judged(429) == Judgement(Outcome.OVERLOADED, PAUSE_S, personal=True)
+    assert judged(529, b"", b"3") == Judgement(Outcome.OVERLOADED, 3.0)
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_other_statuses_of_illness_stay_faults_whatever_they_bring(status: int) -> None:
+    assert judged(status, FULL_BODIES[0], b"7") == Judgement(Outcome.SERVER_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("value", "pause_s"),
+    [
+        (b"0", 0.0),
+        (b"2.5", 2.5),
+        (b" 12 ", 12.0),
+        (b"86400", PAUSE_MAX_S),
+        (b"9" * 40, PAUSE_S),
+        (b"-3", PAUSE_S),
+        (b"soon", PAUSE_S),
+        (b"", PAUSE_S),
+        (b"Tue, 03 Nov 2026 12:00:09 GMT", 9.0),
+        (b"Tuesday, 03-Nov-26 12:00:09 GMT", 9.0),
+        (b"Tue, 03 Nov 2026 11:00:00 GMT", 0.0),
+        (b"Wed, 04 Nov 2026 12:00:00 GMT", PAUSE_MAX_S),
+        (b"Tue, 99 Nov 2026 12:00:09 GMT", PAUSE_S),
+    ],
+)
+def test_a_pause_is_as_long_as_retry_after_wants_within_bounds(value: bytes, pause_s: float) -> None:
+    assert judged(503, b"", value).pause_s == pause_s
+
+
+@given(st.binary(max_size=80))
+def test_no_retry_after_breaks_anything(value: bytes) -> None:
+    seconds = seconds_of(value, NOON_S)
+    assert seconds is None or seconds >= 0
+
+
+@given(st.binary(max_size=200))
+def test_no_body_breaks_anything(body: bytes) -> None:
+    assert error_words(body) == error_words(body).lower().strip()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 422, 501, 505])
+def test_a_refusal_asks_for_no_pause(status: int) -> None:
+    assert judged(status, FULL_BODIES[0], b"7") == Judgement(Outcome.REFUSED)
