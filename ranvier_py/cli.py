@@ -29,6 +29,7 @@ from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import (
     FILE_VARIABLE,
     Loaded,
+    file_in_use,
     flag_of,
     load,
     variable_of,
@@ -225,12 +226,12 @@ def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[st
         after_unknown_flag = name.startswith("-")
 
 
-def load_from(options: argparse.Namespace, file: Path | None = None) -> Loaded:
+def load_from(options: argparse.Namespace, file: Path | None = None, **more: Any) -> Loaded:
     """Load the configuration of these flags. Raises ConfigError with all problems, those of flags first."""
     given = vars(options)
     flags = {name: given[name] for name in KEYS if name in given}
     try:
-        loaded = load(flags, file or options.config)
+        loaded = load(flags, file or options.config, **more)
     except ConfigError as error:
         raise ConfigError([*options.problems, *error.problems]) from error
     if options.problems:
@@ -312,8 +313,7 @@ def config_command(options: argparse.Namespace) -> int:
             raise ConfigError(options.problems)
         print(reference(), end="")
         return EXIT_OK
-    config, origins, notes = load_from(options)
-    check_files(config)
+    config, origins, notes = checked_config(options)
     values = config.shown()
     for name, origin in origins.items():
         print(f"{name} = {toml_value(values[name])}  # from {origin}")
@@ -323,24 +323,21 @@ def config_command(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def check_files(config: Config) -> None:
-    """Check the files and URLs that a node uses from its start. Raises ConfigError with all problems. Asks nobody."""
-    from ranvier_py.io.keys import read_keys
-    from ranvier_py.io.tokenizer import check_files as check_tokenizer
-    from ranvier_py.node.parts import redis_pools_of, tls_context
+def checked_config(options: argparse.Namespace) -> Loaded:
+    """Load the configuration, and check all of its files. Raises ConfigError, whose last problems are the notes."""
+    from ranvier_py.node.config_check import file_notes, file_problems
 
-    checks: list[Callable[[], object]] = [partial(tls_context, config), partial(redis_pools_of, config)]
-    checks.append(partial(check_tokenizer, config.tokenizer, str(config.chat_template or "")))
-    if config.cluster_key_file is not None:
-        checks.append(partial(read_keys, config.cluster_key_file))
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check()
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    notes: list[str] = []
+
+    def problems(found: Loaded) -> Iterator[str]:
+        notes.extend([*found.notes, *file_notes(found, file_in_use(options.config))])
+        yield from file_problems(found.config)
+
+    try:
+        config, origins, _ = load_from(options, also=problems)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *(f"note: {note}" for note in notes)]) from error
+    return Loaded(config, origins, notes)
 
 
 def replay_command(options: argparse.Namespace) -> int:

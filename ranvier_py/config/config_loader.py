@@ -81,14 +81,18 @@ class Loaded(NamedTuple):
     notes: Sequence[str]
 
 
-def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
+def load(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    also: Callable[[Loaded], Iterable[str]] = lambda _: (),
+) -> Loaded:
     """Load all sources. `flags` are values of the command line by key. Without a `file`, $RANVIER_CONFIG may name one.
 
+    `also` returns further problems, each as «key: what is wrong»; it gets the configuration of keys that are each good.
     Raises ConfigError with every problem found.
     """
     found = Loading()
-    if file is None and os.environ.get(FILE_VARIABLE):
-        file = Path(os.environ[FILE_VARIABLE])
+    file = file_in_use(file)
     found.problems.extend(unknown_variables())
     variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
     written = read_file(file, found)
@@ -99,15 +103,24 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Lo
                 found.values[name], found.ranks[name] = value, rank
                 found.origins[name] = origin(name)
     found.places = {item: place for item, place in found.places.items() if item.partition("[")[0] in found.typed}
-    return Loaded(loaded(found), found.origins, found.notes)
+    result = Loaded(checked(found), found.origins, found.notes)
+    for problem in also(result):
+        name, _, message = problem.partition(": ")
+        found.add(name, message)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return result
+
+
+def file_in_use(file: Path | None) -> Path | None:
+    """Return the file that is read, if a flag names this one."""
+    named = os.environ.get(FILE_VARIABLE)
+    return Path(named) if file is None and named else file
 
 
 def config_of(**values: Any) -> Config:
     """Return the configuration of these keys alone, without the environment. Raises ConfigError with all problems."""
-    return loaded(Loading(values))
-
-
-def loaded(found: Loading) -> Config:
+    found = Loading(values)
     config = checked(found)
     if found.problems:
         raise ConfigError(found.problems)

@@ -24,6 +24,7 @@ from pathlib import Path
 import trio
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt, Observer
@@ -202,24 +203,12 @@ class RecordFiles:
 
     def _begin(self) -> None:
         """Rename each file to the next number and begin a new one. Raises OSError, renaming none, if one isn't ours."""
-        ours = [self._is_ours(self._numbered(number)) for number in range(self._files_max)]
+        ours = [is_recording(self._numbered(number)) for number in range(self._files_max)]
         if ours[0]:
             last = ours.index(False) if False in ours else self._files_max - 1
             for number in range(last, 0, -1):
                 self._numbered(number - 1).replace(self._numbered(number))
         self._put(self._header, os.O_CREAT | os.O_TRUNC, 0)
-
-    def _is_ours(self, path: Path) -> bool:
-        """Whether a recording is at this path; False if nothing is. Raises OSError for anything else."""
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise OSError(None, f"{path.name} is there and no file")
-            with path.open("rb") as stream:
-                if stream.read(len(MARK_BYTES)) not in (MARK_BYTES, b""):
-                    raise OSError(None, f"{path.name} is there and no recording")
-        except FileNotFoundError:
-            return False
-        return True
 
     def _append(self, lines: Sequence[bytes]) -> int:
         """Write as many of these lines as the file may hold, at least one. Returns how many. Raises OSError."""
@@ -247,3 +236,27 @@ class RecordFiles:
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a recording is at this path; False if nothing is. Raises OSError for anything else."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(None, f"{path.name} is there and no file")
+        with path.open("rb") as stream:
+            if stream.read(len(MARK_BYTES)) not in (MARK_BYTES, b""):
+                raise OSError(None, f"{path.name} is there and no recording")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def check_recording(path: Path) -> None:
+    """Raise ConfigError if no recording could be written at this path. Writes nothing."""
+    try:
+        if is_recording(path):
+            path.open("ab").close()
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise OSError(None, f"{path.parent} is no folder to write to")
+    except OSError as error:
+        raise ConfigError([f"record_file: {path} can't be written: {error.strerror or error}"]) from error

@@ -300,10 +300,15 @@ def check_files(source: str, chat_template: str) -> None:
     if Path(source).is_dir():
         ChatTokenizer.load(source, chat_template=chat_template)
         return
-    if source not in ("", "embedded"):
+    if is_on_hub(source):
         check_hub_id(source)
     if chat_template:
         parse_template(read_template(None, chat_template) or "")
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether `source` means a tokenizer of the hub, not one of this machine."""
+    return source not in ("", "embedded") and not Path(source).is_dir()
 
 
 def why_not(source: str, error: Exception) -> str:

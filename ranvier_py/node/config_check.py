@@ -1,0 +1,92 @@
+"""What `config --check` looks at beyond the values: every file that a node would open, and who can read its keys.
+
+Nothing is written or created, and nobody is asked: a tokenizer of a hub is named as not tried.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from ranvier_py.config.config_endpoints import numbered
+from ranvier_py.config.config_loader import Loaded
+from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.io.gossip.state_file import is_something_else
+from ranvier_py.io.keys import read_keys
+from ranvier_py.io.recorder import check_recording
+from ranvier_py.io.tokenizer import check_files, is_on_hub
+from ranvier_py.node.parts import redis_pools_of, tls_context
+
+KEY_FILES = (*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file")
+
+
+def file_problems(config: Config) -> Iterator[str]:
+    """Yield «key: what is wrong» for each file or URL that can't be used, of the keys that are good."""
+    checks: list[Callable[[], object]] = [partial(redis_pools_of, config)]
+    template = str(config.chat_template or "")
+    checks += [partial(check_files, config.tokenizer, ""), partial(check_files, "embedded", template)]
+    if config.tls_certificate_file is not None and config.tls_key_file is not None:
+        checks.append(partial(tls_context, config))
+    else:
+        checks += [partial(check_readable, config, name) for name in ("tls_certificate_file", "tls_key_file")]
+    if config.cluster_key_file is not None:
+        checks.append(partial(read_keys, config.cluster_key_file))
+    for index in range(config.workers):
+        record, state = config.record_file, config.gossip_state_file
+        if config.workers > 1:
+            record, state = numbered(record, index), numbered(state, index)
+        if record is not None:
+            checks.append(partial(check_recording, record))
+        if state is not None:
+            checks.append(partial(check_state, state))
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield from error.problems
+
+
+def check_readable(config: Config, name: str) -> None:
+    """Raise ConfigError if the file of this key is set and can't be opened."""
+    path: Path | None = getattr(config, name)
+    if path is not None:
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigError([f"{name}: {path} can't be read: {error.strerror}"]) from error
+
+
+def check_state(path: Path) -> None:
+    """Raise ConfigError if the state of gossip can't be read from this file, or written to it."""
+    try:
+        if is_something_else(path):
+            raise ConfigError([f"gossip_state_file: {path} is no regular file"])
+        with suppress(FileNotFoundError):
+            path.open("rb").close()
+    except OSError as error:
+        raise ConfigError([f"gossip_state_file: {path} can't be read: {error.strerror}"]) from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError([f"gossip_state_file: {path} can't be written: {path.parent} is no folder to write to"])
+
+
+def file_notes(loaded: Loaded, file: Path | None) -> Iterator[str]:
+    """Yield what an operator should know of these files; `file` is that of the configuration."""
+    config, origins, _ = loaded
+    keys: dict[Path, str] = {}
+    if file is not None and any(origins.get(name, "").startswith(str(file)) for name in SECRETS):
+        keys[file] = "a secret is in the configuration itself"
+    keys |= {path: name for name in KEY_FILES if (path := getattr(config, name)) is not None}
+    for path, name in keys.items():
+        with suppress(OSError):  # reported where it was opened
+            mode = path.stat().st_mode
+            if mode & stat.S_IROTH:
+                yield f"{name}: every user of this machine can read {path}: chmod o= {path}"
+            elif mode & stat.S_IWOTH:
+                yield f"{name}: every user of this machine can write {path}: chmod o= {path}"
+    if is_on_hub(config.tokenizer):
+        yield f"tokenizer: {config.tokenizer} is the id of a hub and was not tried: a node loads it when it starts"
