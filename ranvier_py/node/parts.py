@@ -145,6 +145,7 @@ def make_router(
         recent_max=config.recent_decisions,
     )
     router.checkpoints.ttl_s = config.checkpoint_ttl_s
+    router.owners.isolated = config.tenant_isolation != OFF
     return router
 
 

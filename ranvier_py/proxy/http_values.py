@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
 
@@ -52,15 +51,6 @@ WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
 and keep the control key to ourselves."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
-
-
-SUSPECT = re.compile(rb"[%\\#]|/\.")
-FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\\xc0\xc1]")
-"""Bytes that no path may have, in any encoding: control characters, the backslash, and the bytes that begin overlong
-forms of ASCII in what claims to be UTF-8."""
-
-DECODINGS_MAX = 4
-"""A path that is still encoded after so many decodings is meant to deceive."""
 
 
 class WaitPhase(Enum):
@@ -259,25 +249,3 @@ class HttpResponseHead:
     def __post_init__(self) -> None:
         if self.fields is NO_RESPONSE_FIELDS:
             self.fields = ResponseFields.of(self)
-
-
-def misleads(path: bytes) -> bool:
-    """Whether an engine that decodes a path, resolves its dots or cuts its parameters may read another path.
-
-    It could then serve its own administration under a path that looks harmless. What ids may need does not mislead:
-    other escapes, dots within a segment, semicolons.
-    """
-    if SUSPECT.search(path) is None:
-        return False
-    if b"#" in path:
-        return True
-    for _ in range(DECODINGS_MAX):
-        if FORBIDDEN.search(path) or any(part.partition(b";")[0] in (b".", b"..") for part in path.split(b"/")):
-            return True
-        decoded = unquote_to_bytes(path)
-        if decoded == path:
-            return False
-        if decoded.count(b"/") != path.count(b"/"):
-            return True
-        path = decoded
-    return True

@@ -11,7 +11,6 @@ to the backend is closed at once, and only what was proved is learned.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -44,6 +43,7 @@ from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.body_json import form_model
 from ranvier_py.core.prompts.cache_control import marked_body
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.prompts.reserved_members import NOTHING
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.blame.judgements import SERVED
@@ -51,13 +51,16 @@ from ranvier_py.core.routing.model_list import model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.core.routing.retries import RetryLimits, is_inference
 from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
+from ranvier_py.core.routing.stored_paths import response_of
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.admission.request_target import misleads
+from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.failed_tries import FailedTries, paused_for
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.proxy.served_request import ServedRequest, mended_by
@@ -67,8 +70,6 @@ CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
 
 STORED_PATHS = b"/v1/responses/"
-STORED_PATH = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
-"""Paths of one stored response: GET, DELETE, and what else an engine can do with it."""
 
 OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
 """If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
@@ -178,6 +179,8 @@ class Pipeline:
         """Ask one backend after another, until one has answered."""
         router, request = self.router, served.request
         prompt = self._read(served)
+        if self.tenants is not None and prompt.reserved is not NOTHING:
+            yield from check_names(request, prompt)
         judged = is_inference(request.method, request.path)
         if judged and router.registry.pauses:
             prompt.avoid = paused_for(router, request, time.monotonic())
@@ -200,7 +203,7 @@ class Pipeline:
         """Read the prompt of the request, and note whether an engine may keep its answer."""
         router, request, fields = self.router, served.request, served.request.fields
         path = request.path if request.method == b"POST" and fields.readable else b""
-        tenant = self._tenant(request)
+        tenant = tenant_of(self.tenants, request) if self.tenants is not None else b""
         mended = served.mend(self.mender, path, router.registry) if self.mender is not None else None
         body = request.body if mended is None else mended.body
         prompt = router.read(path, body, tenant, fields.session)
@@ -215,9 +218,9 @@ class Pipeline:
             prompt.model = model_of(request.target)
         if path == RESPONSES_PATH and prompt.stores:
             served.naming, served.tenant = ResponseName(), tenant
-        elif request.path.startswith(STORED_PATHS) and (named := STORED_PATH.fullmatch(request.path)) is not None:
+        elif request.path.startswith(STORED_PATHS) and (named := response_of(request.method, request.path)):
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
-            prompt.kept = router.owners.response_key(named[1].decode("latin-1"), owner)
+            prompt.kept = router.owners.response_key(named, owner)
         return prompt
 
     def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -233,15 +236,6 @@ class Pipeline:
         with trio.move_on_after(OWNER_WAIT_S):
             while self.router.owners.find(digest, time.monotonic()) is None:  # noqa: ASYNC110  # the core has no events
                 await trio.sleep(OWNER_PAUSE_S)
-
-    def _tenant(self, request: HttpRequest) -> bytes:
-        """Return the tenant of the prompt; empty for a request without one, or if tenants are not kept apart."""
-        fields = request.fields
-        if self.tenants is None or request.method != b"POST" or fields.multipart or not request.body:
-            return b""
-        if not fields.readable:
-            raise BadRequest("tenants are kept apart here: the body must not be compressed")
-        return self.tenants.of(request.headers)
 
     def _attempt(self, served: ServedRequest, attempt: Attempt) -> Steps[PoolMatch | None]:
         """Ask one backend, relay its answer and finish the attempt. Returns whom to ask instead; None at the end."""

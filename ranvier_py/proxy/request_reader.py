@@ -9,6 +9,7 @@ import httptools
 
 from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, HeaderTooLarge, MethodNotAllowed
 from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.proxy.admission.request_target import canonical_target, origin_form
 from ranvier_py.proxy.http_values import NO_REQUEST, Headers, HeadShape, HttpRequest, names_the_message
 
 KEPT_HEAD_BYTES_MAX = 8192
@@ -164,9 +165,10 @@ class RequestHead:
             raise MethodNotAllowed(f"{request.method.decode()} is not served here")
         if request.target[:7].lower() == b"http://":  # absolute-form, as to a proxy: RFC 9112 3.2.2
             request.target = origin_form(request.target, request.method)
-            request.path = request.target.partition(b"?")[0]
         if request.target[:1] != b"/" and not (request.target == b"*" and request.method == b"OPTIONS"):
             raise BadRequest("the request target must be a path")
+        request.target = canonical_target(request.target)
+        request.path = request.target.partition(b"?")[0]
 
     def _read_fields(self, minor: int) -> None:
         hosts = 0
@@ -206,16 +208,3 @@ class RequestHead:
         if value.lower() != b"100-continue":
             raise ExpectationFailed("the only expectation served here is 100-continue")
         self.waits = minor == 1
-
-
-def origin_form(target: bytes, method: bytes) -> bytes:
-    """Return the origin-form of an absolute target; its host is ignored. Raises BadRequest if it names none."""
-    authority, slash, rest = target[7:].partition(b"/")
-    if not authority:
-        raise BadRequest("the request target names no host")
-    if slash:
-        return slash + rest
-    host, mark, query = authority.partition(b"?")
-    if not host:
-        raise BadRequest("the request target names no host")
-    return b"*" if method == b"OPTIONS" and not mark else b"/" + mark + query

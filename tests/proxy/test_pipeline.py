@@ -298,12 +298,23 @@ PLAIN = [
     b"/v1/models/ft:a%3Ab;v=2",
     b"/v1/models/.hidden",
     b"/v1/models/a...b",
-    b"/v1/models/gpt-3%2E5",
     b"/v1/files/100%25%20sure",
     b"/v1/files/100%",
     b"/v1/files/%E6%96%87%zz",
     b"/v1/files/f-1/content?path=..%2f..%2fa&b=%00",
 ]
+
+CANONICAL = {
+    b"/v1/models/gpt-3%2E5": b"/v1/models/gpt-3.5",
+    b"/v1/files/%66%2d1?q=%66": b"/v1/files/f-1?q=%66",
+    b"/v1/files/a%3ab": b"/v1/files/a%3Ab",
+    b"//v1///files//f-1": b"/v1/files/f-1",
+    b"/v1/files/f-1/": b"/v1/files/f-1/",
+    b"/v1/chat/completions/?x=//": b"/v1/chat/completions?x=//",
+    b"/v1/chat/%63ompletions": b"/v1/chat/completions",
+    b"http://h//v1/%65mbeddings": b"/v1/embeddings",
+}
+"""RFC 3986 6.2.2: what it is judged by is what the engine gets."""
 
 
 async def test_a_path_that_somebody_behind_us_may_read_as_another_is_refused() -> None:
@@ -324,6 +335,15 @@ async def test_paths_with_odd_ids_reach_the_engine_as_they_came() -> None:
         await client.send(post(b"", target=b"/admin"))
         assert (await client.response())[0] == 404
     assert [head.split(b" ")[1] for head in backend.heads] == PLAIN
+
+
+async def test_each_spelling_of_a_path_reaches_the_engine_as_the_one_that_was_judged() -> None:
+    backend = Scripted(GOOD)
+    async with lab(backend) as node, await node.wire() as client:
+        for path in CANONICAL:
+            await client.send(post(chat(), target=path))
+            assert (await client.response())[0] == 200
+    assert [head.split(b" ")[1] for head in backend.heads] == list(CANONICAL.values())
 
 
 async def test_one_engines_odd_list_of_models_costs_no_other_its_own() -> None:

@@ -84,15 +84,22 @@ def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
+    """Return the members of a body; none if it is not read, or no object. Raises BadRequest as `read_object` does."""
+    return read_object(body) or {}
+
+
+def read_object(body: bytes) -> dict[str, Any] | None:
     """Return the body's members; none if the JSON is not an object. Raises BadRequest if no JSON library accepts it.
 
-    A body that orjson refuses and that is too long for `load_leniently` is left to the engine: its ends alone are read.
+    None: only an engine can read it, because of a number, or because orjson refuses it and it is too long for
+    `load_leniently`.
     """
     found: Any
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as refused:
-        found = load_leniently(body, str(refused)) if len(body) <= UNCOUNTED_BYTES_MAX else members_at_ends(body)
+        if len(body) > UNCOUNTED_BYTES_MAX or (found := load_leniently(body, str(refused))) is None:
+            return None
     return found if isinstance(found, dict) else {}
 
 

@@ -27,6 +27,7 @@ from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import Segment, TokenState
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.prompts.request_apis import APIS, Api
+from ranvier_py.core.prompts.reserved_members import Reserved
 
 OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # parsed on the event loop, in addition to the first parse
 
@@ -197,7 +198,8 @@ class Prompt:
     these two (`routing.owners`), or 0. `sub_agent`: the request comes from an agent that the session started. `client`
     is who sent it (`known_clients`); `rules` are those that would change its body (`clients.body_mender`).
     `counts_differ`: the counts in its answer don't show what the engine holds. `avoid`: backends that are asked only if
-    no other can be, in ascending order.
+    no other can be, in ascending order. `reserved`: what its body has of members that clients may not set everywhere;
+    None: the body was not read.
     """
 
     kind: str
@@ -224,6 +226,7 @@ class Prompt:
     rules: Sequence[tuple[str, int, bool, bytes]] = ()
     counts_differ: bool = False
     avoid: Sequence[BackendId] = ()
+    reserved: Reserved | None = None
 
     @property
     def tokens(self) -> int:

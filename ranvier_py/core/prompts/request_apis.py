@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ranvier_py.core.prompts.body_members import MESSAGES_MAX
 from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import plain_text
 
@@ -32,6 +33,8 @@ LEAD = "lead"
 SHAPED = frozenset(("tools", "system", "instructions", LEAD))  # members that a chat spells differently
 
 TOOLS_MAX = 1024  # a longer list is left as it came
+
+PIECES_MAX = 2 * MESSAGES_MAX  # in all contents that are converted to messages; each part has at least two bytes
 
 TEXT_KINDS = ("text", "input_text", "output_text")
 MESSAGES_TEXT_KINDS = ("text",)
@@ -332,3 +335,8 @@ RESPONSES = Api(
     joins=True,
 )
 APIS: Mapping[str, Api] = {api.name: api for api in (CHAT, MESSAGES, RESPONSES)}
+
+
+def is_tangled(items: Sequence[Message], api: Api) -> bool:
+    """Whether the contents of these items have too many parts to be converted to messages (PIECES_MAX)."""
+    return api is not CHAT and pieces_of(items) > PIECES_MAX

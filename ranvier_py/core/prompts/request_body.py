@@ -17,12 +17,10 @@ keeps less than that, plus a tail of up to TAIL_BYTES_MAX.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-import orjson
 import xxhash
 
 from ranvier_py.core.ids import Fingerprint
@@ -30,9 +28,9 @@ from ranvier_py.core.prompts.body_json import (
     UNCOUNTED_BYTES_MAX,
     exact_json,
     excess,
-    load_object,
     members_at_ends,
     object_of,
+    read_object,
 )
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
@@ -69,13 +67,14 @@ from ranvier_py.core.prompts.message_ends import (
 )
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
-from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, pieces_of
+from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, PIECES_MAX, RESPONSES, Api, hoisted, is_tangled
+from ranvier_py.core.prompts.reserved_members import are_before, reserved_in
 from ranvier_py.core.prompts.templates import is_behind_reasoning
+from ranvier_py.core.prompts.tenants import salt_of
 
 __all__ = ["Prompt", "PromptReader"]
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
-PIECES_MAX = 2 * MESSAGES_MAX  # in all contents that are converted to messages; each part has at least two bytes
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
 """Bytes that are parsed again, in all tries together, to find where the last messages end. If the last message is
@@ -94,11 +93,6 @@ new = tuple.__new__
 
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of a message in ChatML and Llama 3, for estimates only
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that consist of a model's name only
-
-
-def is_tangled(items: Sequence[Message], api: Api) -> bool:
-    """Whether the contents of these items have too many parts to be converted to messages (PIECES_MAX)."""
-    return api is not CHAT and pieces_of(items) > PIECES_MAX
 
 
 class PromptReader:
@@ -153,12 +147,20 @@ class PromptReader:
             self.memory.counters.found += 1
             return prompt
         reason = excess(body)
-        if reason:
-            prompt = self._unparsed(body, tenant, reason)
+        fields = None if reason else read_object(body)
+        if fields is None:
+            prompt = self._unparsed(body, tenant, reason or "values")
             if api is RESPONSES:
                 prompt.previous = members_at_ends(body, STORED_FIELDS[0]).get(STORED_FIELDS[0], "")
             return prompt
-        fields = load_object(body)
+        prompt = self._whole(body, fields, tenant, api)
+        prompt.reserved = reserved_in(fields)
+        if prompt.reserved.router and are_before(fields, api.history):
+            prompt.note = None  # a known history has none of them, so that only the rest has to be looked at
+        return prompt
+
+    def _whole(self, body: bytes, fields: dict[str, Any], tenant: bytes, api: Api) -> Prompt:
+        """Read a body whose members were parsed."""
         items = api.items(fields)
         reason = misfit(fields, items, len(body)) or replaces_prompt(fields, api.name)
         reason = reason or ("messages" if is_tangled(items, api) else "")
@@ -181,9 +183,14 @@ class PromptReader:
         `api` "generate": a body of SGLang's /generate, with `text` or `input_ids`. Raises BadRequest if it is not JSON.
         """
         reason = excess(body)
-        if reason:
-            return self._unparsed(body, tenant, reason)
-        fields = load_object(body)
+        fields = None if reason else read_object(body)
+        if fields is None:
+            return self._unparsed(body, tenant, reason or "values")
+        prompt = self._whole_completion(body, fields, tenant, api)
+        prompt.reserved = reserved_in(fields)
+        return prompt
+
+    def _whole_completion(self, body: bytes, fields: dict[str, Any], tenant: bytes, api: str) -> Prompt:
         text, has_more = first_prompt(fields)
         ids = token_ids(text)
         if ids is None and not (isinstance(text, str) and text):
@@ -207,12 +214,17 @@ class PromptReader:
         prompt.bare = fields.get("add_special_tokens") is False
         return prompt
 
-    def other(self, body: bytes, tenant: bytes = b"") -> Prompt:
-        """Read a body of any other path: only its model counts, if it names one, and it need not be JSON."""
+    def other(self, body: bytes, tenant: bytes = b"", *, continues: bool = False) -> Prompt:
+        """Read a body of any other path, JSON or not: its model counts, and with `continues` the response it names."""
         reason = excess(body)
         if reason:
             return self._unparsed(body, tenant, reason)
-        return self._opaque(object_of(body) or {}, body, tenant)
+        fields = object_of(body)
+        prompt = self._opaque(fields or {}, body, tenant)
+        prompt.reserved = reserved_in(fields) if fields is not None else None
+        if continues and fields and type(previous := fields.get(STORED_FIELDS[0])) is str:
+            prompt.previous = previous
+        return prompt
 
     def _unparsed(self, body: bytes, tenant: bytes, reason: str) -> Prompt:
         """Make the prompt of a body that is not parsed as a whole. A salt in it separates it from all other bodies."""
@@ -226,7 +238,7 @@ class PromptReader:
         root = Boundary(None, Fingerprint(0), 0)
         prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, b"", root, root, ())
         prompt.unread = reason
-        prompt.salt = self._salt(fields, tenant)
+        prompt.salt = salt_of(self._texts, fields, tenant)
         return prompt
 
     def _continuing(self, body: bytes, tenant: bytes, api: Api) -> Prompt | None:
@@ -278,7 +290,7 @@ class PromptReader:
             return None
         tail = messages[base.messages - known.end.messages :] if len(body) - cut <= TAIL_BYTES_MAX else ()
         prompt = self._prompt("chat", fields, body, tenant, end, base, tail)
-        prompt.api = api.name
+        prompt.api, prompt.reserved = api.name, reserved_in(members)
         known = new(KnownPrefix, (end, known.namespace, known.fields, alone))
         prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), (), tenant))
         return prompt
@@ -415,23 +427,11 @@ class PromptReader:
         namespace = self._namespace(fields, tenant)
         root = self.memory.boundary(namespace)
         if root is None:
-            salted = {**fields, "cache_salt": self._salt(fields, tenant)} if tenant else fields
+            salted = {**fields, "cache_salt": salt_of(self._texts, fields, tenant)} if tenant else fields
             root = Boundary(None, namespace, 0)
             root.state = self._tokens.start(self._token_namespaces.of_fields(salted))
             self.memory.keep(root)
         return root
-
-    def _salt(self, fields: Mapping[str, Any], tenant: bytes) -> str:
-        """Return the `cache_salt` for a tenant's prompt; a client's own only divides it. "" without a tenant."""
-        if not tenant:
-            return ""
-        own = fields.get("cache_salt") or ""
-        if type(own) is not bytes:
-            try:
-                own = own.encode() if is_short(own) else self._texts.digest(orjson.dumps(own))
-            except (TypeError, UnicodeError):  # lone surrogates
-                own = json.dumps(own).encode()
-        return self._texts.digest(b"salt" + tenant + own).hex()
 
     def _opening(self, namespace: Fingerprint, fields: Mapping[str, Any]) -> Fingerprint:
         """Return a fingerprint of namespace and lead, so of all members that decide what precedes the history."""
@@ -449,7 +449,7 @@ class PromptReader:
     def _namespace(self, fields: Mapping[str, Any], tenant: bytes) -> Fingerprint:
         chosen = self._reduced(fields)
         if tenant:
-            chosen["cache_salt"] = self._salt(chosen, tenant)
+            chosen["cache_salt"] = salt_of(self._texts, chosen, tenant)
         model = chosen.get("model", "")
         if len(chosen) > 1 or type(model) is not str:
             plain = {name: value.hex() if type(value) is bytes else value for name, value in chosen.items()}
@@ -496,5 +496,5 @@ class PromptReader:
         prompt.counts_differ = counts_differ(fields)
         prompt.session_name = session_name(fields)
         if tenant:
-            prompt.salt = self._salt(fields, tenant)
+            prompt.salt = salt_of(self._texts, fields, tenant)
         return prompt

@@ -10,11 +10,16 @@ only divide its own tenant, never lead into another. Bodies whose salt can't be 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import orjson
 
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.prompts.body_members import is_short
 from ranvier_py.core.prompts.fingerprint import TextHasher
 
 CREDENTIAL, HEADER = "credential", "header:"
@@ -25,6 +30,8 @@ CREDENTIAL_FIELDS = (b"authorization", b"x-api-key", b"api-key")
 
 SCHEME = re.compile(rb"\A *bearer +", re.IGNORECASE)  # of a token; its case does not count (RFC 9110 11.1)
 BLANKS = b" \t\r\n"  # those of JSON
+OBJECT = re.compile(rb"[ \t\r\n]*\{(?!\0)")
+NO_OBJECT = "tenants are kept apart here: the body must be a JSON object in UTF-8"
 
 
 def checked_isolation(text: str) -> str:
@@ -65,6 +72,25 @@ def tokens_in(headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes] =
     return {SCHEME.sub(b"", value, 1).strip() for name, value in headers if name.lower() in names}
 
 
+def salt_of(texts: TextHasher, fields: Mapping[str, Any], tenant: bytes) -> str:
+    """Return the `cache_salt` for a tenant's prompt; a client's own only divides it. "" without a tenant."""
+    if not tenant:
+        return ""
+    own = fields.get("cache_salt") or ""
+    if type(own) is not bytes:
+        try:
+            own = own.encode() if is_short(own) else texts.digest(orjson.dumps(own))
+        except (TypeError, UnicodeError):  # lone surrogates
+            own = json.dumps(own).encode()
+    return texts.digest(b"salt" + tenant + own).hex()
+
+
+def demand_object(body: bytes) -> None:
+    """Raise BadRequest for what begins no JSON object in UTF-8: an engine might read it, and another prompt than we."""
+    if OBJECT.match(body) is None:
+        raise BadRequest(NO_OBJECT)
+
+
 def salted_body(body: bytes, salt: str) -> bytes:
     """Return the body with `cache_salt` as its last member, the one that counts. Raises BadRequest for no JSON object.
 
@@ -72,7 +98,7 @@ def salted_body(body: bytes, salt: str) -> bytes:
     """
     inside = body.strip(BLANKS)
     if inside[:1] != b"{" or inside[-1:] != b"}":
-        raise BadRequest("tenants are kept apart here: the body must be a JSON object in UTF-8")
+        raise BadRequest(NO_OBJECT)
     members = inside[:-1].rstrip(BLANKS)
     comma = b"" if members == b"{" else b","
     return b'%b%b"cache_salt":"%b"}' % (members, comma, salt.encode())

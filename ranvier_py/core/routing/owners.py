@@ -67,6 +67,7 @@ class Owners:
         """`digest` is a keyed hash, the same on all nodes of a cluster."""
         self.counters = OwnerCounters()
         self.collecting = False  # whether new entries are queued for peers
+        self.isolated = False  # tenants are kept apart: what has no known owner may be another tenant's
         self.new: BoundedQueue[NewOwner] = BoundedQueue(QUEUE_MAX)
         self._keyed_digest = digest
         self._responses: BoundedDict[int, Owner] = BoundedDict(entries_max)

@@ -66,6 +66,9 @@ PATHS: Mapping[bytes, PathRule] = {
     REALTIME_PATH: PathRule(VLLM, placed=OPEN_LOAD, repeated=NEVER),
 }
 
+FORM_PATHS = frozenset((b"/v1/audio/transcriptions", b"/v1/audio/translations"))
+"""Those whose bodies are forms; all others take JSON."""
+
 
 def table() -> str:
     """The table for the documents, in Markdown."""

@@ -55,6 +55,7 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation, merged
+from ranvier_py.core.routing.stored_paths import OF_NONE
 
 __all__ = [
     "CHAT_PATH",
@@ -135,7 +136,7 @@ class Router:
         elif path in PATHS and PATHS[path].reader:
             prompt = reader.completion(body, tenant, PATHS[path].reader)
         else:
-            prompt = reader.other(body, tenant)
+            prompt = reader.other(body, tenant, continues=path in OF_NONE)
         if prompt.previous:
             prompt.kept = self.owners.response_key(prompt.previous, tenant)
         if session or prompt.session_name:
@@ -178,7 +179,7 @@ class Router:
         owner = self.owners.find(prompt.kept, now)
         backend = self.registry.current(owner.backend) if owner is not None else None
         gone = backend is None or owner is None or backend.generation != owner.generation
-        if owner is None and len(self.registry) == 1:  # no other can have it: the response may be older than this node
+        if owner is None and not self.owners.isolated and len(self.registry) == 1:  # it may be older than this node
             backend, gone = next(iter(self.registry)), False
         if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
             self.owners.counters.lost += touch

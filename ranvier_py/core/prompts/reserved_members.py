@@ -1,0 +1,188 @@
+"""Members of bodies that clients may not set everywhere: those of routers, and those that name what engines keep.
+
+    router    where an engine takes cached blocks from, or which of its ranks computes: only a router can know
+    stored    a response or a conversation that an engine keeps, perhaps another tenant's
+    own_id    the client's own id of its request, under which an engine may keep the response
+
+Members of routers count at the top of a body and in what SDKs and engines merge into it (CONTAINERS), whatever their
+value; never in messages, tools or schemas, where they are text like any other. A body that was parsed has exactly the
+members that its parser found. Any other body is searched for their names (`BodySearch`), also with escaped letters,
+in wider encodings, and as fields of forms: what is found there may stand anywhere in it.
+Bounds: a search looks at SLICE_BYTES at once, and its callers pause between slices. More than HITS_MAX places in a
+slice that have to be looked at count as found: no library escapes letters, and no text names one member so often.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+TRANSFER_MEMBERS = (
+    *("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+    *("routed_dp_rank", "disagg_prefill_dp_rank"),
+)
+RANK_MEMBERS = ("data_parallel_rank",)
+ID_MEMBERS = ("request_id", "rid")
+CONTAINERS = frozenset(("extra_body", "sampling_params", "extra_args", "vllm_xargs"))
+STORED_MEMBERS = ("previous_response_id", "conversation")
+
+ADDRESS_MARKS = ("___prefill_addr_", "___decode_addr_")
+"""What precedes an engine's address in a request id: vLLM's connectors then exchange blocks with that address."""
+
+ADDRESS_BYTES = tuple(mark.encode() for mark in ADDRESS_MARKS)
+
+ROUTERS = frozenset((*TRANSFER_MEMBERS, *RANK_MEMBERS))
+RESERVED = frozenset((*ROUTERS, *ID_MEMBERS, *CONTAINERS, *STORED_MEMBERS))
+
+SLICE_BYTES = 4 << 20
+OVERLAP_BYTES = 4096  # a name with its blanks and colon lies in one of two slices that share so much
+HITS_MAX = 1000
+NAME_BYTES_MAX = 6 * max(map(len, RESERVED))  # of a name whose letters are all escaped
+
+NAME_ESCAPE = re.compile(rb"\\u00(5[fF]|6[1-9a-fA-F]|7[0-9aA])")
+"""An escape of a letter or an underscore: of what names consist of."""
+BLANKS = re.compile(rb"[ \t\r\n]*")
+FIELD_OF_FORM = re.compile(rb"name\*?[ \t]*=[ \t]*[\"']?(?:utf-8'')?\Z", re.IGNORECASE)
+FORM_BYTES = 32
+
+
+class Reserved(NamedTuple):
+    """What a body has of these members: names of routers', and those that name something stored."""
+
+    router: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
+    own_id: bool = False
+
+
+NOTHING = Reserved()
+
+
+def reserved_in(fields: Mapping[str, Any]) -> Reserved:
+    """Return which of these members a parsed body has."""
+    if RESERVED.isdisjoint(fields):
+        return NOTHING
+    found: dict[str, None] = {}
+    objects: list[Any] = [fields]
+    while objects:
+        one = objects.pop()
+        for name in RESERVED.intersection(one) if type(one) is dict or one is fields else ():
+            if name in CONTAINERS:
+                objects += contained(one[name])
+            elif name in ROUTERS or (name in ID_MEMBERS and has_address(one[name])):
+                found[name] = None
+    stored = tuple([name for name in STORED_MEMBERS if fields.get(name)])
+    return Reserved(tuple(sorted(found)), stored, fields.get(ID_MEMBERS[0]) is not None)
+
+
+def are_before(fields: Iterable[str], name: str) -> bool:
+    """Whether one of these members stands before member `name`."""
+    return not RESERVED.isdisjoint(takewhile(name.__ne__, fields))
+
+
+def contained(value: Any) -> Sequence[Any]:
+    """Return the objects that a container is: itself, or its elements where a body has several prompts."""
+    return value if type(value) is list else (value,)
+
+
+def has_address(request_id: Any) -> bool:
+    """Whether a request id, or one of several, has an engine's address in it."""
+    ids = request_id if type(request_id) is list else (request_id,)
+    return any(type(each) is str and is_addressed(each) for each in ids)
+
+
+def is_addressed(request_id: str) -> bool:
+    return any(mark in request_id for mark in ADDRESS_MARKS)
+
+
+def slices(body: bytes) -> Iterator[bytes]:
+    """Yield a body piece by piece, without the zeros of wider encodings. Two pieces share OVERLAP_BYTES."""
+    for start in range(0, len(body), SLICE_BYTES):
+        piece = body[start : start + SLICE_BYTES + OVERLAP_BYTES] if len(body) > SLICE_BYTES else body
+        yield piece.translate(None, b"\0") if b"\0" in piece else piece
+
+
+class BodySearch:
+    """Searches an unread body, slice by slice, for members or fields of forms.
+
+    `names` are found whatever their value, request ids only if an engine's address may be in one.
+    """
+
+    def __init__(self, names: Iterable[str], *, ids: bool, form: bool) -> None:
+        self._names = tuple(names)
+        self._form = form
+        self._seeks_id, self._has_address, self._id = ids, False, ""
+
+    def find(self, piece: bytes) -> str:
+        """Return a name that the body may have, by this piece and those before; empty if none is found yet."""
+        escapes = b"\\u00" in piece and NAME_ESCAPE.search(piece) is not None
+        if name := name_in(piece, self._names, escapes=escapes, form=self._form):
+            return name
+        if not self._seeks_id:
+            return ""
+        self._has_address = self._has_address or escapes or any(mark in piece for mark in ADDRESS_BYTES)
+        self._id = self._id or name_in(piece, ID_MEMBERS, escapes=escapes, form=self._form)
+        return self._id if self._has_address else ""
+
+
+def name_in(piece: bytes, names: Sequence[str], *, escapes: bool, form: bool) -> str:
+    """Return one of these names that the piece has; any of them if there is too much to look at."""
+    wanted = {name.encode(): name for name in names}
+    for name, text in wanted.items():
+        if has_member(piece, name) or (form and has_field(piece, name)):
+            return text
+    return escaped_name_in(piece, wanted) if escapes else ""
+
+
+def has_member(piece: bytes, name: bytes) -> bool:
+    """Whether a member may have this name."""
+    quoted, at = b'"%b"' % name, 0
+    for _ in range(HITS_MAX):
+        at = piece.find(quoted, at) + len(quoted)
+        if at < len(quoted):
+            return False
+        if is_before_colon(piece, at):
+            return True
+    return True
+
+
+def has_field(piece: bytes, name: bytes) -> bool:
+    """Whether a field of a form may have this name."""
+    at = -1
+    for _ in range(HITS_MAX):
+        at = piece.find(name, at + 1)
+        if at < 0:
+            return False
+        if FIELD_OF_FORM.search(piece, max(0, at - FORM_BYTES), at) is not None:
+            return True
+    return True
+
+
+def is_before_colon(piece: bytes, at: int) -> bool:
+    """Whether a colon follows, or what follows is not in this piece."""
+    blanks = BLANKS.match(piece, at, at + OVERLAP_BYTES)
+    end = blanks.end() if blanks is not None else at
+    return piece[end : end + 1] == b":" or end in (len(piece), at + OVERLAP_BYTES)
+
+
+def escaped_name_in(piece: bytes, wanted: Mapping[bytes, str]) -> str:
+    """Return one of these names that is spelled with escaped letters; any of them if there are too many escapes."""
+    count = 0
+    for escape in NAME_ESCAPE.finditer(piece):
+        at = escape.start()
+        if piece[at - 1 : at] == b"\\":  # an escaped backslash, or a name with one in it
+            continue
+        count += 1
+        if count > HITS_MAX:
+            return next(iter(wanted.values()), "")
+        begin, end = piece.rfind(b'"', max(0, at - NAME_BYTES_MAX), at), piece.find(b'"', at, at + NAME_BYTES_MAX)
+        if begin >= 0 and end >= 0 and is_before_colon(piece, end + 1):
+            found = wanted.get(NAME_ESCAPE.sub(_plain, piece[begin + 1 : end]))
+            if found is not None:
+                return found
+    return ""
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    return bytes((int(escape[1], 16),))
