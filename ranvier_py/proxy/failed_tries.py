@@ -18,7 +18,9 @@ from ranvier_py.core.errors import RanvierError, UpstreamTimeout
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
+from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, Judgement, judgement_of, wants_body
+from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
 from ranvier_py.core.routing.router import Router
@@ -37,13 +39,14 @@ DECLINED = (Outcome.OVERLOADED, Outcome.REFUSED)
 class FailedTries:
     """The tries of one request that did not serve it."""
 
-    __slots__ = ("_budget", "_client", "_request", "_router", "kept")
+    __slots__ = ("_budget", "_client", "_request", "_router", "_suspects", "kept")
 
     def __init__(self, request: HttpRequest, client: Client, router: Router, limits: RetryLimits) -> None:
         self._request = request
         self._client = client
         self._router = router
         self._budget = RetryBudget(limits)
+        self._suspects = Suspects(hash((request.path, request.body)))
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
     def judge(self, attempt: Attempt, exchange: Exchange) -> Steps[Judgement]:
@@ -74,6 +77,18 @@ class FailedTries:
         if not exchange.head.fields.readable:
             return b""
         return unchunked(data) if exchange.head.framing == "chunked" else data
+
+    def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
+        """End a try, and settle who is to blame if it is the last one."""
+        if attempt.judged and self._suspects.add(attempt.backend, attempt.generation, outcome):
+            attempt.judged = False  # it is now
+        settled = self.settle(outcome, now) if is_last else ()
+        return [*settled, *self._router.finish_attempt(attempt, outcome, now)]
+
+    def settle(self, outcome: Outcome, now: float) -> Sequence[Transition]:
+        """Settle who is to blame for the failures so far, since the request ends so, or is being served."""
+        faults = self._suspects.settle(outcome)
+        return [change for fault in faults for change in self._router.registry.blamed(fault, now)]
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
         """Return whom to ask instead of the backend that gave this answer; None if the client is to have it."""

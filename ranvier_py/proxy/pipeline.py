@@ -47,6 +47,7 @@ from ranvier_py.core.prompts.reserved_members import NOTHING
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.blame.judgements import SERVED
+from ranvier_py.core.routing.health import FAULTS
 from ranvier_py.core.routing.model_list import model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.core.routing.retries import RetryLimits, is_inference
@@ -239,7 +240,7 @@ class Pipeline:
 
     def _attempt(self, served: ServedRequest, attempt: Attempt) -> Steps[PoolMatch | None]:
         """Ask one backend, relay its answer and finish the attempt. Returns whom to ask instead; None at the end."""
-        outcome, exchange = Outcome.CANCELLED, None
+        outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
         try:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
@@ -265,13 +266,12 @@ class Pipeline:
             outcome = outcome_of_error(error)
             served.failed(error)
             self.trouble(attempt.backend)
-            return (yield from self._after_error(served, attempt, outcome, error))
+            elsewhere = yield from self._after_error(served, attempt, outcome, error)
+            return elsewhere
         finally:
             if exchange is not None:
                 exchange.release()
-            transitions = self.router.finish_attempt(attempt, outcome, time.monotonic())
-            if transitions:
-                self.changed(transitions)
+            self._finish(served, attempt, outcome, is_last=elsewhere is None)
         served.outcome = outcome.value
         return None
 
@@ -294,6 +294,15 @@ class Pipeline:
         yield from self._relay(served, *failed.kept, None)
         served.outcome = Outcome.OVERLOADED.value
         return None
+
+    def _finish(self, served: ServedRequest, attempt: Attempt, outcome: Outcome, *, is_last: bool) -> None:
+        failed, now = self._failed_tries(served) if outcome in FAULTS else served.failed_tries, time.monotonic()
+        if failed is None:
+            transitions = self.router.finish_attempt(attempt, outcome, now)
+        else:
+            transitions = failed.finish(attempt, outcome, now, is_last=is_last)
+        if transitions:
+            self.changed(transitions)
 
     def _failed_tries(self, served: ServedRequest) -> FailedTries:
         failed = served.failed_tries
@@ -450,6 +459,8 @@ class Pipeline:
         if captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 self.router.first_token(attempt, now)
+                if served.failed_tries is not None and attempt.prompt.stream:
+                    self.changed(served.failed_tries.settle(Outcome.SUCCESS, now))
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
                 captured += data
         if served.naming is not None and data and 200 <= attempt.status < 300 and (name := served.naming.feed(data)):

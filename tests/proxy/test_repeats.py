@@ -97,8 +97,8 @@ async def test_questions_that_an_engine_does_not_take_do_not_open_its_circuit(st
 @pytest.mark.parametrize(("status", "circuit"), [(500, "open"), (501, "closed"), (404, "closed"), (503, "open")])
 async def test_five_chats_answered_by_a_status_of_illness_open_it_and_by_others_not(status: int, circuit: str) -> None:
     async with lab(Scripted(answer(b"", status=status))) as node:
-        for _ in range(5):
-            assert (await node.chat()).status_code == status
+        for number in range(5):
+            assert (await node.chat(seed=number)).status_code == status
         assert (await node.backends())[0]["circuit"] == circuit
 
 

@@ -87,7 +87,7 @@ class Attempt:
     status: int = 0  # of the backend's answer; 0 = none came
     sent_bytes: int = 0  # of the answer, to the client
     announced: bool = False  # observers were notified that it was sent
-    judged: bool = True  # it asks for inference, so its outcome shows how well its engine is
+    judged: bool = True  # it asks for inference, so its outcome shows how well its engine is, and is not settled later
     finished: bool = False
 
     @property

@@ -37,6 +37,7 @@ from ranvier_py.core.routing.backend import (
     normal_url,
 )
 from ranvier_py.core.routing.blame.backend_pauses import Pauses
+from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.work import Load
 
@@ -242,11 +243,15 @@ class Registry:
         then: float | None = None,
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
-        serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
-        eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
+        serving = [b for b in self if not b.draining and b.serves(model)]
+        able = [b for b in serving if b.health is not Health.UNHEALTHY]
+        admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
+        if admitted and 2 * len(admitted) < len(able):
+            admitted = overruled(able, admitted)
+        eligible = [b for b in admitted if b.id not in exclude]
         last_resort = False
         if not eligible:
-            eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
+            eligible = [b for b in able if b.id not in exclude]
             last_resort = bool(eligible)
         eligible = [b for b in eligible if b.id not in avoid] or eligible if avoid else eligible
         listed = not model or model in self.listed
@@ -314,6 +319,16 @@ class Registry:
         before = vitals.state
         vitals.end(outcome, now, judged=judged)
         return self.settle(backend, before, outcome.value)
+
+    def blamed(self, fault: Fault, now: float) -> Sequence[Transition]:
+        """Count a failure of a finished request against its backend, unless another process is behind that by now."""
+        backend = self.current(fault.backend)
+        if backend is None or backend.generation != fault.generation:
+            return ()
+        backend.rate(fault.outcome)
+        before = backend.vitals.state
+        backend.vitals.end(fault.outcome, now, cause=fault.cause)
+        return self.settle(backend, before, fault.outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002
         """Take in a probe's result, unless the backend has been removed meanwhile. Returns the transitions."""
@@ -423,6 +438,14 @@ class Registry:
     def leaving(self) -> int:
         """How many removed backends still have requests in flight."""
         return sum(backend is not None for backend in self.slots) - len(self)
+
+
+def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
+    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
+    ids = {b.id for b in admitted}
+    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
+    ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
+    return [b for b in able if b.id in ids]
 
 
 def in_short(models: Sequence[str]) -> str:

@@ -3,9 +3,10 @@
 Health follows probes: so many in a row decide; peers' reports can make it unhealthy as well (`condemn`). The circuit,
 whose state machine is `TRANSITIONS`, follows requests for inference first. Answers of `ILL_STATUSES`, time-outs and
 answers that broke off count as faults; other refusals, and clients that left, do not: they say nothing about the
-backend, or that it is busy and well. Of any other request only a failed connect counts, which would fail whatever was
-sent: an engine that knows no OPTIONS serves chats well, and one that answers OPTIONS may fail all chats. Rules that
-count («the fifth in a row») are in `Vitals`, so that the table has no numbers.
+backend, or that it is busy and well. What several backends fail is the request's own fault (`blame.suspects`). Of any
+other request only a failed connect counts, which would fail whatever was sent: an engine that knows no OPTIONS serves
+chats well, and one that answers OPTIONS may fail all chats. Rules that count («the fifth in a row») are in `Vitals`, so
+that the table has no numbers.
 
 A half-open circuit admits one trial. The trial request or a probe decides, whichever comes first. A probe only proves
 that the process answers, so a circuit that it closed is on probation: the next fault opens it again, for longer. The
@@ -19,7 +20,7 @@ Sources: the circuit of Ranvier (5 faults, 30 s), with two changes: 5xx count he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -144,7 +145,7 @@ class BackendLimits(Options):
     circuit_faults_to_open: int = option(  # Ranvier's
         5,
         "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend. "
-        "A 503 with Retry-After or of a full queue is no failure.",
+        "A 503 with Retry-After or of a full queue is no failure; nor does one count that other backends share.",
         least=1,
         key="circuit_failures",
     )
@@ -175,6 +176,7 @@ class Vitals:
     openings: int = 0  # ever
     openings_in_a_row: int = 0  # since a request was last served
     wake_at: float = NEVER_S  # when WAITED is due, seconds
+    causes: set[int] = field(default_factory=set)  # of the faults in a row that count once for equal requests
 
     def __repr__(self) -> str:
         return f"<Vitals {self.health.value}, {self.circuit.value}, streak {self.streak}, {self.faults} faults>"
@@ -186,7 +188,7 @@ class Vitals:
 
     def admits_then(self, now: float) -> bool:
         """Whether a request may be sent at that time, if nothing happens until then."""
-        twin = replace(self)
+        twin = replace(self, causes=set())
         twin.tick(now)
         return twin.admits
 
@@ -211,12 +213,17 @@ class Vitals:
                 self.health = Health.UNHEALTHY
         self.feed(Event.PROBE_OK if ok else Event.PROBE_FAILED, now)
 
-    def end(self, outcome: Outcome, now: float, *, judged: bool = True) -> None:
-        """Take in how a request ended. One that is not `judged` asked for no inference."""
+    def end(self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None) -> None:
+        """Take in how a request ended. One that is not `judged` asked for no inference, or is judged later. While the
+        circuit is closed, only the first of the faults in a row with one `cause` counts."""
         if not judged and outcome is not Outcome.CONNECT_ERROR:
             self.feed(Event.NEUTRAL, now)
+        elif outcome in FAULTS and self.circuit is Circuit.CLOSED and cause in self.causes:
+            pass
         elif outcome in FAULTS:
             self.faults += 1
+            if cause is not None and len(self.causes) < self.limits.circuit_faults_to_open:
+                self.causes.add(cause)
             if self.faults >= self.limits.circuit_faults_to_open or self.circuit is not Circuit.CLOSED:
                 self.feed(Event.FAULT, now)
         else:
@@ -241,6 +248,7 @@ class Vitals:
             self.wake_at = NEVER_S
         if action is Action.FORGIVE:
             self.faults = self.openings_in_a_row = 0
+            self.causes.clear()
         elif action is Action.PROBATION:
             self.faults = self.limits.circuit_faults_to_open - 1
         elif action is Action.START_OPEN:

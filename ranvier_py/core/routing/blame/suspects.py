@@ -1,0 +1,54 @@
+"""Whom the failures of one request blame: the backends, or the request.
+
+Rules, once the request has ended or a backend has begun to serve it: if one served it, all that failed it are to blame.
+If several failed it and none served it, or one failed it and another refused it, the request is, and nobody is blamed.
+If a single one failed it and nobody else could tell, it is blamed, but only once for equal requests: a client that
+repeats a request that breaks engines opens no circuit, while different ones do. A failed connect is no part of this: it
+says nothing of the request, and always counts.
+
+Bound: the tries of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.health import FAULTS, Outcome
+
+
+class Fault(NamedTuple):
+    """A failure that a process of a backend is blamed for. `cause`: counted once for equal ones, unless it is None."""
+
+    backend: BackendId
+    generation: int
+    outcome: Outcome
+    cause: int | None = None
+
+
+class Suspects:
+    """The failures of one request that nobody was blamed for yet. `cause` is equal for equal requests."""
+
+    __slots__ = ("_faults", "cause")
+
+    def __init__(self, cause: int) -> None:
+        self.cause = cause
+        self._faults: list[Fault] = []
+
+    def add(self, backend: BackendId, generation: int, outcome: Outcome) -> bool:
+        """Take in how a try ended. Returns whether its blame is settled later, by `settle`."""
+        if outcome not in FAULTS or outcome is Outcome.CONNECT_ERROR:
+            return False
+        self._faults.append(Fault(backend, generation, outcome))
+        return True
+
+    def settle(self, outcome: Outcome) -> Sequence[Fault]:
+        """Return who is to blame, when the request has ended so; SUCCESS also if it is about to. Empties the list."""
+        faults, self._faults = self._faults, []
+        if outcome is Outcome.SUCCESS:
+            return faults
+        several = any(fault.backend != faults[0].backend for fault in faults)
+        if several or outcome is Outcome.REFUSED:
+            return ()
+        return [fault._replace(cause=self.cause) for fault in faults]
