@@ -245,8 +245,8 @@ class Config(Options):
         "Routing",
         "Keys the fingerprints; at least 16 bytes. Only nodes with the same one share routes. When not set it follows "
         "from cluster_key_file: from its fingerprint line, else from its first key. To change that key and keep what "
-        "was learned, write the old key on a fingerprint line. With insecure_gossip it follows from cluster_name. "
-        "A node alone, or its workers together, make a random one.",
+        "was learned, first write the old key on a fingerprint line, which stays. With insecure_gossip it follows from "
+        "cluster_name. A node alone, or its workers together, make a random one.",
     )
     cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
     recent_decisions: int = key(

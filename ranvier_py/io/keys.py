@@ -1,10 +1,11 @@
 """The cluster's keys, read at the start and again whenever the key file changes or the configuration is reloaded.
 
-The file has the format of `core/gossip/wire/keyring`, plus an optional line `fingerprint: <key>`. The secret that keys
-the fingerprints is derived from that key, or else from the first key, unless the operator configures a secret. So one
-key file is enough for nodes to agree on fingerprints. An operator who rotates keys without losing routes writes the old
-first key on the `fingerprint` line. A running node keeps the secret that it began with, since its route table was built
-with it.
+The file has the format of `core/gossip/wire/keyring`, plus a line `fingerprint: <key>`, which a file with one key may
+lack. The secret that keys the fingerprints is derived from that key, or else from the first key, unless the operator
+configures a secret. So one key file is enough for nodes to agree on fingerprints. From the first rotation on they need
+a key of their own, since no other line of the file outlives it: the operator writes the old first key on the
+`fingerprint` line before anything else, and it stays. A second key without that line is warned of. A running node keeps
+the secret that it began with, since its route table was built with it.
 
 Rules: a file that can't be read or used is logged once and changes nothing: the node goes on with the keys it has. It
 is checked every LOOK_INTERVAL_S by time, size and inode, which also notices a symlink that points elsewhere now
@@ -35,10 +36,14 @@ FINGERPRINT = "fingerprint"
 
 
 class Keys(NamedTuple):
-    """The keys that seal gossip, and the secret of fingerprints for when the operator configures none."""
+    """The keys that seal gossip, and the secret of fingerprints for when the operator configures none.
+
+    `is_own`: the secret comes from a key of its own, so that it stays when other keys come and go.
+    """
 
     ring: KeyRing
     fingerprint_secret: bytes
+    is_own: bool = False
 
     def __repr__(self) -> str:
         return f"Keys({self.ring!r})"
@@ -88,7 +93,17 @@ def parse_keys(text: str) -> Keys:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return Keys(ring, fingerprint_secret(kept or ring.keys[ring.primary]))
+    return Keys(ring, fingerprint_secret(kept or ring.keys[ring.primary]), kept is not None)
+
+
+def rotation_advice(keys: Keys, path: Path) -> str:
+    """Return what an operator should do before the keys are rotated further; mostly empty."""
+    if keys.is_own or len(keys.ring.keys) == 1:
+        return ""
+    return (
+        f"{path} has several keys and no fingerprint line: fingerprints follow from the first key, so that a node that "
+        "restarts after another one came first shares no routes; write «fingerprint: OLD-FIRST-KEY», which stays"
+    )
 
 
 def read_keys(path: Path) -> Keys:
@@ -124,6 +139,7 @@ class KeyFile:
         self._signature = signature_of(path)  # before reading: a change in between is seen later
         self.keys = read_keys(path)
         self._in_use = self.keys.fingerprint_secret
+        self._advise()
         self._trouble = ""
         self._asked = trio.Event()
         self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
@@ -166,11 +182,17 @@ class KeyFile:
                 "write the old first key on a fingerprint line to share routes with nodes that were not restarted",
                 self.path,
             )
+        else:
+            self._advise()
         if (keys.ring.keys, keys.ring.primary) != (before.ring.keys, before.ring.primary):
             self.counters.changes += 1
             self.counters.keys = len(keys.ring.keys)
             log.info("gossip.keys_changed ids %s, first %d", list(keys.ring.keys), keys.ring.primary)
             self.changed(keys.ring)
+
+    def _advise(self) -> None:
+        if advice := rotation_advice(self.keys, self.path):
+            log.warning("gossip.fingerprint_line_missing %s", advice)
 
 
 def signature_of(path: Path) -> Signature | None:

@@ -17,7 +17,7 @@ from ranvier_py.config.config_loader import Loaded
 from ranvier_py.config.config_model import SECRETS, Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.gossip.state_file import is_something_else
-from ranvier_py.io.keys import read_keys
+from ranvier_py.io.keys import read_keys, rotation_advice
 from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
 from ranvier_py.node.parts import redis_pools_of, tls_context
@@ -88,5 +88,9 @@ def file_notes(loaded: Loaded, file: Path | None) -> Iterator[str]:
                 yield f"{name}: every user of this machine can read {path}: chmod o= {path}"
             elif mode & stat.S_IWOTH:
                 yield f"{name}: every user of this machine can write {path}: chmod o= {path}"
+    if config.cluster_key_file is not None:
+        with suppress(ConfigError):
+            if advice := rotation_advice(read_keys(config.cluster_key_file), config.cluster_key_file):
+                yield f"cluster_key_file: {advice}"
     if is_on_hub(config.tokenizer):
         yield f"tokenizer: {config.tokenizer} is the id of a hub and was not tried: a node loads it when it starts"

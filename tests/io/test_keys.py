@@ -177,19 +177,25 @@ async def test_a_symlink_that_is_turned_is_seen(tmp_path: Path) -> None:
     assert [list(ring.keys.values()) for ring in rings] == [[bytes.fromhex(B)]]
 
 
-async def test_fingerprints_that_will_be_others_are_reported(
+async def test_a_second_key_without_a_line_for_fingerprints_is_warned_of_before_it_does_harm(
     follower: Follower, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise a node that is restarted in a year stops sharing, and nobody knows why."""
     follower.write(f"{A}\n{B}")
     await follower.file.look()
-    assert caplog.text == ""
+    assert "gossip.fingerprint_line_missing" in caplog.text
+    caplog.clear()
+    KeyFile(follower.path, lambda _: None)  # of a node that starts now
+    assert "gossip.fingerprint_line_missing" in caplog.text
+    caplog.clear()
     follower.write(f"{B}\n{A}")
     await follower.file.look()
-    assert "fingerprint line" in caplog.text
+    assert "gossip.fingerprints_differ" in caplog.text
     caplog.clear()
-    follower.write(A)
-    await follower.file.look()
+    for text in (A, f"{A}\nfingerprint: {A}\n{B}", f"{B}\n{A}\nfingerprint: {A}", f"{B}\nfingerprint: {A}"):
+        follower.write(text)
+        await follower.file.look()
+    KeyFile(follower.path, lambda _: None)
     assert caplog.text == ""
 
 
