@@ -255,6 +255,13 @@ class EnginePoller:
         if engine := self._engines.get(id):
             engine.probe_soon.set()
 
+    def moved(self, id: BackendId) -> None:  # noqa: A002
+        """Ask all again that may differ, since another process may answer: the backend's name has another address."""
+        if engine := self._engines.get(id):
+            engine.health.moved()
+            engine.probe_soon.set()
+            engine.discover_soon.set()
+
     def discover_soon(self, id: BackendId) -> None:  # noqa: A002
         """Ask the engine again where it publishes: it may be another process by now, with other ports."""
         if engine := self._engines.get(id):

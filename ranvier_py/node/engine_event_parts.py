@@ -125,6 +125,11 @@ class EngineEvents:
             table.pop(backend, None)
         self._end(backend)
 
+    def moved(self, backend: BackendId) -> None:
+        """Read an engine's events anew: its name has another address, and connections of before lead to the old one."""
+        self._end(backend)
+        self.wake()
+
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """Take where an engine publishes its events, as far as that is known now."""
         self._found[backend] = publishers

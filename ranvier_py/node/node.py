@@ -37,6 +37,7 @@ from ranvier_py.node.client_parts import client_reader_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Preparing
+from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.parts import (
     INDEX_REDIS,
     alpha_process_of,
@@ -135,6 +136,7 @@ class Node:
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
         )
+        self.names = NameParts(self.registry, self.addresses, self.upstream, self.poller, self.engine_events)
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
         index_of = partial(indexing_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)

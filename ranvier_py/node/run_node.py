@@ -126,6 +126,7 @@ async def run_parts(
         if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
             nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
         await nursery.start(node.poller.run)
+        nursery.start_soon(node.names.run, faults)
         await nursery.start(node.engine_events.run)
         nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
         await nursery.start(node.worker_reports.run)

@@ -1,7 +1,8 @@
 """Unused connections to each backend, and the bytes that every request to it begins with.
 
 Rules: the connection used last is taken first. One that shows bytes or an end before its next use is closed. If there
-are too many, or some are too old, the oldest are closed.
+are too many, or some are too old, the oldest are closed. A connection belongs to a `Destination`, one process at one
+address as far as is known: once that is over, it finishes its answer and is closed, or steady traffic would keep it.
 Invariant: a connection is in the pool or in one exchange, never both.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,16 +75,26 @@ class UpstreamCounters:
     replaced: int = counter("Requests sent again on a fresh connection because the pooled one had died.")
     surplus: int = counter("Answers followed by bytes that belong to nothing.")
     dropped: int = counter("Good connections closed because the pool was full, or too many were open.")
+    outdated: int = counter("Good connections closed because the backend's name or process had changed meanwhile.")
+
+
+@dataclass(slots=True, eq=False)
+class Destination:
+    """What connections lead to: an address of a backend, and the process that was there when they were made."""
+
+    address: str
+    current: bool = True  # False: its connections serve no further request
 
 
 class Connection:
     """One connection to a backend."""
 
-    __slots__ = ("_poll", "answered", "idle_since", "known_head", "pool", "transport")
+    __slots__ = ("_poll", "answered", "destination", "idle_since", "known_head", "pool", "transport")
 
-    def __init__(self, transport: PlainTransport, pool: ConnectionPool) -> None:
+    def __init__(self, transport: PlainTransport, pool: ConnectionPool, destination: Destination) -> None:
         self.transport = transport
         self.pool = pool
+        self.destination = destination
         self.answered = False  # a byte of the current answer has arrived
         self.idle_since = 0.0
         self.known_head: KnownHead | None = None
@@ -131,6 +142,9 @@ class ConnectionPool:
     clock: Callable[[], float]
     forgotten: bool = False  # the backend was removed: returned connections are closed
     idle: deque[Connection] = field(default_factory=deque)
+    destinations: dict[str, Destination] = field(default_factory=dict)  # current ones, by address
+    processes: int = 0  # grows with each process that is known to have come
+    turn: int = -1  # of the addresses of the name, see `spread`
     prefix: bytes = field(init=False)
     host_line: bytes = field(init=False)
 
@@ -151,10 +165,46 @@ class ConnectionPool:
             connection.close()
         return None
 
+    def destination(self, address: str, processes: int) -> Destination:
+        """Return the destination of a connection that was just made; `processes` as it was before that began."""
+        if processes != self.processes:
+            return Destination(address, current=False)
+        return self.destinations.setdefault(address, Destination(address))
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Use no further connections to other addresses than these. The rest finish their answers and are closed."""
+        self._leave([each for each in self.destinations.values() if each.address not in addresses])
+
+    def renew(self) -> None:
+        """Use no connection any further that was made, or begun, before now: another process answers."""
+        self.processes += 1
+        self._leave(list(self.destinations.values()))
+
+    def _leave(self, destinations: Sequence[Destination]) -> None:
+        if not destinations:
+            return
+        for each in destinations:
+            each.current = False
+            del self.destinations[each.address]
+        kept = [connection for connection in self.idle if connection.destination.current]
+        for connection in self.idle:
+            if not connection.destination.current:
+                self._outdated(connection)
+        self.counters.pooled -= len(self.idle) - len(kept)
+        self.idle = deque(kept)
+
+    def _outdated(self, connection: Connection) -> None:
+        self.counters.outdated += 1
+        connection.close()
+
     def put(self, connection: Connection) -> None:
-        """Keep a connection whose answer was complete, unless there are too many or the backend was removed."""
+        """Keep a connection whose answer was complete, unless its destination is outdated, there are too many, or the
+        backend was removed."""
         if self.forgotten:
             connection.close()
+            return
+        if not connection.destination.current:
+            self._outdated(connection)
             return
         if self.counters.open > self.limits.open_max:
             self.counters.dropped += 1

@@ -19,7 +19,7 @@ import functools
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -39,6 +39,7 @@ from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.response_reader import HeadReading, ResponseParser
+from ranvier_py.proxy.spread import connect
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
@@ -133,6 +134,17 @@ class Upstream:
             pool = self._pools[address] = ConnectionPool(address, self._limits, self.counters, self._clock)
         return pool
 
+    def keep(self, host: str, addresses: Collection[str]) -> None:
+        """Take the addresses that a host's name has now; connections to others serve no further request."""
+        for pool in self._pools.values():
+            if pool.address.host == host:
+                pool.keep(addresses)
+
+    def renew(self, address: BackendAddress) -> None:
+        """Use no connection to this backend any further: another process answers now."""
+        if (pool := self._pools.get(address)) is not None:
+            pool.renew()
+
     def forget(self, address: BackendAddress) -> None:
         """Close a removed backend's unused connections; those in use are closed when they are released."""
         pool = self._pools.pop(address, None)
@@ -199,11 +211,13 @@ class Upstream:
         raise UpstreamGarbled("the backend sends interim answers only")
 
     async def _connect(self, pool: ConnectionPool) -> Connection:
-        address = pool.address
+        address, processes = pool.address, pool.processes
         self.counters.connects += 1
+        pool.turn += 1
         try:
             with trio.fail_after(self._limits.connect_s):
-                stream = await trio.open_tcp_stream(address.host, address.port)
+                stream = await connect(address.host, address.port, pool.turn)
+                destination = pool.destination(peer_of(stream), processes)
                 transport = await self._transport(stream, address)
         except trio.TooSlowError as error:
             self.counters.connect_failures += 1
@@ -216,7 +230,7 @@ class Upstream:
                 raise NodeExhausted("this node cannot make another connection just now") from error
             raise ConnectFailed("cannot connect to the backend") from error  # the reason names hosts: only for the log
         self.counters.open += 1
-        return Connection(transport, pool)
+        return Connection(transport, pool, destination)
 
     async def _transport(self, stream: trio.SocketStream, address: BackendAddress) -> PlainTransport:
         sock = socket.socket(fileno=stream.socket.detach())
@@ -349,6 +363,11 @@ class Exchange:
 def is_websocket(head: HttpResponseHead) -> bool:
     """Whether a 101 agrees to what UPGRADE asks for."""
     return any(name.lower() == b"upgrade" and value.lower() == b"websocket" for name, value in head.headers)
+
+
+def peer_of(stream: trio.SocketStream) -> str:
+    """Return the address at the other end, without the interface of a link-local one. Raises OSError."""
+    return str(stream.socket.getpeername()[0]).partition("%")[0]
 
 
 def received_by(connection: Connection) -> bytes:

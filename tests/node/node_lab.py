@@ -207,16 +207,20 @@ async def start_engine(
     tokenizer: str = "bytes",
     models: tuple[str, ...] = (MODEL,),
     kv: KvEndpoints | None = None,
+    *,
+    host: str = "127.0.0.1",
+    age_s: float = 0.0,
     **limits: float,
 ) -> tuple[str, trio.CancelScope]:
-    """One engine without a prefill to wait for; its URL, and how to end it."""
+    """One engine without a prefill to wait for, which started so long ago; its URL, and how to end it."""
     known = EngineLimits(**{"prefill_tokens_per_s": math.inf, "decode_s": 0.001, **limits})  # type: ignore[arg-type]
     config = EngineConfig(name=f"engine-{number}", models=models, limits=known, tokens_max=200_000, kv=kv)
-    scope = trio.CancelScope()
+    scope, engine = trio.CancelScope(), Engine(config, load_tokenizer(tokenizer))
+    engine.live.started_at -= age_s
 
     async def serve(task_status: trio.TaskStatus[tuple[str, int]]) -> None:
         with scope:
-            await serve_engine(Engine(config, load_tokenizer(tokenizer)), "127.0.0.1", port, task_status=task_status)
+            await serve_engine(engine, host, port, task_status=task_status)
 
     host, port = await nursery.start(serve)
     return f"http://{host}:{port}", scope

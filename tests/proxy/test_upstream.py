@@ -448,7 +448,7 @@ async def test_what_this_node_lacks_is_no_failure_of_a_backend(
     monkeypatch.setattr(trio, "open_tcp_stream", lacking)
     upstream = Upstream(LIMITS)
     with pytest.raises(error):
-        await run(upstream.open(BackendAddress("http", "h", 1), request()))
+        await run(upstream.open(BackendAddress("http", "127.0.0.1", 1), request()))
     assert upstream.counters.exhausted == (error is NodeExhausted)
 
 

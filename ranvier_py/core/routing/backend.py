@@ -45,7 +45,8 @@ class Process:
     Claims are of one process: the next one holds nothing. Evidence, the best first: the start time in the engine's own
     metrics (a different one means another process, the same one the same process); a refused connection (nothing
     listened, so what answers next is another process). A mere time-out proves nothing, since a busy engine keeps its
-    cache.
+    cache. If the backend's name has none of its addresses of before (`moved`), what answers there is another process
+    unless its start time says that it is the same.
 
     The first start time is special: claims made before it may be of any process since probes began. If the probe before
     it failed, in whatever way, those claims are void; they are few, since a node begins with a probe. A peer's report
@@ -56,6 +57,7 @@ class Process:
     started_at: float | None = None  # in the engine's clock; only ever compared with itself
     reported_at: float = NEVER_REPORTED  # when a peer reported a restart
     refused: bool = False  # a connection, since the last good probe
+    moved: bool = False  # its name, since the last good probe that could tell what answers there
     has_remote_routes: bool = False  # peers' claims were taken since the last restart
 
     def answered(self, started_at: float | None, *, used: bool, failing: bool, now: float) -> str:
@@ -74,12 +76,14 @@ class Process:
     def _judge(self, reported: float | None, *, used: bool, failing: bool, now: float) -> str:
         known = self.started_at
         if known is not None and reported is not None:
-            self.started_at = reported
+            self.started_at, self.moved = reported, False
             return "" if same_process(known, reported) else "start time changed"
-        doubtful = self.refused or (failing and reported is not None)
+        moved = self.moved and known is None  # else the start time will tell
+        self.moved = self.moved and not moved
+        doubtful = self.refused or moved or (failing and reported is not None)
         another = doubtful and (used or self.has_remote_routes) and now - self.reported_at >= SAME_RESTART_S
         self.started_at = reported if reported is not None else None if another else known
-        return "back after refused connections" if another else ""
+        return ("its name has another address" if moved else "back after refused connections") if another else ""
 
     def replaced(self, started_at: float, now: float) -> bool:
         """Take in a restart that a peer saw; `started_at` 0: unknown. Whether it began another process than known."""

@@ -86,6 +86,7 @@ class Registry:
         self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
+        self.restarted: Callable[[Backend], object] = lambda _: None  # called when a generation has begun
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())
@@ -359,6 +360,10 @@ class Registry:
         vitals.condemn(now)
         return self.settle(backend, before, f"{observers} peers say so")
 
+    def moved(self, backend: Backend) -> None:
+        """Note that its name has none of its addresses of before. The next probe shows what answers there."""
+        backend.process.moved = True
+
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Begin the next generation if the probe shows that another process answers."""
         process = backend.process
@@ -381,6 +386,7 @@ class Registry:
         self.pauses.forget(backend.id)
         self.counters.backend_restarts += 1
         self.version += 1
+        self.restarted(backend)
         return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]
 
     def restart_reported(

@@ -364,6 +364,31 @@ def test_what_probes_and_requests_find_is_another_process_or_the_same(
     assert registry.counters.backend_restarts == generation - 1
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "generation"),
+    [
+        pytest.param(started(1000.0), [started(2000.0)], 2, id="another process"),
+        pytest.param(started(1000.0), [started(1000.0)], 1, id="the same process at another address"),
+        pytest.param(started(1000.0), [UP, UP, started(1000.0)], 1, id="its start time tells, even if it comes late"),
+        pytest.param(UP, [UP, UP], 2, id="nothing tells, so it is another one, once"),
+        pytest.param(UP, [TIMED_OUT, UP, UP], 2, id="at the first good probe"),
+    ],
+)
+def test_behind_a_name_that_moved_is_another_process_unless_its_start_time_is_the_same(
+    before: ProbeResult, after: list[ProbeResult], generation: int
+) -> None:
+    registry, backend = lone()
+    began: list[int] = []
+    registry.restarted = lambda backend: began.append(backend.generation)
+    registry.probed(backend.id, before, 0)
+    registry.probed(backend.id, before, 1)
+    registry.moved(backend)
+    for now, result in enumerate(after, 2):
+        registry.probed(backend.id, result, now)
+    assert backend.generation == generation
+    assert began == [2][: generation - 1]
+
+
 def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -> None:
     registry = cluster(2)
     registry.probed(BackendId(0), started(1000.0), 0)

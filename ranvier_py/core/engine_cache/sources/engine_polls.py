@@ -115,6 +115,11 @@ class HealthSchedule:
         self._start_at = now
         return True
 
+    def moved(self) -> None:
+        """Ask for everything with the next probe: another process may answer it."""
+        self._models_at = self._start_at = -inf
+        self.has_health = self.has_metrics = True
+
     def judged(self, ok: bool) -> None:
         """Note the result of a probe. A failure forgets which pages the engine lacks."""
         if self.ok is None and ok:

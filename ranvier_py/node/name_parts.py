@@ -1,0 +1,58 @@
+"""What a node does when the host name of a backend leads elsewhere, or another process answers there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from ranvier_py.core.routing.backends import Backend, Registry
+from ranvier_py.core.routing.name_addresses import in_short
+from ranvier_py.io.engine_poller import EnginePoller
+from ranvier_py.io.host_names import HostNames
+from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.proxy.connection_pool import BackendAddress
+from ranvier_py.proxy.upstream import Upstream
+from ranvier_py.supervision import Faults
+
+log = logging.getLogger(__name__)
+
+
+class NameParts:
+    """Keeps connections, probes and event streams with the names of backends. `addresses`: of all backends, by URL."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        addresses: Mapping[str, BackendAddress],
+        upstream: Upstream,
+        poller: EnginePoller,
+        engine_events: EngineEvents,
+    ) -> None:
+        self._registry = registry
+        self._addresses = addresses
+        self._upstream = upstream
+        self._poller = poller
+        self._engine_events = engine_events
+        self.names = HostNames(lambda: [each.host for each in addresses.values()], self._resolved)
+        registry.restarted = self._restarted
+
+    async def run(self, faults: Faults) -> None:
+        """Run until cancelled."""
+        await self.names.run(faults)
+
+    def _restarted(self, backend: Backend) -> None:
+        if address := self._addresses.get(backend.url):
+            self._upstream.renew(address)
+
+    def _resolved(self, host: str, addresses: frozenset[str], moved: bool) -> None:
+        """Connections go to these addresses; if all are new, so may be the process."""
+        self._upstream.keep(host, addresses)
+        if not moved:
+            return
+        for backend in self._registry:
+            address = self._addresses.get(backend.url)
+            if address is not None and address.host == host:
+                log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
+                self._registry.moved(backend)
+                self._poller.moved(backend.id)
+                self._engine_events.moved(backend.id)
