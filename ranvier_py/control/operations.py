@@ -158,12 +158,13 @@ class Admin:
             samples("owners", router.owners.counters),
             samples("", node.registry.counters),
             samples("pauses", node.registry.pauses.counters),
+            samples("refusals", node.registry.refusals.counters),
             prefix_routing_samples(router),
             node.clients.samples(),
             samples("", node.faults.counters),
             samples("config", self._reloads.counters) if self._reloads is not None else (),
             samples("resolver", node.resolver.counters),
-            *(backend_samples(backend) for backend in node.registry),
+            *(backend_samples(backend, node.registry) for backend in node.registry),
             samples("routes", router.routes.counters),
             samples("routes", node.alpha_process.tuner.counters) if node.alpha_process is not None else (),
             samples("memory", router.reader.memory.counters),
@@ -221,6 +222,7 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "url": backend.url,
         "health": backend.health.value,
         "circuit": backend.circuit.value,
+        "refusing_status": registry.refusals.status_of(backend.id) or None,
         "draining": backend.draining,
         "pause_s": round(registry.pauses.left_s(backend.id, time.monotonic()), 1),
         "in_flight": backend.inflight,
@@ -235,13 +237,14 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
     }
 
 
-def backend_samples(backend: Backend) -> Iterator[Sample]:
-    label = {"backend": backend.name}
+def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
+    label, refusing = {"backend": backend.name}, registry.refusals.status_of(backend.id)
     for name, help_text, value in (
         ("in_flight", "Requests of this node in flight.", backend.inflight),
         ("healthy", "1 unless the probes call it unhealthy.", backend.health is not Health.UNHEALTHY),
         ("circuit_closed", "1 while the circuit lets every request through.", backend.circuit is Circuit.CLOSED),
         ("draining", "1 while it is sent nothing new.", backend.draining),
+        ("refusing_status", "Status with which it refuses what others serve; 0: none.", refusing),
     ):
         yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
     openings = backend.vitals.openings

@@ -26,6 +26,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
+from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.engine_poller import EnginePoller
@@ -254,7 +255,7 @@ class Node:
             scope.cancel()
 
 
-WELL = (Health.HEALTHY.value, Circuit.CLOSED.value)
+WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES)
 """States that need no attention."""
 
 

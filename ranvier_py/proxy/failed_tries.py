@@ -2,8 +2,9 @@
 
 Rules: an error's body is read before anything is decided, up to a bound and a deadline, and is relayed as it came if
 the request ends with it. If no backend that was asked has room, the client gets the last such answer, also if those
-asked after it can't be reached or break off. What a backend declines it has not carried out, so any inference may be
-sent to another one then; after other failures only what `retries.may_repeat` allows.
+asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried once elsewhere, and
+if the second one refuses as well, the client gets that answer. What a backend declines it has not carried out, so any
+inference may be sent to another one then; after other failures only what `retries.may_repeat` allows.
 One object for each request, made at its first failure.
 """
 
@@ -16,13 +17,15 @@ from functools import partial
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, Judgement, judgement_of, wants_body
+from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
+from ranvier_py.core.routing.retries import DECLINED, Next, RetryBudget, RetryLimits, is_inference, may_repeat
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
@@ -32,14 +35,11 @@ from ranvier_py.proxy.upstream import Exchange
 ERROR_WAIT_S = 2.0
 """For an error's body, after its head. Engines send both at once; one that does not is judged by its status."""
 
-DECLINED = (Outcome.OVERLOADED, Outcome.REFUSED)
-"""The backend has answered that it does not carry the request out."""
-
 
 class FailedTries:
     """The tries of one request that did not serve it."""
 
-    __slots__ = ("_budget", "_client", "_request", "_router", "_suspects", "kept")
+    __slots__ = ("_budget", "_client", "_refused", "_request", "_router", "_suspects", "kept")
 
     def __init__(self, request: HttpRequest, client: Client, router: Router, limits: RetryLimits) -> None:
         self._request = request
@@ -47,6 +47,7 @@ class FailedTries:
         self._router = router
         self._budget = RetryBudget(limits)
         self._suspects = Suspects(hash((request.path, request.body)))
+        self._refused: Attempt | None = None  # the first try that was refused
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
     def judge(self, attempt: Attempt, exchange: Exchange) -> Steps[Judgement]:
@@ -79,22 +80,47 @@ class FailedTries:
         return unchunked(data) if exchange.head.framing == "chunked" else data
 
     def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
-        """End a try, and settle who is to blame if it is the last one."""
+        """Take in how a try ends, and settle who is to blame if it is the last one."""
         if attempt.judged and self._suspects.add(attempt.backend, attempt.generation, outcome):
             attempt.judged = False  # it is now
-        settled = self.settle(outcome, now) if is_last else ()
-        return [*settled, *self._router.finish_attempt(attempt, outcome, now)]
+        return self.settle(outcome, now) if is_last else ()
 
     def settle(self, outcome: Outcome, now: float) -> Sequence[Transition]:
         """Settle who is to blame for the failures so far, since the request ends so, or is being served."""
-        faults = self._suspects.settle(outcome)
-        return [change for fault in faults for change in self._router.registry.blamed(fault, now)]
+        registry, refused = self._router.registry, self._refused
+        changes = [change for fault in self._suspects.settle(outcome) for change in registry.blamed(fault, now)]
+        if refused is not None and outcome is Outcome.SUCCESS:
+            self._refused = None
+            changes += registry.refusals.contradicted(refused.target, self._kind(refused), refused.status, now)
+        return changes
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
         """Return whom to ask instead of the backend that gave this answer; None if the client is to have it."""
+        if judgement.outcome is Outcome.REFUSED:
+            return self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.kept else None
         if not self._budget.limits.retries(attempt.status):
             return None
         return self.elsewhere(attempt, judgement.outcome)
+
+    def _after_refusal(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
+        """Ask a second backend, once, if the refusal may be the first one's own fault."""
+        registry, kind, first = self._router.registry, self._kind(attempt), self._refused
+        refusals, target = registry.refusals, attempt.target
+        if first is not None and refusals.is_proven(target, kind):
+            refusals.shared(first.target, kind, first.status)
+            return None
+        is_doubtful = judgement.is_own or refusals.has_refused(target.id, kind)
+        refusals.refused(target, kind, attempt.status, time.monotonic())
+        if first is not None or not is_doubtful:
+            return None
+        self._refused = attempt
+        tried = (*self._budget.tried, attempt.backend)
+        others = [backend for backend in registry if backend.id not in tried and backend.serves(attempt.prompt.model)]
+        attempt.prompt.avoid = tuple(sorted(refusals.worse_opinions(kind, others)))
+        return self.elsewhere(attempt, judgement.outcome)
+
+    def _kind(self, attempt: Attempt) -> int:
+        return kind_of(self._request.path, attempt.prompt.model)
 
     def elsewhere(self, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
         """Return whom to ask after a failed try; None if the request ends here."""
@@ -120,6 +146,40 @@ class FailedTries:
             return None
 
 
+def finished(
+    router: Router,
+    request: HttpRequest,
+    failed: FailedTries | None,
+    attempt: Attempt,
+    outcome: Outcome,
+    *,
+    is_last: bool,
+) -> Sequence[Transition]:
+    """End a try. Returns what that and the tries before it change."""
+    now = time.monotonic()
+    served = serves(router, request, attempt) if outcome is Outcome.SUCCESS else ()
+    settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
+    transitions = router.finish_attempt(attempt, outcome, now)
+    return [*settled, *served, *transitions] if settled or served else transitions
+
+
+def begun(
+    router: Router, request: HttpRequest, failed: FailedTries | None, attempt: Attempt, now: float
+) -> Sequence[Transition]:
+    """Note the first token. With that a backend serves a stream, whatever becomes of it. Returns what this changes."""
+    if not attempt.prompt.stream:
+        return ()
+    served = serves(router, request, attempt)
+    return [*failed.settle(Outcome.SUCCESS, now), *served] if failed is not None else served
+
+
+def serves(router: Router, request: HttpRequest, attempt: Attempt) -> Sequence[Transition]:
+    refusals = router.registry.refusals
+    if not (refusals or refusals.rows) or not attempt.judged:
+        return ()
+    return refusals.served(attempt.target, kind_of(request.path, attempt.prompt.model), attempt.sent_at)
+
+
 def unchunked(data: bytes) -> bytes:
     """Return the payload of a chunked body, of which the end may be missing; empty if it is malformed."""
     reader = ChunkedReader(keep=True)
@@ -135,6 +195,16 @@ def credential_of(router: Router, request: HttpRequest) -> bytes:
     return router.reader.digest(b"credential" + b"\n".join(sorted(tokens_in(request.headers))))
 
 
-def paused_for(router: Router, request: HttpRequest, now: float) -> tuple[BackendId, ...]:
-    """Return the backends that pause for this request."""
-    return router.registry.pauses.of(partial(credential_of, router, request), now)
+def passed_over(router: Router, request: HttpRequest, prompt: Prompt, now: float) -> tuple[BackendId, ...]:
+    """Return the backends that this request should avoid: those that pause, and those that refuse what others serve. It
+    may be chosen to find out whether one of the latter still does; then it avoids all others."""
+    registry = router.registry
+    avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
+    if registry.refusals and not prompt.kept:
+        kind = kind_of(request.path, prompt.model)
+        able = registry.pool(prompt.model, now).ids
+        probed = registry.refusals.probe(kind, able, now)
+        if probed is not None:
+            return tuple(each for each in able if each != probed)
+        avoid += registry.refusals.avoided(kind)
+    return tuple(sorted(set(avoid)))

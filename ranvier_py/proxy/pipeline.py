@@ -60,7 +60,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
-from ranvier_py.proxy.failed_tries import FailedTries, paused_for
+from ranvier_py.proxy.failed_tries import FailedTries, begun, finished, passed_over
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
@@ -183,8 +183,8 @@ class Pipeline:
         if self.tenants is not None and prompt.reserved is not NOTHING:
             yield from check_names(request, prompt)
         judged = is_inference(request.method, request.path)
-        if judged and router.registry.pauses:
-            prompt.avoid = paused_for(router, request, time.monotonic())
+        if judged and (router.registry.pauses or router.registry.refusals):
+            prompt.avoid = passed_over(router, request, prompt, time.monotonic())
         if prompt.kept and router.owners.collecting and router.owners.find(prompt.kept, time.monotonic()) is None:
             yield partial(self._await_owner, prompt.kept)
         found = router.find(prompt, time.monotonic())
@@ -296,11 +296,8 @@ class Pipeline:
         return None
 
     def _finish(self, served: ServedRequest, attempt: Attempt, outcome: Outcome, *, is_last: bool) -> None:
-        failed, now = self._failed_tries(served) if outcome in FAULTS else served.failed_tries, time.monotonic()
-        if failed is None:
-            transitions = self.router.finish_attempt(attempt, outcome, now)
-        else:
-            transitions = failed.finish(attempt, outcome, now, is_last=is_last)
+        failed = self._failed_tries(served) if outcome in FAULTS else served.failed_tries
+        transitions = finished(self.router, served.request, failed, attempt, outcome, is_last=is_last)
         if transitions:
             self.changed(transitions)
 
@@ -459,8 +456,9 @@ class Pipeline:
         if captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 self.router.first_token(attempt, now)
-                if served.failed_tries is not None and attempt.prompt.stream:
-                    self.changed(served.failed_tries.settle(Outcome.SUCCESS, now))
+                transitions = begun(self.router, served.request, served.failed_tries, attempt, now)
+                if transitions:
+                    self.changed(transitions)
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
                 captured += data
         if served.naming is not None and data and 200 <= attempt.status < 300 and (name := served.naming.feed(data)):

@@ -37,6 +37,7 @@ from ranvier_py.core.routing.backend import (
     normal_url,
 )
 from ranvier_py.core.routing.blame.backend_pauses import Pauses
+from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.work import Load
@@ -83,6 +84,7 @@ class Registry:
         self.narrowed: BoundedDict[tuple[str | None, Sequence[BackendId]], Pool] = BoundedDict(NARROWED_MAX)
         self.pools_version = -1
         self.pauses = Pauses()
+        self.refusals = Refusals()
         self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
@@ -164,6 +166,7 @@ class Registry:
         del self.by_name[backend.name], self.by_url[backend.url]
         backend.removed = True
         self.pauses.forget(backend.id)
+        self.refusals.forget(backend.id)
         self.relist()
         self.counters.backends_removed += 1
         self.version += 1
@@ -384,6 +387,7 @@ class Registry:
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
         self.pauses.forget(backend.id)
+        self.refusals.forget(backend.id)
         self.counters.backend_restarts += 1
         self.version += 1
         self.restarted(backend)

@@ -26,6 +26,9 @@ REREAD_BRACKETS_MAX = 20_000
 """Bodies for /v1/responses beyond either limit are not read for their `store` and never repeated: a million tokens of
 text are 4 MB, but a failure must not occupy the event loop."""
 
+DECLINED = (Outcome.OVERLOADED, Outcome.REFUSED)
+"""The backend has answered that it does not carry the request out."""
+
 
 def is_inference(method: bytes, path: bytes) -> bool:
     """Whether a request makes an engine compute; `path` is without its query."""
@@ -101,12 +104,12 @@ class RetryBudget:
         """Count a failed attempt at `backend`, and return what follows.
 
         `relayed`: a byte of this answer was sent to the client. `others`: a backend could be asked that is not in
-        `tried` and not this one. A backend that is busy (429) is not asked again by this request.
+        `tried` and not this one. A backend that declines the request is not asked again by it.
         """
         self.failures[backend] = self.failures.get(backend, 0) + 1
         if relayed or outcome is Outcome.CANCELLED or self.retries >= self.limits.total_retries_max:
             return Next.GIVE_UP
-        if outcome is not Outcome.OVERLOADED and self.failures[backend] < self.limits.worker_retries_max:
+        if outcome not in DECLINED and self.failures[backend] < self.limits.worker_retries_max:
             self.retries += 1
             return Next.AGAIN
         if backend not in self.tried:

@@ -37,17 +37,25 @@ FULL = re.compile(
 """Of SGLang, TGI («Model is overloaded»), Dynamo («All workers are busy»), Triton («exceeds maximum queue size»), and
 hosted providers (`overloaded_error`), in lower case and with blanks alone between words."""
 
+NO_MODEL = re.compile(
+    r"\bmodel( \S+){0,12} (does not exist|not (found|exist|loaded|available|supported))\b"
+    r"|\b(unknown|invalid|no such) model\b|\bmodel not found\b"
+)
+"""Most engines answer 404 for a model that they lack; some, and proxies before them, 400."""
+
 ERROR_MEMBERS = ("type", "error_type", "code", "message")
 """Of an error object, that have words; TGI has the second."""
 
 
 class Judgement(NamedTuple):
     """What an answer shows. `pause_s`: for so long the backend wants no more requests, of this credential if it is
-    `personal`, else of anybody; None: it says nothing of that."""
+    `personal`, else of anybody; None: it says nothing of that. `is_own`: a refusal that may be the backend's own fault,
+    for its keys or models, so that another one is asked before the client gets it."""
 
     outcome: Outcome
     pause_s: float | None = None
     personal: bool = False
+    is_own: bool = False
 
 
 SERVED = Judgement(Outcome.SUCCESS)
@@ -63,6 +71,11 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
     outcome = outcome_of(status)
     if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
         outcome = Outcome.OVERLOADED
+    if outcome is Outcome.REFUSED:
+        is_own = status in (401, 403) or (status == 404 and bool(body.strip()))
+        return Judgement(
+            outcome, is_own=is_own or (status in (400, 422) and NO_MODEL.search(error_words(body)) is not None)
+        )
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None

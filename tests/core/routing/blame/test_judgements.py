@@ -104,4 +104,25 @@ def test_no_body_breaks_anything(body: bytes) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 422, 501, 505])
 def test_a_refusal_asks_for_no_pause(status: int) -> None:
-    assert judged(status, FULL_BODIES[0], b"7") == Judgement(Outcome.REFUSED)
+    judgement = judged(status, FULL_BODIES[0], b"7")
+    assert (judgement.outcome, judgement.pause_s) == (Outcome.REFUSED, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_own"),
+    [
+        (401, b"", True),
+        (403, b"", True),
+        (404, b'{"error":{"message":"The model `m` does not exist."}}', True),
+        (404, b'{"detail":"Not Found"}', True),
+        (404, b"", False),
+        (400, b'{"object":"error","message":"The model `a/b-7b` does not exist.","code":404}', True),
+        (422, b'{"detail":"unknown model: m"}', True),
+        (400, b'{"error":{"message":"This model does not support images","code":"bad"}}', False),
+        (400, b'{"error":{"message":"max_tokens must be at least 1"}}', False),
+        (405, b"", False),
+        (413, b"too large", False),
+    ],
+)
+def test_keys_and_models_may_be_the_backends_own_fault(status: int, body: bytes, is_own: bool) -> None:
+    assert judged(status, body).is_own is is_own

@@ -1,0 +1,197 @@
+"""Which backends refuse what others serve: a wrong key, another model, another version. They answer at once, look idle,
+and would get most requests.
+
+Evidence is one request that one backend refused and another one served. A few of these in a row (REFUSALS_TO_AVOID), of
+requests that are alike, and such requests avoid that backend; a few more of any kind, without one that it serves, and
+all do. This is a preference: it is asked all the same if no other can be. Alike are requests of one path and model, but
+401 and 403 are about all. One request in PROBE_REQUESTS still goes there, and one a minute where there are few; as soon
+as it serves one, it is a backend like others. What a second backend refuses as well, one that has served others, is the
+request's own fault and counts for nothing.
+
+A refusal is doubtful if it names keys or models, or if that backend has refused before and served nothing since: then a
+second backend is asked, once. A *proven* one, which has served something and refused nothing since, has the last word.
+
+Bounds: ROWS_MAX rows and AVOIDED_MAX avoided ones; of the former the oldest goes, of the latter the newest, and both
+are counted. Cost: nothing worth counting while no backend refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.routing.backend import Backend, Transition
+from ranvier_py.core.routing.health import Outcome
+
+REFUSALS_TO_AVOID, UNLIKE_TO_AVOID = 2, 4
+"""In a row, of requests that are alike, and of others. One may be about something that only this request has, such as
+an image; each costs its client a second try."""
+
+PROBE_REQUESTS, PROBE_S, PROBE_IDLE_S = 32, 5.0, 60.0
+"""Requests that pass a backend over before one of them goes there: one in 5 s at most, and one a minute at least."""
+
+ROWS_MAX, AVOIDED_MAX = 4096, 1024
+"""1 MB. Clients choose the models that they name."""
+
+ABOUT_ALL = 0
+OF_KEYS = (401, 403)
+SERVES = "serves"
+
+
+@dataclass(slots=True)
+class RefusalCounters:
+    """What happened since the start."""
+
+    contradicted: dict[str, int] = counter("Refusals of requests that another backend then served.", label="status")
+    shared: int = counter("Refusals that a second backend shared, which are the request's own fault.")
+    probes: int = counter("Requests sent to a backend that was avoided, to see whether it still refuses.")
+    dropped: int = counter("Rows of refusals dropped, or not acted on, for want of room.")
+
+
+@dataclass(slots=True)
+class Row:
+    """Refusals in a row of one backend, of requests that are alike or of all."""
+
+    since: float
+    status: int = 0  # of the latest
+    contradicted: int = 0  # of requests that another backend served
+    probed_at: float = 0.0
+    passed: int = 0  # requests that avoided it since then
+
+
+def kind_of(path: bytes, model: str) -> int:
+    """Return what is equal for requests that are alike."""
+    return hash((path, model)) or 1
+
+
+class Refusals:
+    """The refusals of all backends. A `kind` is that of the request (`kind_of`)."""
+
+    __slots__ = ("_avoided", "counters", "rows")
+
+    def __init__(self) -> None:
+        self.counters = RefusalCounters()
+        self.rows: BoundedDict[tuple[int, BackendId], Row] = BoundedDict(ROWS_MAX)
+        self._avoided: dict[int, dict[BackendId, Row]] = {}  # by kind
+
+    def __bool__(self) -> bool:
+        """Whether any backend is avoided."""
+        return bool(self._avoided)
+
+    # --- who is avoided ---------------------------------------------------------------------------------------------
+
+    def avoided(self, kind: int) -> Sequence[BackendId]:
+        """Return the backends that a request of this kind avoids."""
+        return [*self._avoided.get(ABOUT_ALL, ()), *self._avoided.get(kind, ())]
+
+    def probe(self, kind: int, able: Collection[BackendId], now: float) -> BackendId | None:
+        """Count a request that avoids them. Returns the one of them that it should go to nevertheless, if any; only one
+        of those `able` to serve it."""
+        for each in (ABOUT_ALL, kind):
+            for backend, row in self._avoided.get(each, {}).items():
+                row.passed += 1
+                idle_s = now - row.probed_at
+                is_due = idle_s >= PROBE_IDLE_S or (row.passed >= PROBE_REQUESTS and idle_s >= PROBE_S)
+                if is_due and backend in able:
+                    row.passed, row.probed_at = 0, now
+                    self.counters.probes += 1
+                    return backend
+        return None
+
+    def status_of(self, backend: BackendId) -> int:
+        """Return the status with which it refuses what others serve; 0 if it does not."""
+        return next((rows[backend].status for rows in self._avoided.values() if backend in rows), 0)
+
+    def worse_opinions(self, kind: int, backends: Sequence[Backend]) -> Sequence[BackendId]:
+        """Return those of these backends that should not be the second to be asked: all that are not proven, or if none
+        is, those that have refused."""
+        unproven = [backend.id for backend in backends if not self.is_proven(backend, kind)]
+        if len(unproven) < len(backends):
+            return unproven
+        return [backend.id for backend in backends if self.has_refused(backend.id, kind)]
+
+    def is_proven(self, backend: Backend, kind: int) -> bool:
+        return backend.outcomes[Outcome.SUCCESS] > 0 and not self.has_refused(backend.id, kind)
+
+    def has_refused(self, backend: BackendId, kind: int) -> bool:
+        """Whether it has refused a request like this, or any, and served none since."""
+        return any((each, backend) in self.rows or backend in self._avoided.get(each, ()) for each in (ABOUT_ALL, kind))
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def refused(self, backend: Backend, kind: int, status: int, now: float) -> None:
+        """Take in a refusal."""
+        for scope in scopes_of(kind, status):
+            row = self._avoided.get(scope, {}).get(backend.id) or self.rows.get((scope, backend.id))
+            if row is None:
+                row = self.rows[scope, backend.id] = Row(now)
+                self.counters.dropped += self.rows.dropped
+                self.rows.dropped = 0
+            row.status = status
+
+    def shared(self, backend: Backend, kind: int, status: int) -> None:
+        """Take back a refusal, since a second backend refuses the request as well."""
+        self.counters.shared += 1
+        for scope in scopes_of(kind, status):
+            row = self.rows.get((scope, backend.id))
+            if row is not None and not row.contradicted:
+                del self.rows[scope, backend.id]
+
+    def contradicted(self, backend: Backend, kind: int, status: int, now: float) -> Sequence[Transition]:
+        """Take in that another backend served what this one refused."""
+        increment(self.counters.contradicted, str(status))
+        before = self.status_of(backend.id)
+        for scope in scopes_of(kind, status):
+            row = self.rows.get((scope, backend.id))
+            if row is None:  # it has served another request meanwhile, or is avoided already
+                continue
+            row.contradicted += 1
+            alike = scope == kind or status in OF_KEYS
+            if row.contradicted < (REFUSALS_TO_AVOID if alike else UNLIKE_TO_AVOID):
+                continue
+            if sum(map(len, self._avoided.values())) >= AVOIDED_MAX:
+                self.counters.dropped += 1
+                continue
+            del self.rows[scope, backend.id]
+            row.probed_at = now
+            self._avoided.setdefault(scope, {})[backend.id] = row
+        after = self.status_of(backend.id)
+        why = "another backend serves what it refuses"
+        return () if before or not after else [changed(backend, SERVES, f"refuses with {after}", why)]
+
+    def served(self, backend: Backend, kind: int, sent_at: float) -> Sequence[Transition]:
+        """Take in that it serves a request that was sent then."""
+        before = self.status_of(backend.id) if self._avoided else 0
+        for each in (ABOUT_ALL, kind):
+            row = self.rows.get((each, backend.id))
+            if row is not None and row.since <= sent_at:
+                del self.rows[each, backend.id]
+            self._release(backend.id, each, sent_at)
+        if not before or self.status_of(backend.id):
+            return ()
+        return [changed(backend, f"refuses with {before}", SERVES, "it served a request")]
+
+    def forget(self, backend: BackendId) -> None:
+        """Forget its refusals: another process is behind it, or another backend has its id."""
+        for kind in list(self._avoided):
+            self._release(backend, kind, float("inf"))
+        for key in [key for key in self.rows if key[1] == backend]:
+            del self.rows[key]
+
+    def _release(self, backend: BackendId, kind: int, sent_at: float) -> None:
+        rows = self._avoided.get(kind, {})
+        if backend in rows and rows[backend].since <= sent_at:
+            del rows[backend]
+            if not rows:
+                del self._avoided[kind]
+
+
+def scopes_of(kind: int, status: int) -> Sequence[int]:
+    return (ABOUT_ALL,) if status in OF_KEYS else (ABOUT_ALL, kind)
+
+
+def changed(backend: Backend, before: str, after: str, why: str) -> Transition:
+    return Transition(backend.id, backend.name, "answers", before, after, why)
