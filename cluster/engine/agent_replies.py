@@ -65,12 +65,10 @@ class ClaudeReply(Reply):
 
 def claude_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage in Anthropic's shape, whose input tokens are without the cached ones."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": usage["prompt_tokens"] - cached,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage["completion_tokens"],
-    }
+    details = usage.get("prompt_tokens_details")
+    cached = details["cached_tokens"] if details else 0
+    read = {"cache_read_input_tokens": cached} if details else {}
+    return {"input_tokens": usage["prompt_tokens"] - cached, **read, "output_tokens": usage["completion_tokens"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +112,12 @@ class ResponseReply(Reply):
     def _ended(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
         counts = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
+        if "prompt_tokens_details" in usage:
+            counts["input_tokens_details"] = usage["prompt_tokens_details"]
         status = "incomplete" if finish_reason == "length" else "completed"
         return {**self._response(status), "output": [self._item(text, status)], "usage": counts}
 

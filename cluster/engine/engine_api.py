@@ -24,9 +24,12 @@ DONE = b"data: [DONE]\n\n"
 class ApiError(Exception):
     """An error that is answered in vLLM's error shape."""
 
-    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, kind: str, message: str, param: str | None = None, *, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = [] if retry_after_s is None else [(b"retry-after", b"%d" % retry_after_s)]
         self.kind = kind
         self.param = param
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from random import Random
-from typing import Annotated, Any, TypeAlias
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
@@ -22,7 +23,24 @@ class FaultKind(Enum):
     RESET_MID_STREAM = "reset_mid_stream"  # the connection is reset after `after_tokens` tokens
     STALL = "stall"  # nothing is sent for `seconds` (for ever if not given) after `after_tokens` tokens
     REFUSE = "refuse"  # the connection is reset without an answer
+    HANG = "hang"  # as if the process were stopped: connections open, and not a byte comes, whatever is asked
+    UNCACHED = "uncached"  # no prefix is found again; answers count 0 cached tokens, or with `counts` false, none
 
+
+ERRORS: Mapping[int, tuple[str, str]] = MappingProxyType(
+    {
+        400: ("BadRequestError", "This model does not support what was asked for."),
+        401: ("AuthenticationError", "Unauthorized"),
+        403: ("PermissionDeniedError", "This key may not use this engine."),
+        404: ("NotFoundError", "The model does not exist."),
+        429: ("RateLimitError", "Too many requests."),
+        503: ("service_unavailable", "The request queue is full."),
+        529: ("overloaded_error", "Overloaded"),
+    }
+)
+"""What engines and the proxies before them write when they refuse: type and message, by status."""
+
+UNKNOWN_ERROR = ("InternalServerError", "a fault on demand")
 
 Number: TypeAlias = Annotated[float, Field(ge=0)]
 Whole: TypeAlias = Annotated[int, Field(ge=0)]
@@ -33,7 +51,8 @@ Whole: TypeAlias = Annotated[int, Field(ge=0)]
 class Fault:
     """Hits `count` requests (None: no limit), each with `probability`, for `lasting_s` seconds from when it is set.
 
-    `health`: whether /health, /ping and /v1/models are hit like generation. REFUSE hits all but /admin anyway.
+    `health`: whether /health, /ping and /v1/models are hit like generation; "only": they alone. REFUSE and HANG hit all
+    but /admin anyway. `stated`: the metrics page says that prefix caching is off.
     """
 
     kind: FaultKind
@@ -42,8 +61,11 @@ class Fault:
     seconds: Number = inf
     status: Annotated[int, Field(ge=200, le=599)] = 500
     after_tokens: Whole = 3
+    retry_after_s: Whole | None = None
+    counts: bool = True
+    stated: bool = False
     lasting_s: Number = inf
-    health: bool = False
+    health: bool | Literal["only"] = False
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Fault | None:
@@ -83,10 +105,16 @@ class Faults:
         if self._left < 1 or now >= self._until:
             self._fault = None
             return None
-        if health and not fault.health and fault.kind is not FaultKind.REFUSE:
+        hit = fault.health if health else fault.health != "only"
+        if not hit and fault.kind is not FaultKind.REFUSE:
             return None
         if self._rng.random() >= fault.probability:
             return None
         self._left -= 1
         self.hits[fault.kind.value] += 1
         return fault
+
+    def states_no_cache(self, now: float) -> bool:
+        """Whether the metrics page says that prefix caching is off."""
+        fault = self._fault
+        return fault is not None and fault.kind is FaultKind.UNCACHED and fault.stated and now < self._until

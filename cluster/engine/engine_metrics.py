@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ranvier_py.core.histogram import Histogram
@@ -16,7 +16,7 @@ MAMBA_MODES: Mapping[CacheName, tuple[str, str]] = MappingProxyType(
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics_page(
+def metrics_page(  # noqa: PLR0913  # one for each thing on the page
     statistics: EngineStatistics,
     *,
     model: str,
@@ -25,6 +25,7 @@ def metrics_page(
     first_token_s: Histogram,
     duration_s: Histogram,
     cache: CacheName = "attention",
+    prefix_caching: bool = True,
 ) -> bytes:
     """Return Prometheus text. `started_at` is in Unix seconds; by its change routers notice a restart."""
     labels = f'engine="0",model_name="{escape(model)}"'
@@ -46,7 +47,8 @@ def metrics_page(
         lines += [f"# TYPE {name.removesuffix('_total')} {kind}", f"{name}{{{labels}}} {value}"]
     lines += histogram_lines("vllm:time_to_first_token_seconds", labels, first_token_s)
     lines += histogram_lines("vllm:e2e_request_latency_seconds", labels, duration_s)
-    config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}",enable_prefix_caching="True"'
+    config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}"'
+    config += f',enable_prefix_caching="{prefix_caching}"'
     if cache in MAMBA_MODES:
         mode, retention = MAMBA_MODES[cache]
         config += f',mamba_block_size="{block_size}",mamba_cache_mode="{mode}"'
@@ -54,6 +56,18 @@ def metrics_page(
     lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{engine="0",{config}}} 1']
     lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started_at:.3f}"]
     return ("\n".join(lines) + "\n").encode()
+
+
+def merged(pages: Iterable[bytes]) -> bytes:
+    """Join the pages of ranks into one, family by family, each rank under its number."""
+    families: dict[str, list[str]] = {}
+    for rank, page in enumerate(pages):
+        for line in page.decode().replace('engine="0"', f'engine="{rank}"').splitlines():
+            if line.startswith("#"):
+                family = families.setdefault(line, [])
+            else:
+                family.append(line)
+    return ("\n".join(line for head, lines in families.items() for line in (head, *lines)) + "\n").encode()
 
 
 def histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:

@@ -7,14 +7,15 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import trio
 
 from cluster.engine.engine_metrics import MAMBA_MODES
+from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import Engine, EngineConfig
-from cluster.engine.engine_text import load_tokenizer
+from cluster.engine.engine_text import TextTokenizer, load_tokenizer
 from cluster.engine.kv_events import ENCODINGS, STRANGE
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.addresses import host_port
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         choices=(*ENCODINGS, STRANGE),
         help="vLLM's now, vLLM's before 0.24, SGLang's, or what nobody knows (%(default)s)",
     )
+    add("--ranks", type=int, default=1, help="data-parallel ranks behind the port, events at port + rank (%(default)s)")
     add("--kv-topic", default="", help="of the KV events")
     add("--seed", type=int, default=1, help="of the answers and of fault probabilities (%(default)s)")
     return result
@@ -102,6 +104,13 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
     )
 
 
+def make_engine(config: EngineConfig, tokenizer: TextTokenizer, ranks: int) -> Engine | Ranks:
+    """Raises OSError if an address for KV events can't be had, ValueError for ranks that can't be."""
+    if ranks < 1:
+        raise ValueError("--ranks wants 1 at least")
+    return Engine(config, tokenizer) if ranks == 1 else Ranks(config, tokenizer, ranks)
+
+
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code; 1 if the address can't be had."""
     options = parser()
@@ -111,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         options.error(f"--listen {error}")
     try:
-        engine = Engine(config_of(arguments), load_tokenizer(arguments.tokenizer))
+        engine = make_engine(config_of(arguments), load_tokenizer(arguments.tokenizer), arguments.ranks)
     except (ValueError, OSError) as error:
         options.error(str(error))
     refused: list[BaseException] = []
@@ -124,27 +133,38 @@ def main(argv: Sequence[str]) -> int:
     return 1 if refused else 0
 
 
-async def run(engine: Engine, host: str, port: int) -> None:
+async def run(engine: Engine | Ranks, host: str, port: int) -> None:
     """Serve, print the address in one line, and end at the first signal, which cuts all streams."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             host, port = await nursery.start(serve, engine, host, port)
-            print(f"engine {engine.name} listening on http://{host}:{port}", flush=True)
+            name = engine.engines[0].name if isinstance(engine, Ranks) else engine.name
+            print(f"engine {name} listening on http://{host}:{port}", flush=True)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
 
 
 async def serve(
-    engine: Engine, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
+    engine: Engine | Ranks,
+    host: str,
+    port: int,
+    *,
+    task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled. `started` gets the address on which the engine listens."""
     server = DataServer(awaiting(engine.handle), SERVER_LIMITS)
-    with engine.kv.publisher if engine.kv else nullcontext():
+    engines = engine.engines if isinstance(engine, Ranks) else (engine,)
+    with ExitStack() as publishers:
+        for each in engines:
+            if each.kv is not None:
+                publishers.enter_context(each.kv.publisher)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.live.run)
-            if engine.kv is not None:
-                nursery.start_soon(engine.kv.publisher.run)
+            for each in engines:
+                nursery.start_soon(each.live.run)
+                if each.kv is not None:
+                    nursery.start_soon(each.kv.publisher.run)
             addresses = await nursery.start(server.serve, host, port)
-            engine.name = engine.name or "{}:{}".format(*addresses[0])
+            for each in engines:
+                each.name = each.name or "{}:{}".format(*addresses[0])
             task_status.started(addresses[0])

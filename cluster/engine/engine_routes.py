@@ -34,7 +34,7 @@ from cluster.engine.engine_api import (
     read_template_options,
     usage_of,
 )
-from cluster.engine.engine_faults import Fault, FaultKind, Faults
+from cluster.engine.engine_faults import ERRORS, UNKNOWN_ERROR, Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from cluster.engine.kv_events import EventSource, Scope
@@ -52,6 +52,9 @@ INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: from 1 ms of tokenizing on, the hop (0.1 ms) is worth it."""
 
 TOKENIZER_THREADS = 2
+POISON = b"[poison]"
+"""A request with this in its body makes every engine answer 500, as one that meets a bug of the engine does."""
+
 STORED = b"/v1/responses/"
 CLAUDE = b"/v1/messages"
 GENERATE: dict[bytes, str] = {
@@ -87,6 +90,7 @@ class EngineConfig:
     answer_tokens: tuple[int, int] = (40, 160)
     seed: int = 1
     kv: KvEndpoints | None = None  # where it publishes KV events; None: nowhere
+    rank: int = 0  # among the data-parallel ranks behind its port
 
 
 class Engine:
@@ -95,7 +99,8 @@ class Engine:
     def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
         """Raises OSError if an address for its KV events can't be had."""
         self.config = config
-        self.kv = EventSource(config.kv, config.limits.block_size, state_groups(config.limits)) if config.kv else None
+        groups = state_groups(config.limits)
+        self.kv = EventSource(config.kv, config.limits.block_size, groups, config.rank) if config.kv else None
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
         self.live = LiveEngine(limits, self.kv.publish) if self.kv else LiveEngine(limits)
         self.faults = Faults(Random(config.seed))
@@ -134,6 +139,8 @@ class Engine:
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """Answer one request of the server."""
         client.work()
+        if not request.path.startswith(b"/admin/"):
+            await self.live.wait_released()
         method = b"GET" if request.method == b"HEAD" else request.method
         route = self._routes.get((method, request.path))
         if route is None and request.path.startswith(STORED):
@@ -145,18 +152,22 @@ class Engine:
             await route(request, client)
         except ApiError as error:
             body = error.body(claude=request.path.startswith(CLAUDE))
-            client.respond(error.status, body, self._headers)
+            client.respond(error.status, body, [*self._headers, *error.headers])
 
     # --- generation -------------------------------------------------------------------------------------------------
 
     async def generate(self, request: HttpRequest, client: Client, *, api: str) -> None:
         fault = self.faults.draw(trio.current_time())
         await self._begin(fault)
+        if POISON in request.body:
+            raise ApiError(500, *UNKNOWN_ERROR)
         with by_the_schema():
             fields = self._chat_fields(read_object(request.body), api)
             ask = read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0])
             if ask.model not in self.config.models:
                 raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
+            if fault is not None and fault.kind is FaultKind.UNCACHED:
+                ask = replace(ask, salt=f"{ask.salt}\0{self._requests}")
             job, answer = await self._prepare(ask, len(request.body))
         if self.kv is not None and job.keys:
             self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
@@ -233,7 +244,8 @@ class Engine:
         if fault.kind is FaultKind.REFUSE:
             raise self._cut()
         if fault.kind is FaultKind.STATUS:
-            raise ApiError(fault.status, "InternalServerError", "a fault on demand")
+            kind, message = ERRORS.get(fault.status, UNKNOWN_ERROR)
+            raise ApiError(fault.status, kind, message, retry_after_s=fault.retry_after_s)
         if fault.kind is FaultKind.LATENCY:
             await trio.sleep(fault.seconds)
 
@@ -296,7 +308,7 @@ class Engine:
                 fault_at = NEVER
         if mailbox.aborted:
             return False
-        body = reply.whole(answer.text, answer.finish_reason, counted(mailbox, answer))
+        body = reply.whole(answer.text, answer.finish_reason, counted(mailbox, answer, fault))
         client.respond(200, body, self._headers)
         return True
 
@@ -316,7 +328,7 @@ class Engine:
                 if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
-        usage = counted(mailbox, answer) if ask.stream_usage or type(reply) is not Reply else None
+        usage = counted(mailbox, answer, fault) if ask.stream_usage or type(reply) is not Reply else None
         await writer.write(reply.last_chunks(answer.text, answer.finish_reason, usage))
         await writer.end()
         return True
@@ -331,7 +343,10 @@ class Engine:
         return models_body(self.config.models, self._created, self.config.tokens_max)
 
     async def metrics(self, _: HttpRequest, client: Client) -> None:
-        page = metrics_page(
+        client.respond(200, self.page(), self._headers, content_type=CONTENT_TYPE)
+
+    def page(self) -> bytes:
+        return metrics_page(
             self.live.statistics(),
             model=self.config.models[0],
             block_size=self.config.limits.block_size,
@@ -339,8 +354,8 @@ class Engine:
             started_at=self.live.started_at,
             first_token_s=self.live.first_token_s,
             duration_s=self.live.duration_s,
+            prefix_caching=not self.faults.states_no_cache(trio.current_time()),
         )
-        client.respond(200, page, self._headers, content_type=CONTENT_TYPE)
 
     async def tokenize(self, request: HttpRequest, client: Client) -> None:
         fields = read_object(request.body)
@@ -367,7 +382,9 @@ class Engine:
             fault = Fault.read(read_object(request.body))
         except ValueError as error:
             raise bad_request(str(error)) from error
-        self.faults.set(fault, trio.current_time())
+        now = trio.current_time()
+        self.faults.set(fault, now)
+        self.live.hold(now + fault.lasting_s if fault is not None and fault.kind is FaultKind.HANG else now)
         client.respond(200, b'{"set":true}', self._headers)
 
     async def lose_events(self, request: HttpRequest, client: Client) -> None:
@@ -449,8 +466,11 @@ async def keeps_open(fault: Fault | None) -> bool:
     return False
 
 
-def counted(mailbox: Mailbox, answer: Answer) -> dict[str, Any]:
-    return usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
+def counted(mailbox: Mailbox, answer: Answer, fault: Fault | None = None) -> dict[str, Any]:
+    usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
+    if fault is not None and not fault.counts:
+        del usage["prompt_tokens_details"]
+    return usage
 
 
 def kept(fields: Mapping[str, Any], reply: Reply, mailbox: Mailbox, answer: Answer) -> StoredResponse:

@@ -138,9 +138,9 @@ class KvEncoder:
 class EventSource:
     """Publishes the KV events of one engine, and makes the HTTP page that says where."""
 
-    def __init__(self, endpoints: KvEndpoints, block_size: int, state_groups: int = 0) -> None:
+    def __init__(self, endpoints: KvEndpoints, block_size: int, state_groups: int = 0, rank: int = 0) -> None:
         """Raises OSError, or ValueError for an unknown encoding."""
-        self.encoder = KvEncoder(endpoints.encoding, block_size, state_groups=state_groups)
+        self.encoder = KvEncoder(endpoints.encoding, block_size, rank, state_groups)
         self.publisher = KvPublisher(endpoints)
         self._block_size = block_size
         self._begin()

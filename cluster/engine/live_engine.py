@@ -59,6 +59,8 @@ class LiveEngine:
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
         self._mailboxes: dict[str, Mailbox] = {}
         self._wake = trio.Event()
+        self._held_until = -math.inf
+        self._hold_changed = trio.Event()
 
     async def run(self) -> None:
         """Advance the model at each event that is due, for ever."""
@@ -66,8 +68,20 @@ class LiveEngine:
             due = self.model.next_event_at()
             with trio.move_on_at(math.inf if due is None else due):
                 await self._wake.wait()
+            await self.wait_released()
             self._wake = trio.Event()
             self._deliver()
+
+    def hold(self, until: float) -> None:
+        """Deliver nothing until then, by trio's clock, as a process that was stopped; the past ends that at once."""
+        self._held_until = until
+        self._hold_changed.set()
+        self._hold_changed = trio.Event()
+
+    async def wait_released(self) -> None:
+        while trio.current_time() < self._held_until:
+            with trio.move_on_at(self._held_until):
+                await self._hold_changed.wait()
 
     def submit(self, request_id: str, job: Job) -> Mailbox:
         """Queue a request. Raises EngineError, or ValueError for an id that is in use."""

@@ -20,6 +20,7 @@ import trio
 from cluster.__main__ import main
 from cluster.engine.engine_process import main as engine_command
 from cluster.engine.engine_process import serve
+from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -52,15 +53,21 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(limits: EngineLimits = FAST, tokenizer: TextTokenizer | None = None, **fields: Any) -> AsyncIterator[Lab]:
-    config = EngineConfig(name="e1", models=("lab", "adapter"), limits=limits, tokens_max=2000, **fields)
-    engine = Engine(config, tokenizer or ByteTokenizer())
+async def served(engine: Engine | Ranks) -> AsyncIterator[tuple[tuple[str, int], httpx.AsyncClient]]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=DEADLINE_S, verify=NO_TLS) as client:
-                yield Lab(engine, (host, port), client)
+                yield (host, port), client
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def lab(limits: EngineLimits = FAST, tokenizer: TextTokenizer | None = None, **fields: Any) -> AsyncIterator[Lab]:
+    config = EngineConfig(name="e1", models=("lab", "adapter"), limits=limits, tokens_max=2000, **fields)
+    engine = Engine(config, tokenizer or ByteTokenizer())
+    async with served(engine) as (address, client):
+        yield Lab(engine, address, client)
 
 
 def stream_objects(text: str) -> list[Any]:
@@ -397,6 +404,100 @@ async def test_latency_holds_a_request_back_and_refuse_gives_no_answer() -> None
             await it.chat()
         assert (await it.post("/admin/faults", kind="none")).status_code == 200
         assert (await it.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 503, 529])
+async def test_an_engine_can_refuse_in_the_words_of_real_ones(status: int) -> None:
+    async with lab() as it:
+        await it.post("/admin/faults", kind="status", status=status, retry_after_s=7)
+        answer = await it.chat(stream=True)
+        healthy = await it.client.get("/health")
+    assert (answer.status_code, answer.headers["retry-after"], healthy.status_code) == (status, "7", 200)
+    assert answer.json()["error"]["type"] != "InternalServerError"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("counts", [True, False])
+async def test_an_engine_can_cache_nothing_and_count_that_or_not(path: str, counts: bool) -> None:
+    asked = [{"role": "user", "content": "x" * 400}]
+    body = {"model": "lab", "max_tokens": 5, "messages": asked, "input": asked}
+    async with lab() as it:
+        await it.post("/admin/faults", kind="uncached", counts=counts, stated=True)
+        answers = [(await it.client.post(path, json=body)).json()["usage"] for _ in range(2)]
+        page = (await it.client.get("/metrics")).text
+        statistics = await it.statistics()
+        await it.post("/admin/faults", kind="none")
+        restored = (await it.client.get("/metrics")).text
+    names = ("prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens")
+    counted = [usage[name] for usage in answers for name in names if name in usage]
+    assert counted in ([], [0, 0], [{"cached_tokens": 0}] * 2)
+    assert bool(counted) is counts
+    assert statistics["cached_tokens"] == 0
+    assert 'enable_prefix_caching="False"' in page
+    assert 'enable_prefix_caching="True"' in restored
+
+
+async def test_health_can_be_slow_while_chats_are_answered_at_once() -> None:
+    async with lab() as it:
+        await it.post("/admin/faults", kind="latency", seconds=8, health="only")
+        assert (await it.chat()).status_code == 200
+        with pytest.raises(httpx.TimeoutException):
+            await it.client.get("/health", timeout=0.05)
+
+
+async def test_a_hung_engine_sends_no_byte_of_anything_and_then_goes_on() -> None:
+    async with lab(SLOW) as it:
+        answers: list[httpx.Response] = []
+        body = {"model": "lab", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stream": True}
+        async with trio.open_nursery() as nursery, it.client.stream("POST", "/v1/chat/completions", json=body) as one:
+            lines = one.aiter_lines()
+            await anext(lines)
+            await it.post("/admin/faults", kind="hang")
+            for path in ("/health", "/metrics", "/v1/models"):
+                with pytest.raises(httpx.TimeoutException):
+                    await it.client.get(path, timeout=0.03)
+
+            async def ask() -> None:
+                answers.append(await it.chat())
+
+            nursery.start_soon(ask)
+            generated = it.engine.live.statistics().generated_tokens
+            with trio.move_on_after(0.1) as patience:
+                async for _ in lines:
+                    pass
+            assert patience.cancelled_caught
+            assert it.engine.live.statistics().generated_tokens == generated
+            assert not answers
+            await it.post("/admin/faults", kind="none")
+        assert [answer.status_code for answer in answers] == [200]
+
+
+async def test_a_poisonous_request_makes_every_engine_answer_500() -> None:
+    async with lab() as it:
+        assert (await it.chat("[poison]", stream=True)).status_code == 500
+        assert (await it.chat()).status_code == 200
+
+
+async def test_ranks_behind_one_port_have_caches_of_their_own_and_one_metrics_page() -> None:
+    config = EngineConfig(name="e1", models=("lab",), limits=FAST, tokens_max=2000)
+    ranks = Ranks(config, ByteTokenizer(), 3)
+    async with served(ranks) as (address, client):
+        it = Lab(ranks.engines[0], address, client)
+
+        async def ask(rank: str) -> int:
+            headers = {"x-data-parallel-rank": rank} if rank else {}
+            body = {"model": "lab", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 5}
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+        assert [await ask(rank) for rank in ("1", "1", "2", "2")] == [False, True, False, True]
+        assert [await ask("") for _ in range(3)].count(True) == 2, "the balancer does not know which rank has what"
+        page = (await client.get("/metrics")).text
+        assert (await it.statistics())["finished"] == 1
+    assert [line for line in page.splitlines() if line.startswith("vllm:request_success_total{")] == [
+        f'vllm:request_success_total{{engine="{rank}",model_name="lab"}} {count}'
+        for rank, count in enumerate((1, 3, 3))
+    ]
 
 
 async def test_a_fault_that_makes_no_sense_is_refused() -> None:

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from cluster.engine.engine_process import config_of, parser, serve
+from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer
 from cluster.engine.kv_events import ENCODINGS, KvEncoder, Scope
@@ -281,3 +282,17 @@ async def test_an_engine_without_events_has_no_page_about_them() -> None:
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", verify=NO_TLS) as client:
             assert (await client.get("/kv_event_sources")).status_code == 404
         nursery.cancel_scope.cancel()
+
+
+async def test_each_rank_publishes_its_own_events_under_its_number() -> None:
+    ranks = Ranks(config_of(parser().parse_args(["--kv-events", "tcp://127.0.0.1:0"])), ByteTokenizer(), 2)
+    body = {"model": "lab-model", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 5}
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            host, port = await nursery.start(serve, ranks, "127.0.0.1", 0)
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}", verify=NO_TLS) as client:
+                sources, _ = read_event_sources((await client.get("/kv_event_sources")).content)
+                await client.post("/v1/chat/completions", json=body, headers={"x-data-parallel-rank": "1"})
+            nursery.cancel_scope.cancel()
+    assert [publisher.rank for publisher in sources] == [0, 1]
+    assert [engine.kv.publisher.published for engine in ranks.engines if engine.kv] == [0, 1]
