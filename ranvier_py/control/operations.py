@@ -67,7 +67,7 @@ class Admin:
         return {} if clustering is None else {"shared": clustering.order(verb, url, weight, name)}
 
     def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]:
-        return self._view(self._node.registry.drain(url, draining).name)
+        return self._view(self._node.drain_backend(url, draining).name)
 
     def routes(self) -> Mapping[str, Any]:
         router = self._node.router

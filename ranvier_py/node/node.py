@@ -25,7 +25,7 @@ from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
+from ranvier_py.core.routing.backends import Backend, ProbeResult, Registry, Transition
 from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
 from ranvier_py.core.routing.health import Circuit, Health
@@ -175,6 +175,14 @@ class Node:
                 steps.callback(part.forget, backend.id)
         log.info("backend.removed %s", backend.name)
 
+    def drain_backend(self, name_or_url: str, draining: bool) -> Backend:
+        """Send a backend no more requests, or some again, because an operator orders it. Raises NotFound."""
+        before = self.registry.known(name_or_url).draining
+        backend = self.registry.drain(name_or_url, draining)
+        if before is not draining:
+            log.info("backend.draining %s %s -> %s (ordered over the control port)", backend.name, before, draining)
+        return backend
+
     async def follow(self, clustering: ClusterParts) -> None:
         """Act on peers' reports and commands, for ever."""
         peer = clustering.peer
@@ -258,9 +266,12 @@ class Node:
 WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES)
 """States that need no attention."""
 
+ORDERED = ("models", "draining")
+"""Changes that somebody has made on purpose."""
+
 
 def log_transitions(transitions: Sequence[Transition]) -> None:
     """Log changes of backends: as warnings if somebody may have to look, else at info."""
     for change in transitions:
-        level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
+        level = logging.INFO if change.what in ORDERED or change.after in WELL else logging.WARNING
         log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)

@@ -21,7 +21,7 @@ from typing import Protocol
 import orjson
 import trio
 
-from ranvier_py.core.answers.answer_stream import ResponseName, has_finished, has_token
+from ranvier_py.core.answers.answer_stream import ResponseName, counted_prompt, has_finished, has_token
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.clients.body_mender import BodyMender
@@ -248,6 +248,8 @@ class Pipeline:
             if attempt.status >= 400:
                 failed = self._failed_tries(served)
                 judgement = yield from failed.judge(attempt, exchange)
+                if judgement.outcome is not Outcome.SUCCESS:
+                    served.note(f"it answered {attempt.status}")
                 elsewhere = failed.after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
@@ -468,6 +470,7 @@ class Pipeline:
     def _learn(self, attempt: Attempt, captured: bytearray, *, chunked: bool) -> None:
         """Have a whole answer learned. One without output proves a prefill only if the engine says how it finished."""
         raw = bytes(captured)
+        attempt.counted_tokens = counted_prompt(raw, attempt.prompt.api)
         if attempt.first_at is None and has_finished(raw, attempt.prompt.api):
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:

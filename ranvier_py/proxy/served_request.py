@@ -21,6 +21,8 @@ from ranvier_py.proxy.shared_answer import SharedAnswer
 new = tuple.__new__
 """Creates a NamedTuple in half the time of a call of its class."""
 
+ERROR_CHARACTERS_MAX = 500  # of the reasons of failed attempts in one line; then the last one alone
+
 HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
 """What the response cache did with a request, as the field X-Cache names it."""
 
@@ -40,7 +42,7 @@ class ServedRequest:
     first_byte_at: float = 0.0
     sent_bytes: int = 0
     outcome: str = "cancelled"
-    error: str = ""  # of the last attempt that failed
+    error: str = ""  # of the attempts that failed
     cached: bytes = b""  # what the response cache did: HIT, MISS or BYPASS; empty without one
     shared: SharedAnswer | None = None  # set if others may get its answer, too
     naming: ResponseName | None = None  # set if an engine may keep its answer; finds the answer's id
@@ -58,18 +60,24 @@ class ServedRequest:
 
     def failed(self, error: RanvierError) -> None:
         """Note why the latest attempt failed, with the cause, which clients do not see."""
-        assert self.attempt is not None
         words, cause = str(error), words_of(error)
-        self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
+        self.note(words + (f": {cause}" if cause not in words else ""))
+
+    def note(self, reason: str) -> None:
+        """Note why the latest attempt failed."""
+        assert self.attempt is not None
+        before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
+        self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
 
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""
-        request, decision = self.request, self.attempt.decision if self.attempt else None
+        request = self.request
         placed = ("", "", "cache" if self.cached == HIT else "", "", 0, 0)
-        if decision is not None:
+        if self.attempt is not None:
+            decision = self.attempt.decision
             placed = (
                 *(decision.backend_name, decision.policy, decision.reason),
-                *(decision.source, decision.matched_tokens, decision.prompt_tokens),
+                *(decision.source, decision.matched_tokens, self.attempt.prompt_tokens),
             )
         first_byte_ms = round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0
         words = (self.request_id.decode("latin-1"), request.method.decode("latin-1"), request.path.decode("latin-1"))

@@ -168,7 +168,7 @@ async def test_a_completion_is_explained_as_one() -> None:
         await node.until_routes(lambda s: s["rows"] > 0)
         report = (await node.http.post(f"{node.control}/explain", json=body)).json()
         assert report["chosen"] == served.headers["x-ranvier-backend"]
-        assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
+        assert (report["reason"], report["prompt_tokens"]) == ("affinity", 199)
 
 
 async def test_metrics_report_reasons_engine_caches_and_every_bound() -> None:

@@ -86,9 +86,15 @@ class Attempt:
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
     status: int = 0  # of the backend's answer; 0 = none came
     sent_bytes: int = 0  # of the answer, to the client
+    counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
     announced: bool = False  # observers were notified that it was sent
     judged: bool = True  # it asks for inference, so its outcome shows how well its engine is, and is not settled later
     finished: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the prompt's tokens: by the engine's count, else as far as the node knows them now."""
+        return self.prompt.end.length if self.counted_tokens is None else self.counted_tokens
 
     @property
     def reports_hits(self) -> bool:
@@ -143,6 +149,13 @@ class RouterCounters:
     unsalted: int = counter("Requests of tenants to engines that, by their model cards, know no cache_salt there.")
     first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", LATENCY_BUCKETS_S)
     attempt_seconds: Histogram = histogram("From sending an attempt to its end.", LATENCY_BUCKETS_S)
+
+
+def explained_length(prompt: Prompt) -> dict[str, Any]:
+    """Return how long a prompt is, for `explain`. Of a body that is not read nobody knows; `unread` is why."""
+    if prompt.kind == "opaque":
+        return {"prompt_tokens": None, "prompt_tokens_exact": False, "unread": prompt.unread or "path"}
+    return {"prompt_tokens": prompt.end.length, "prompt_tokens_exact": prompt.end.state is not None}
 
 
 def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | None) -> dict[str, Any]:

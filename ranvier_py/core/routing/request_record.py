@@ -122,7 +122,7 @@ def record_of(
         kind=prompt.kind,
         chain=chain,
         ends=ends,
-        prompt_tokens=prompt.end.length if counted[0] is None else counted[0],
+        prompt_tokens=attempt.prompt_tokens if counted[0] is None else counted[0],
         answer_tokens=max(0, end.length - prompt.end.length) if counted[1] is None else counted[1],
         backend=decision.backend_name,
         policy=decision.policy,

@@ -37,6 +37,7 @@ from ranvier_py.core.routing.attempt import (
     PoolMatch,
     RouterCounters,
     candidate_view,
+    explained_length,
     source_of,
 )
 from ranvier_py.core.routing.backends import Health, Outcome, Pool, Registry, Transition
@@ -460,8 +461,7 @@ class Router:
             "chosen": decision.backend_name,
             "reason": decision.reason,
             "source": decision.source,
-            "prompt_tokens": prompt.tokens,
-            "prompt_tokens_exact": prompt.end.state is not None,
+            **explained_length(prompt),
             "matched_tokens": decision.matched_tokens,
             "boundaries": prompt.end.messages,
             "candidates": views,

@@ -22,9 +22,9 @@ class RequestSummary(NamedTuple):
     reason: str = ""  # of the decision
     source: str = ""  # which chain found it: text, tokens, none
     matched_tokens: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # by the engine's count, as in the recording; else what the node knew at the end
     tries: int = 0
     first_byte_ms: float = 0.0
     total_ms: float = 0.0
     sent_bytes: int = 0
-    error: str = ""  # of the last attempt that failed, even if another one served: its backend and message
+    error: str = ""  # of each attempt that failed, even if another one served: its backend and the reason

@@ -211,10 +211,18 @@ class RegistrySync:
                 elif isinstance(each, KnownStart):
                     self._know_start(seen, each, now)
                 elif isinstance(each, DrainChange):
-                    seen.draining = each.draining
-                    registry.drain(seen.backend.url, each.draining)
+                    self._drain(seen, draining=each.draining)
                 else:
                     self._doubt(seen.backend, each.observers, now)
+
+    def _drain(self, seen: Seen, *, draining: bool) -> None:
+        """Drain a backend, or end that, as an operator ordered on another node."""
+        backend, before = seen.backend, seen.backend.draining
+        seen.draining = draining
+        self.registry.drain(backend.url, draining)
+        if before is not draining:
+            change = (str(before), str(draining), "ordered on another node")
+            self.transitions.append(Transition(backend.id, backend.name, "draining", *change))
 
     def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
         """Begin a new generation in the registry, unless it has begun: our claims so far are of an earlier one."""
