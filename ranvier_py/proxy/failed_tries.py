@@ -3,7 +3,8 @@
 Rules: an error's body is read before anything is decided, up to a bound and a deadline, and is relayed as it came if
 the request ends with it. If no backend that was asked has room, the client gets the last such answer, also if those
 asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried once elsewhere, and
-if the second one refuses as well, the client gets that answer. What a backend declines it has not carried out, so any
+if the second one refuses as well, the client gets that answer. A prompt that is too long for one goes to longer ones.
+What a backend declines it has not carried out, so any
 inference may be sent to another one then; after other failures only what `retries.may_repeat` allows.
 One object for each request, made at its first failure.
 """
@@ -20,7 +21,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
-from ranvier_py.core.routing.backends import Transition
+from ranvier_py.core.routing.backends import Registry, Transition
+from ranvier_py.core.routing.blame.context_lengths import not_longer, too_short
 from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, Judgement, judgement_of, wants_body
 from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.blame.suspects import Suspects
@@ -39,7 +41,7 @@ ERROR_WAIT_S = 2.0
 class FailedTries:
     """The tries of one request that did not serve it."""
 
-    __slots__ = ("_budget", "_client", "_refused", "_request", "_router", "_suspects", "kept")
+    __slots__ = ("_budget", "_client", "_never", "_refused", "_request", "_router", "_suspects", "kept")
 
     def __init__(self, request: HttpRequest, client: Client, router: Router, limits: RetryLimits) -> None:
         self._request = request
@@ -47,6 +49,7 @@ class FailedTries:
         self._router = router
         self._budget = RetryBudget(limits)
         self._suspects = Suspects(hash((request.path, request.body)))
+        self._never: Sequence[BackendId] = ()  # too short for the request
         self._refused: Attempt | None = None  # the first try that was refused
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
@@ -103,9 +106,12 @@ class FailedTries:
         return self.elsewhere(attempt, judgement.outcome)
 
     def _after_refusal(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
-        """Ask a second backend, once, if the refusal may be the first one's own fault."""
+        """Ask a longer backend if the prompt is too long for it; else a second one, once, if that is doubtful."""
         registry, kind, first = self._router.registry, self._kind(attempt), self._refused
-        refusals, target = registry.refusals, attempt.target
+        refusals, target, model = registry.refusals, attempt.target, attempt.prompt.model
+        if judgement.is_too_long:
+            self._never = (*self._never, *not_longer(registry, target, model))
+            return self.elsewhere(attempt, judgement.outcome)
         if first is not None and refusals.is_proven(target, kind):
             refusals.shared(first.target, kind, first.status)
             return None
@@ -115,8 +121,9 @@ class FailedTries:
             return None
         self._refused = attempt
         tried = (*self._budget.tried, attempt.backend)
-        others = [backend for backend in registry if backend.id not in tried and backend.serves(attempt.prompt.model)]
-        attempt.prompt.avoid = tuple(sorted(refusals.worse_opinions(kind, others)))
+        others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
+        worse = refusals.worse_opinions(kind, others)
+        attempt.prompt.avoid = tuple(sorted({*worse, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)
 
     def _kind(self, attempt: Attempt) -> int:
@@ -141,7 +148,7 @@ class FailedTries:
 
     def _found_without(self, attempt: Attempt, tried: Sequence[BackendId]) -> PoolMatch | None:
         try:
-            return self._router.find(attempt.prompt, time.monotonic(), tried)
+            return self._router.find(attempt.prompt, time.monotonic(), (*tried, *self._never))
         except RanvierError:  # no other backend: the failure before this is the better answer
             return None
 
@@ -208,3 +215,10 @@ def passed_over(router: Router, request: HttpRequest, prompt: Prompt, now: float
             return tuple(each for each in able if each != probed)
         avoid += registry.refusals.avoided(kind)
     return tuple(sorted(set(avoid)))
+
+
+def known_short(registry: Registry, prompt: Prompt) -> Sequence[BackendId]:
+    """Return the backends that are known to be too short for the prompt."""
+    if prompt.end.length <= registry.shortest:  # known tokens are no more than estimated ones
+        return ()
+    return too_short(registry, prompt.model, prompt.end.known_tokens())

@@ -60,7 +60,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
-from ranvier_py.proxy.failed_tries import FailedTries, begun, finished, passed_over
+from ranvier_py.proxy.failed_tries import FailedTries, begun, finished, known_short, passed_over
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
@@ -190,6 +190,9 @@ class Pipeline:
         found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
+            found = router.find(prompt, time.monotonic())
+        if judged and (short := known_short(router.registry, prompt)):
+            prompt.avoid = tuple(sorted({*prompt.avoid, *short}))
             found = router.find(prompt, time.monotonic())
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:

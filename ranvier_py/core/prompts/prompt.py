@@ -129,6 +129,10 @@ class Boundary:
             boundary = boundary.parent
         return boundary
 
+    def known_tokens(self) -> int:
+        """Return how many tokens the prompt has at least: those of its deepest tokenized prefix."""
+        return next((boundary.length for boundary in self._lasting() if boundary.state is not None), 0)
+
     def root(self) -> Boundary:
         """Return the empty prefix of this chain."""
         boundary = self

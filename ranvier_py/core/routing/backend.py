@@ -170,6 +170,7 @@ class Backend(Work):
     vitals: Vitals
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
     listed_hosted: bool | None = (
         None  # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
     )

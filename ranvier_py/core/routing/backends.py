@@ -37,6 +37,7 @@ from ranvier_py.core.routing.backend import (
     normal_url,
 )
 from ranvier_py.core.routing.blame.backend_pauses import Pauses
+from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
@@ -82,6 +83,7 @@ class Registry:
         self.listed: dict[str, None] = {}  # models that some backend lists: bounds the cache of pools
         self.pools: dict[str | None, Pool] = {}  # by model; None: a model that no backend lists
         self.narrowed: BoundedDict[tuple[str | None, Sequence[BackendId]], Pool] = BoundedDict(NARROWED_MAX)
+        self.shortest = NO_END  # of the known lengths of all backends and models
         self.pools_version = -1
         self.pauses = Pauses()
         self.refusals = Refusals()
@@ -168,6 +170,7 @@ class Registry:
         self.pauses.forget(backend.id)
         self.refusals.forget(backend.id)
         self.relist()
+        self.measure()
         self.counters.backends_removed += 1
         self.version += 1
         if backend.inflight == 0:
@@ -408,7 +411,10 @@ class Registry:
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
         assert result.models is not None
-        backend.cards = result.cards
+        if backend.cards != result.cards:
+            backend.cards = result.cards
+            backend.lengths = lengths_of(result.cards)
+            self.measure()
         models = tuple(sorted(set(result.models)))
         if models == backend.models:
             return []
@@ -420,6 +426,9 @@ class Registry:
 
     def relist(self) -> None:
         self.listed = dict.fromkeys(model for backend in self for model in backend.models or ())
+
+    def measure(self) -> None:
+        self.shortest = min((length for backend in self for length in backend.lengths.values()), default=NO_END)
 
     def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
         """Set how many requests in the engine no node has sent, by the engine's count: others may use it, too."""

@@ -43,6 +43,14 @@ NO_MODEL = re.compile(
 )
 """Most engines answer 404 for a model that they lack; some, and proxies before them, 400."""
 
+TOO_LONG = re.compile(
+    r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
+    r"|\bmax (model|seq|input) len|\b(prompt|input|inputs|conversation|request) (is )?too long\b"
+    r"|\b(prompt|input) length\b.{0,80}\bexceeds?\b"
+    r"|\binputs must have less than \d+ tokens\b|\binputs tokens max new tokens must be\b"
+)
+"""Of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TensorRT-LLM and TGI; some count the answer as well."""
+
 ERROR_MEMBERS = ("type", "error_type", "code", "message")
 """Of an error object, that have words; TGI has the second."""
 
@@ -50,12 +58,14 @@ ERROR_MEMBERS = ("type", "error_type", "code", "message")
 class Judgement(NamedTuple):
     """What an answer shows. `pause_s`: for so long the backend wants no more requests, of this credential if it is
     `personal`, else of anybody; None: it says nothing of that. `is_own`: a refusal that may be the backend's own fault,
-    for its keys or models, so that another one is asked before the client gets it."""
+    for its keys or models, so that another one is asked before the client gets it. `is_too_long`: it refuses the length
+    of the prompt, which is nobody's fault."""
 
     outcome: Outcome
     pause_s: float | None = None
     personal: bool = False
     is_own: bool = False
+    is_too_long: bool = False
 
 
 SERVED = Judgement(Outcome.SUCCESS)
@@ -73,9 +83,9 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         outcome = Outcome.OVERLOADED
     if outcome is Outcome.REFUSED:
         is_own = status in (401, 403) or (status == 404 and bool(body.strip()))
-        return Judgement(
-            outcome, is_own=is_own or (status in (400, 422) and NO_MODEL.search(error_words(body)) is not None)
-        )
+        words = error_words(body) if status in (400, 413, 422) else ""
+        is_own = is_own or NO_MODEL.search(words) is not None
+        return Judgement(outcome, is_own=is_own, is_too_long=TOO_LONG.search(words) is not None)
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None
@@ -111,4 +121,4 @@ def error_words(body: bytes) -> str:
             else (each,)
         )
         words += [member[:SENTENCE_CHARS_MAX] for member in members if isinstance(member, str)]
-    return BETWEEN_WORDS.sub(" ", " ".join(words)).strip().lower()
+    return BETWEEN_WORDS.sub(" ", " ".join(words)[:SENTENCE_CHARS_MAX]).strip().lower()
