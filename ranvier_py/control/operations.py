@@ -221,6 +221,7 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "name": backend.name,
         "url": backend.url,
         "health": backend.health.value,
+        "silent": backend.vitals.silent,
         "circuit": backend.circuit.value,
         "refusing_status": registry.refusals.status_of(backend.id) or None,
         "draining": backend.draining,
@@ -242,6 +243,7 @@ def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
     for name, help_text, value in (
         ("in_flight", "Requests of this node in flight.", backend.inflight),
         ("healthy", "1 unless the probes call it unhealthy.", backend.health is not Health.UNHEALTHY),
+        ("silent", "1 while it is unhealthy by time-outs alone.", backend.vitals.silent),
         ("circuit_closed", "1 while the circuit lets every request through.", backend.circuit is Circuit.CLOSED),
         ("draining", "1 while it is sent nothing new.", backend.draining),
         ("refusing_status", "Status with which it refuses what others serve; 0: none.", refusing),

@@ -6,6 +6,7 @@ delays no other. core/engine_cache/sources/engine_polls.py decides when; each ki
     health      GET /health (else /v1/models), now and then /v1/models and /metrics   -> probed(id, ProbeResult)
     metrics     GET /metrics, else /prometheus/metrics, of backends it `owns`         -> measured(id, EngineMetrics)
     publishers  GET /kv_event_sources (vLLM), else /server_info (SGLang)              -> found(id, publishers)
+    of the latter two any answer, whatever it says                                    -> received(id)
 
 Rules: every body has a bound and every page a deadline. Redirects are not followed, and nothing is read from the
 environment. Intervals are jittered with the given rng. Each poll opens its own connection: on an old connection a probe
@@ -165,7 +166,7 @@ class EnginePoller:
     """Polls every watched backend and reports the results. It never touches the registry itself.
 
     Args:
-        probed, measured, found: callbacks; a kind without a callback is not polled.
+        probed, measured, found, received: callbacks; a kind without a callback is not polled.
         owns: whether this node, and not a peer, polls the metrics of a backend.
         context: for https backends; by default the system's authorities are trusted.
         faults: records unexpected exceptions.
@@ -179,6 +180,7 @@ class EnginePoller:
         probed: Callable[[BackendId, ProbeResult], object] | None = None,
         measured: Callable[[BackendId, EngineMetrics], object] | None = None,
         found: Callable[[BackendId, tuple[Publisher, ...]], object] | None = None,
+        received: Callable[[BackendId], object] = lambda _: None,
         owns: Callable[[BackendId], bool] = lambda _: True,
         context: ssl.SSLContext | None = None,
         faults: Faults | None = None,
@@ -191,6 +193,7 @@ class EnginePoller:
         self._probed = probed
         self._measured = measured if options.metrics_interval_s > 0 else None
         self._found = found
+        self._received = received
         self._context = context
         self._plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
         self._probe_limit = trio.CapacityLimiter(options.probes_at_once_max)
@@ -309,6 +312,10 @@ class EnginePoller:
         """Whether this engine is still watched: it may be forgotten while an answer arrives."""
         return self._engines.get(engine.id) is engine
 
+    def _note_received(self, engine: Engine) -> None:
+        if self._is_watched(engine):
+            self._received(engine.id)
+
     def _jittered(self, interval_s: float) -> float:
         return self._options.jittered(interval_s, self._rng)
 
@@ -337,7 +344,8 @@ class EnginePoller:
             with trio.fail_after(timeout_s):
                 page = await self._check(engine, transport)
         except trio.TooSlowError:
-            return ProbeResult(False, detail=f"no answer within {timeout_s:g} s")
+            detail = f"no answer within {timeout_s:g} s"
+            return ProbeResult(False, latency_s=trio.current_time() - began, detail=detail, timed_out=True)
         except httpx.RequestError as exc:
             if is_exhaustion(exc):
                 raise NodeExhausted(words_of(exc)) from exc
@@ -413,6 +421,7 @@ class EnginePoller:
                 async with engine.connection() as transport:
                     for path in dict.fromkeys((engine.metrics.path, *METRICS_PATHS)):
                         page = await engine.page(transport, path, METRICS_BYTES_MAX)
+                        self._note_received(engine)
                         if page.status >= 500:
                             return None
                         metrics = read_metrics(page.body if page.status == 200 and not page.is_cut else b"")
@@ -442,6 +451,7 @@ class EnginePoller:
             try:
                 with trio.fail_after(self._options.publishers_timeout_s):
                     page = await engine.page(transport, path, PUBLISHERS_BYTES_MAX)
+                self._note_received(engine)
             except (trio.TooSlowError, httpx.RequestError):
                 return None
             if page.status >= 500:

@@ -25,6 +25,7 @@ from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.routing.backends import Backend, ProbeResult, Registry, Transition
 from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
@@ -88,7 +89,7 @@ class Node:
         """`tokenizer` must have started; `key` keys its fingerprints and this node's."""
         self.config, self.tokenizer = config, tokenizer
         self.faults = Faults()
-        self.resolver, self.registry = Resolver(self.faults), Registry(config.health)
+        self.resolver, self.registry = Resolver(self.faults), Registry(config.health, resorted=SilentResorts())
         self.drained = trio.Event()  # set once no request is served any more, and the peers know it
         self.first_round = trio.CancelScope()  # the wait for the first answers of engines
         self.addresses: dict[str, BackendAddress] = {}
@@ -111,10 +112,11 @@ class Node:
             probed=self._probed,
             measured=self.calibrating.looked,
             found=self.engine_events.found if config.kv_events == "auto" else None,
+            received=self._received,
             faults=self.faults,
         )
-        self.engine_events.discover_soon = self.poller.discover_soon
-        self.engine_events.load_reported = self.poller.load_reported
+        events, poller = self.engine_events, self.poller
+        events.discover_soon, events.load_reported = poller.discover_soon, poller.load_reported
         report, pools, tenants = request_line(), redis_pools_of(config), tenants_of(config, self.scheme)
         self.pipeline = Pipeline(
             self.router,
@@ -134,10 +136,9 @@ class Node:
             responses=response_cache_of(config, self.scheme, pools, rng, tenants),
             mender=self.clients.mender,
         )
-        self.server = DataServer(
-            self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
-        )
-        self.names = NameParts(self.registry, self.addresses, self.upstream, self.poller, self.engine_events)
+        tls = tls_context(config)
+        self.server = DataServer(self.pipeline.handle, config.server, tls=tls, report=report, faults=self.faults)
+        self.names = NameParts(self.registry, self.addresses, self.upstream, poller, events)
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
         index_of = partial(indexing_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)
@@ -217,6 +218,9 @@ class Node:
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self.registry.probed(backend, result, time.monotonic()))
 
+    def _received(self, backend: BackendId) -> None:
+        log_transitions(self.registry.received(backend, time.monotonic()))
+
     async def sweep(self) -> None:
         """Free what has expired, a little at a time, for ever."""
         collected_at = time.monotonic()
@@ -261,6 +265,18 @@ class Node:
                 continue
             log.info("node.cut at the second signal")
             scope.cancel()
+
+
+class SilentResorts:
+    """Logs that a model is served only by backends that are unhealthy by time-outs alone."""
+
+    def __init__(self) -> None:
+        self._limit = LogLimit()
+
+    def __call__(self, model: str) -> None:
+        if (suffix := self._limit.suffix("", time.monotonic())) is not None:
+            words = "they are asked all the same"
+            log.warning("pool.silent all backends of %r only time out: %s%s", model or "any model", words, suffix)
 
 
 WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES)

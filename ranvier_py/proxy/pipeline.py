@@ -458,6 +458,8 @@ class Pipeline:
         now = time.monotonic()
         if not served.first_byte_at:
             served.first_byte_at = now
+        if attempt.generation == attempt.target.generation:
+            attempt.target.received_at = now
         if captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 self.router.first_token(attempt, now)

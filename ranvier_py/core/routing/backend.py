@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, spelled
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
+MODELS_CHARS_MAX = 300  # of a list of models in the log
 NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate of about a third
 
@@ -99,7 +101,8 @@ class Process:
 class ProbeResult:
     """What one probe found. None means «not asked, or not answered», and leaves what is known as it is.
 
-    `refused`: nothing listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
+    `refused`: nothing listened on the port, so the process was gone. `timed_out`: no answer within `latency_s`, so that
+    the engine may be busy. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
     """
@@ -112,6 +115,7 @@ class ProbeResult:
     cards: tuple[Mapping[str, Any], ...] = ()
     started_at: float | None = None
     detail: str = ""
+    timed_out: bool = False
     hybrid: bool | None = None
     signs: Signs | None = None
 
@@ -184,6 +188,8 @@ class Backend(Work):
     hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
+    received_at: float = NEVER_REPORTED  # when a byte last came from the engine: of an answer, a page, or an event
+    probed_at: float = NEVER_REPORTED  # when it last answered a probe
     probes_ok: int = 0
     probes_failed: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
@@ -251,22 +257,38 @@ def normal_url(url: str) -> str:
     return f"{parts.scheme}://{spelled((parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]))}"
 
 
+@dataclass(slots=True)
+class RegistryCounters:
+    """What happened since the start."""
+
+    backends_added: int = counter("Backends added.")
+    backends_removed: int = counter("Backends removed.")
+    backend_restarts: int = counter("Engines that came back as another process.")
+    last_resorts: int = counter("Pools that failed open, all circuits being open.")
+    silent_resorts: int = counter("Pools of backends that are unhealthy by time-outs alone, there being no others.")
+    probes_overruled: int = counter("Probes that timed out while the engine answered or sent something else.")
+
+
 class Pool:
     """The backends that may serve one model now. A snapshot: it is never changed, but replaced by a new Pool.
 
     `generations` is indexed by BackendId and has -1 for backends that are not eligible, so that the route table filters
-    claims by one comparison. `last_resort`: the circuits were overruled. `unknown`: no backend serves this model.
+    claims by one comparison. `last_resort`: the circuits were overruled. `silent`: so were the probes, which timed out.
+    `unknown`: no backend serves this model.
     """
 
-    __slots__ = ("backends", "generations", "ids", "last_resort", "unknown")
+    __slots__ = ("backends", "generations", "ids", "last_resort", "silent", "unknown")
 
-    def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, unknown: bool) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], slots: int, *, last_resort: bool, unknown: bool, silent: bool = False
+    ) -> None:
         self.backends = tuple(backends)
         self.ids = tuple(backend.id for backend in backends)
         self.generations = [-1] * slots
         for backend in backends:
             self.generations[backend.id] = backend.generation
         self.last_resort = last_resort
+        self.silent = silent
         self.unknown = unknown
 
     def error(self, model: str) -> NotFound | NoBackend:
@@ -274,3 +296,17 @@ class Pool:
         if self.unknown:
             return NotFound(f"The model `{model}` does not exist")
         return NoBackend("No backend is available to serve this request")
+
+
+def in_short(models: Sequence[str]) -> str:
+    """Return the names of models, comma-separated; of a long list as many characters as a log line has room for."""
+    names = ",".join(models)
+    return names if len(names) <= MODELS_CHARS_MAX else f"{names[:MODELS_CHARS_MAX]}… ({len(models)} models)"
+
+
+def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
+    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
+    ids = {b.id for b in admitted}
+    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
+    ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
+    return [b for b in able if b.id in ids]

@@ -10,7 +10,8 @@ no backend lists goes to those, and is unknown (404) once every list is known.
 When no backend that serves the model is eligible, the pool *fails open* to all that are not unhealthy (`last_resort`),
 whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
 a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
-one. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a wait.
+one. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a wait. Those that are
+unhealthy by time-outs alone may only be busy: where no other serves the model they are asked all the same (`silent`).
 Backends that a request should avoid (`blame`) are left out while any other can be asked.
 
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
@@ -21,20 +22,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import BadRequest, NotFound, RequestError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
     Pool,
     ProbeResult,
+    RegistryCounters,
     Transition,
+    in_short,
     is_hosted_url,
     normal_url,
+    overruled,
 )
 from ranvier_py.core.routing.blame.backend_pauses import Pauses
 from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
@@ -55,25 +57,16 @@ __all__ = [
     "Transition",
 ]
 
-MODELS_CHARS_MAX = 300  # of a list of models in the log
+ALIVE_S = 2.0  # after its last byte an engine is not called dead by hearsay: peers noticed what they say before that
 NARROWED_MAX = 256  # pools that leave out backends to be avoided, kept until anything changes
-
-
-@dataclass(slots=True)
-class RegistryCounters:
-    """What happened since the start."""
-
-    backends_added: int = counter("Backends added.")
-    backends_removed: int = counter("Backends removed.")
-    backend_restarts: int = counter("Engines that came back as another process.")
-    last_resorts: int = counter("Pools that failed open, all circuits being open.")
 
 
 class Registry:
     """All backends of this node. `version` grows with every change of eligibility."""
 
-    def __init__(self, limits: BackendLimits) -> None:
+    def __init__(self, limits: BackendLimits, *, resorted: Callable[[str], object] = lambda _: None) -> None:
         self.limits = limits
+        self.resorted = resorted  # called with a model that only silent backends serve
         self.version = 0
         self.slots: list[Backend | None] = []  # by id; removed backends stay until their last request ended
         self.free_ids: list[int] = []  # a heap
@@ -235,7 +228,10 @@ class Registry:
         pool = None if exclude else self.narrowed.get((key, avoid)) if avoid else self.pools.get(key)
         if pool is None:
             pool = self.make_pool(model, exclude, avoid)
-            self.counters.last_resorts += pool.last_resort
+            self.counters.last_resorts += pool.last_resort and not pool.silent
+            if pool.silent:
+                self.counters.silent_resorts += 1
+                self.resorted(model)
             if not exclude and not avoid:
                 self.pools[key] = pool
             elif not exclude:
@@ -252,6 +248,9 @@ class Registry:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
         serving = [b for b in self if not b.draining and b.serves(model)]
         able = [b for b in serving if b.health is not Health.UNHEALTHY]
+        silent = not able
+        if silent:
+            able = [b for b in serving if b.vitals.silent]
         admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
         if admitted and 2 * len(admitted) < len(able):
             admitted = overruled(able, admitted)
@@ -263,7 +262,8 @@ class Registry:
         eligible = [b for b in eligible if b.id not in avoid] or eligible if avoid else eligible
         listed = not model or model in self.listed
         unknown = not listed and len(self) > 0 and all(b.models is not None for b in self) and not eligible
-        return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown)
+        silent = silent and last_resort
+        return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)
 
     def tick(self, now: float) -> None:
         """End the open times and leases of trials that are over."""
@@ -325,7 +325,7 @@ class Registry:
             return ()
         before = vitals.state
         vitals.end(outcome, now, judged=judged)
-        return self.settle(backend, before, outcome.value)
+        return [*self.settle(backend, before, outcome.value), *self.revive(backend, now)]
 
     def blamed(self, fault: Fault, now: float) -> Sequence[Transition]:
         """Count a failure of a finished request against its backend, unless another process is behind that by now."""
@@ -351,24 +351,51 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
-        vitals.probe(result.ok, now)
+        began = now - result.latency_s
+        is_overruled = result.timed_out and backend.received_at > began
+        self.counters.probes_overruled += is_overruled
+        if result.ok or result.status:
+            backend.received_at = backend.probed_at = now
+        ok, received_at = result.ok or is_overruled, backend.received_at
+        vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
         return [*self.settle(backend, before, result.detail or "probe"), *changed]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
-        """Call a backend unhealthy if two peers, or one peer and a failed probe or request here, say so."""
+        """Call a backend unhealthy if two peers, or one peer and a failed probe or request here, say so. If something
+        came from it since its last probe, and just now, the next probe here decides."""
         backend = self[id]
         vitals = backend.vitals
         if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
             return ()
         before = vitals.state
+        if backend.received_at > max(backend.probed_at, now - ALIVE_S):
+            vitals.doubt(now)
+            return ()
         vitals.condemn(now)
         return self.settle(backend, before, f"{observers} peers say so")
 
     def moved(self, backend: Backend) -> None:
         """Note that its name has none of its addresses of before. The next probe shows what answers there."""
         backend.process.moved = True
+
+    def received(self, id: BackendId, now: float) -> Sequence[Transition]:  # noqa: A002
+        """Note that something came from the engine just now: a page, an event. Answers note it themselves."""
+        backend = self.current(id)
+        if backend is None:
+            return ()
+        backend.received_at = now
+        return self.revive(backend, now)
+
+    def revive(self, backend: Backend, now: float) -> Sequence[Transition]:
+        """Make a silent backend healthy if it sent something since it was last found silent."""
+        vitals = backend.vitals
+        if not vitals.silent or backend.received_at <= vitals.failed_at or backend.removed:
+            return ()
+        before = vitals.state
+        vitals.revive()
+        return self.settle(backend, before, f"sent something {now - backend.received_at:.1f} s ago")
 
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Begin the next generation if the probe shows that another process answers."""
@@ -444,9 +471,10 @@ class Registry:
 
     def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
         """Update the version and the next wake-up after a change of vitals. Returns the transitions."""
-        self.version += backend.vitals.admits is not before.admits
+        after = backend.vitals.state
+        self.version += (after.admits, after.silent) != (before.admits, before.silent)
         self.wake_at = min(self.wake_at, backend.vitals.wake_at)
-        pairs = (("health", before.health, backend.health), ("circuit", before.circuit, backend.circuit))
+        pairs = (("health", before.health, after.health), ("circuit", before.circuit, after.circuit))
         return [
             Transition(backend.id, backend.name, what, old.value, new.value, why)
             for what, old, new in pairs
@@ -457,17 +485,3 @@ class Registry:
     def leaving(self) -> int:
         """How many removed backends still have requests in flight."""
         return sum(backend is not None for backend in self.slots) - len(self)
-
-
-def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
-    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
-    ids = {b.id for b in admitted}
-    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
-    ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
-    return [b for b in able if b.id in ids]
-
-
-def in_short(models: Sequence[str]) -> str:
-    """Return the names of models, comma-separated; of a long list as many characters as a log line has room for."""
-    names = ",".join(models)
-    return names if len(names) <= MODELS_CHARS_MAX else f"{names[:MODELS_CHARS_MAX]}… ({len(models)} models)"

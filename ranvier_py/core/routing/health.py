@@ -1,6 +1,9 @@
 """Whether a backend may be asked: its health says whether it is alive, its circuit breaker whether it serves.
 
-Health follows probes: so many in a row decide; peers' reports can make it unhealthy as well (`condemn`). The circuit,
+Health follows probes: so many in a row decide; peers' reports can make it unhealthy as well (`condemn`). A time-out is
+no refusal: the engine may be busy. So a probe that timed out counts only if the engine sent no byte of anything since
+it began, and one of a row of them only if it sent none since the row began. A backend that is unhealthy by time-outs
+alone is `silent`: it is asked if nobody else can be, and any byte that it sends makes it healthy again. The circuit,
 whose state machine is `TRANSITIONS`, follows requests for inference first. Answers of `ILL_STATUSES`, time-outs and
 answers that broke off count as faults; other refusals, and clients that left, do not: they say nothing about the
 backend, or that it is busy and well. What several backends fail is the request's own fault (`blame.suspects`). Of any
@@ -161,6 +164,7 @@ class VitalState(NamedTuple):
     health: Health
     circuit: Circuit
     admits: bool
+    silent: bool
 
 
 @dataclass(slots=True)
@@ -172,6 +176,9 @@ class Vitals:
     by_report: bool = False  # unhealthy only by peers' reports, so there is nothing to report to them
     circuit: Circuit = Circuit.CLOSED
     streak: int = 0  # of probes: above 0 successes in a row, below 0 failures in a row
+    timeouts: int = 0  # of probes, in a row
+    failing_since: float = 0.0  # when the first of the failures in a row was asked for
+    failed_at: float = 0.0  # when the last of them, or a report, was taken in
     faults: int = 0  # of requests, in a row
     openings: int = 0  # ever
     openings_in_a_row: int = 0  # since a request was last served
@@ -193,25 +200,49 @@ class Vitals:
         return twin.admits
 
     @property
+    def silent(self) -> bool:
+        """Whether it is unhealthy by time-outs alone."""
+        return self.health is Health.UNHEALTHY and self.timeouts >= self.limits.probe_failures_to_unhealthy
+
+    @property
+    def dead(self) -> bool:
+        """Whether it is unhealthy, and not by time-outs alone."""
+        return self.health is Health.UNHEALTHY and not self.silent
+
+    @property
     def quiet(self) -> bool:
         """Whether one more served request would change nothing."""
-        return self.faults == 0 and self.circuit is Circuit.CLOSED and self.openings_in_a_row == 0
+        well = self.circuit is Circuit.CLOSED and self.health is not Health.UNHEALTHY
+        return well and self.faults == 0 and self.openings_in_a_row == 0
 
     @property
     def state(self) -> VitalState:
-        return VitalState(self.health, self.circuit, self.admits)
+        return VitalState(self.health, self.circuit, self.admits, self.silent)
 
-    def probe(self, ok: bool, now: float) -> None:
+    def probe(
+        self, ok: bool, now: float, *, began: float = 0.0, received_at: float = 0.0, timed_out: bool = False
+    ) -> None:
+        """Take in a probe that `began` then. `received_at`: when the last byte of anything came from the engine."""
         if ok:
             self.streak = max(self.streak, 0) + 1
-            if self.health is Health.UNKNOWN or self.streak >= self.limits.probe_successes_to_healthy:
-                self.health = Health.HEALTHY
+            is_back = self.silent and not self.by_report
+            if self.health is Health.UNKNOWN or is_back or self.streak >= self.limits.probe_successes_to_healthy:
+                self.health, self.timeouts = Health.HEALTHY, 0
         else:
             self.by_report = False
-            self.streak = min(self.streak, 0) - 1
+            is_row = self.streak < 0 and not (self.timeouts and timed_out and received_at > self.failing_since)
+            if not is_row:
+                self.streak, self.timeouts, self.failing_since = 0, 0, began
+            self.failed_at = now
+            self.streak -= 1
+            self.timeouts = self.timeouts + 1 if timed_out else 0
             if -self.streak >= self.limits.probe_failures_to_unhealthy:
                 self.health = Health.UNHEALTHY
         self.feed(Event.PROBE_OK if ok else Event.PROBE_FAILED, now)
+
+    def revive(self) -> None:
+        """Make it healthy, since it was silent and sent something."""
+        self.health, self.streak, self.timeouts, self.by_report = Health.HEALTHY, 0, 0, False
 
     def end(self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None) -> None:
         """Take in how a request ended. One that is not `judged` asked for no inference, or is judged later. While the
@@ -233,10 +264,20 @@ class Vitals:
         if now >= self.wake_at:
             self.feed(Event.WAITED, now)
 
+    def doubt(self, now: float) -> None:
+        """Have one more failed probe decide."""
+        almost = self.limits.probe_failures_to_unhealthy - 1
+        if almost > -self.streak:
+            self.streak, self.timeouts, self.failing_since = -almost, almost, now
+
     def condemn(self, now: float) -> None:
-        """Make it unhealthy as enough failed probes would: only good probes of this node make it healthy again."""
+        """Make it unhealthy as enough failed probes would, by time-outs unless one of this node was refused: peers do
+        not say what they saw."""
         self.by_report = self.by_report or self.health is not Health.UNHEALTHY
+        if self.timeouts == max(-self.streak, 0):
+            self.timeouts = self.limits.probe_failures_to_unhealthy
         self.streak = -self.limits.probe_failures_to_unhealthy
+        self.failed_at = now
         self.health = Health.UNHEALTHY
         self.feed(Event.PROBE_FAILED, now)
 

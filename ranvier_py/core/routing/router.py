@@ -40,7 +40,7 @@ from ranvier_py.core.routing.attempt import (
     explained_length,
     source_of,
 )
-from ranvier_py.core.routing.backends import Health, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.backends import Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.placement import (
@@ -182,7 +182,7 @@ class Router:
         gone = backend is None or owner is None or backend.generation != owner.generation
         if owner is None and not self.owners.isolated and len(self.registry) == 1:  # it may be older than this node
             backend, gone = next(iter(self.registry)), False
-        if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
+        if backend is None or gone or backend.vitals.dead or backend.id in tried:
             self.owners.counters.lost += touch
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
         pool = Pool([backend], len(self.registry.slots), last_resort=False, unknown=False)
@@ -284,7 +284,7 @@ class Router:
         decided = (
             backend,
             self.registry[backend].name,
-            "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
+            "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
             self.policy.name,
             tokens,
             prompt.tokens,

@@ -538,11 +538,12 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
             registry.probed(backend.id, ProbeResult(ok=False), 1.0)
         (change,) = registry.doubted(backend.id, observers, 2.0)
         assert (change.what, change.after) == ("health", "unhealthy")
-        assert registry.pool("", 2.0).ids == ()
+        assert registry.pool("", 2.0).silent == (failures == 0), "peers don't say whether they were refused"
         registry.probed(backend.id, ProbeResult(ok=True), 3.0)
-        assert registry.pool("", 3.0).ids == ()
+        assert backend.health is Health.UNHEALTHY
         registry.probed(backend.id, ProbeResult(ok=True), 4.0)
         assert registry.pool("", 4.0).ids == (backend.id,)
+        assert not registry.pool("", 4.0).silent
 
 
 def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:

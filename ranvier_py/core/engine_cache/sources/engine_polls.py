@@ -59,7 +59,11 @@ class PollOptions(Options):
     SECTION = "Backends"
 
     probe_interval_s: float = seconds(5.0, "Time between two health probes of one backend.")
-    probe_timeout_s: float = seconds(3.0, "A probe that takes longer has failed.")
+    probe_timeout_s: float = seconds(
+        3.0,
+        "A probe that takes longer has failed, unless the engine sent something else meanwhile. An engine that only "
+        "times out is still asked if no other serves the model.",
+    )
     metrics_interval_s: float = option(
         5.0,
         "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "
