@@ -232,6 +232,8 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "hosted": backend.hosted,
         "generation": backend.generation,
         "models": backend.models,
+        "reuses_prefixes": backend.reuses,
+        "reuses_nothing_because": backend.reuse.why_not,
         "outcomes": {outcome.value: count for outcome, count in backend.outcomes.items() if count},
         "probe_ms": round(probe.latency_s * 1000, 2) if probe else None,
         "probe_detail": probe.detail if probe else "",
@@ -247,6 +249,7 @@ def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
         ("circuit_closed", "1 while the circuit lets every request through.", backend.circuit is Circuit.CLOSED),
         ("draining", "1 while it is sent nothing new.", backend.draining),
         ("refusing_status", "Status with which it refuses what others serve; 0: none.", refusing),
+        ("reuses_prefixes", "0 if its engine caches no prefixes, as it says or shows.", backend.reuses),
     ):
         yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
     openings = backend.vitals.openings

@@ -50,6 +50,7 @@ from ranvier_py.core.engine_cache.sources.publishers import (
     at_home,
     read_event_sources,
     read_server_info,
+    reuse_of_server_info,
 )
 from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_of
 from ranvier_py.core.ids import BackendId
@@ -186,6 +187,7 @@ class EnginePoller:
         faults: Faults | None = None,
     ) -> None:
         self.owns = owns
+        self.on_server_info: Callable[[BackendId, bool], object] = lambda _, __: None  # whether it caches
         self._faults = faults or Faults()
         self.counters = PollCounters()
         self._options = options
@@ -362,7 +364,9 @@ class EnginePoller:
             if metrics.status == 200:
                 started_at, known = read_start_time(metrics.body), read_metrics(metrics.body)
         found = ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=known.hybrid)
-        return replace(found, signs=signs_of(known)) if known.known else found
+        if not known.known:
+            return found
+        return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=known.hit_tokens)
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
@@ -457,7 +461,10 @@ class EnginePoller:
             if page.status >= 500:
                 return None
             is_sure = is_sure and page.status in KNOWN_STATUSES
-            found = read(b"" if page.is_cut else page.body) if page.status == 200 else NOTHING
+            body = page.body if page.status == 200 and not page.is_cut else b""
+            if read is read_server_info and (reuses := reuse_of_server_info(body)) is not None:
+                self.on_server_info(engine.id, reuses)
+            found = read(body) if page.status == 200 else NOTHING
             if found != NOTHING:
                 addresses = await self._addresses(engine.host)
                 at = at_home(found, engine.host, addresses)

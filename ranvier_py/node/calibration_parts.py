@@ -78,6 +78,7 @@ class Calibrating:
             estimated=estimated,
             contradicted=contradicted,
             checkpoints=router.checkpoints,
+            judged=router.registry.reconsider,
         )
         self.configured: dict[BackendId, str] = {}
         self._checkpoints = router.checkpoints
@@ -88,10 +89,12 @@ class Calibrating:
         self.metrics_interval_s = metrics_interval_s
         self._clock = clock
         self._looks: dict[BackendId, Look] = {}
+        self._without_reuse: dict[BackendId, None] = {}  # as the log says
 
     def forget(self, backend: BackendId) -> None:
         """Forget a backend that was removed."""
         self._looks.pop(backend, None)
+        self._without_reuse.pop(backend, None)
         self.configured.pop(backend, None)
         self._checkpoints.forget(backend)
         self.calibration.forget(backend)
@@ -105,6 +108,7 @@ class Calibrating:
     def tick(self, now: float) -> None:
         for known in self._registry:
             self._recognise(known)
+            self._log_reuse(known)
         for change in self.calibration.tick(now):
             log_change(change, self._name(change.backend))
         for id_ in [id_ for id_ in self.calibration.backends() if self._registry.current(id_) is None]:
@@ -124,6 +128,23 @@ class Calibrating:
             known = self.calibration.backends().get(backend.id)
             if known is not None and profile == ATTENTION:
                 known.evidence.forget_steps()
+
+    def _log_reuse(self, backend: Backend) -> None:
+        """Say once that an engine reuses no prefixes, and once that it does again."""
+        why_not = backend.reuse.why_not
+        if why_not and backend.id not in self._without_reuse:
+            self._without_reuse[backend.id] = None
+            log.warning("backend.reuses_nothing %s %s: requests go there by load alone", backend.name, why_not)
+        elif not why_not and backend.id in self._without_reuse:
+            del self._without_reuse[backend.id]
+            log.info("backend.reuses_prefixes %s again", backend.name)
+
+    def server_info(self, backend: BackendId, caches: bool) -> None:
+        """Take what an engine's server info says of its prefix cache."""
+        slot = self._registry.current(backend)
+        if slot is not None:
+            slot.reuse.server_info_read(caches)
+            self._registry.reconsider(slot)
 
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
@@ -150,6 +171,7 @@ class Calibrating:
         self._looks[backend] = Look(self._clock(), excess)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
+        self._registry.page_read(slot, metrics.caches, metrics.hit_tokens)
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 

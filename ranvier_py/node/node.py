@@ -101,10 +101,9 @@ class Node:
         self.clients = client_reader_of(config, self.scheme, rng)
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
-        self.upstream = Upstream(config.upstream)
+        self.upstream, self.asking = Upstream(config.upstream), UsageAsking(enabled=config.ask_usage)
         self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
         self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys, faults=self.faults)
-        self.asking = UsageAsking(enabled=config.ask_usage)
         self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
         self.poller = EnginePoller(
             config.polls,
@@ -115,8 +114,14 @@ class Node:
             received=self._received,
             faults=self.faults,
         )
+<<<<<<< HEAD
         events, poller = self.engine_events, self.poller
         events.discover_soon, events.load_reported = poller.discover_soon, poller.load_reported
+=======
+        self.poller.on_server_info = self.calibrating.server_info
+        self.engine_events.discover_soon = self.poller.discover_soon
+        self.engine_events.load_reported = self.poller.load_reported
+>>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
         report, pools, tenants = request_line(), redis_pools_of(config), tenants_of(config, self.scheme)
         self.pipeline = Pipeline(
             self.router,

@@ -74,7 +74,13 @@ class Calibrated:
         self._routers = routers
         self._engines = engines
         self.calibrations = [
-            Calibration(router.routes, block_tokens=block_tokens, checkpoints=router.checkpoints) for router in routers
+            Calibration(
+                router.routes,
+                block_tokens=block_tokens,
+                checkpoints=router.checkpoints,
+                judged=router.registry.reconsider,
+            )
+            for router in routers
         ]
         self._ticked_at = self._looked_at = 0.0
         for router, calibration in zip(routers, self.calibrations, strict=True):

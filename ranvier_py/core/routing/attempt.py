@@ -164,6 +164,7 @@ def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | Non
         "backend": backend.name,
         "load": backend.load,
         "weight": backend.weight,
+        "reuses_prefixes": backend.reuses,
         "matched_tokens": holder.tokens if holder else 0,
         "trust": Trust(holder.trust).name if holder else None,
     }

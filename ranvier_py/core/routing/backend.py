@@ -19,6 +19,7 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
+from ranvier_py.core.routing.reuse import Reuse
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
@@ -105,6 +106,7 @@ class ProbeResult:
     the engine may be busy. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
+    `caches`, `hit_tokens`: whether by its metrics it caches prefixes, and how many tokens it has found so far.
     """
 
     ok: bool
@@ -118,6 +120,8 @@ class ProbeResult:
     timed_out: bool = False
     hybrid: bool | None = None
     signs: Signs | None = None
+    caches: bool | None = None
+    hit_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,8 @@ class Backend(Work):
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
     foreign: int = 0  # requests in the engine that no node sent, by the engine's count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
+    reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
+    reuses: bool = True  # `reuse.happens`, as pools know it
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
@@ -272,12 +278,21 @@ class RegistryCounters:
 class Pool:
     """The backends that may serve one model now. A snapshot: it is never changed, but replaced by a new Pool.
 
+<<<<<<< HEAD
     `generations` is indexed by BackendId and has -1 for backends that are not eligible, so that the route table filters
     claims by one comparison. `last_resort`: the circuits were overruled. `silent`: so were the probes, which timed out.
     `unknown`: no backend serves this model.
     """
 
     __slots__ = ("backends", "generations", "ids", "last_resort", "silent", "unknown")
+=======
+    `generations` is indexed by BackendId and has -1 for backends that are not eligible, or reuse no prefixes, so that
+    the route table filters claims by one comparison. `reuses`: whether all of them reuse prefixes. `last_resort`: the
+    circuits were overruled. `unknown`: no backend serves this model.
+    """
+
+    __slots__ = ("backends", "generations", "ids", "last_resort", "reuses", "unknown")
+>>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
 
     def __init__(
         self, backends: Sequence[Backend], slots: int, *, last_resort: bool, unknown: bool, silent: bool = False
@@ -285,8 +300,10 @@ class Pool:
         self.backends = tuple(backends)
         self.ids = tuple(backend.id for backend in backends)
         self.generations = [-1] * slots
+        self.reuses = True
         for backend in backends:
-            self.generations[backend.id] = backend.generation
+            self.reuses = self.reuses and backend.reuses
+            self.generations[backend.id] = backend.generation if backend.reuses else -1
         self.last_resort = last_resort
         self.silent = silent
         self.unknown = unknown

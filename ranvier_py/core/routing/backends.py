@@ -43,6 +43,7 @@ from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
+from ranvier_py.core.routing.reuse import Reuse
 from ranvier_py.core.routing.work import Load
 
 __all__ = [
@@ -294,6 +295,20 @@ class Registry:
     def reported_hit(self, backend: Backend, generation: int, api: str) -> None:
         """Note that an answer of this process and API reported cached tokens."""
         backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
+        if generation == backend.generation:
+            backend.reuse.hit = True
+            self.reconsider(backend)
+
+    def page_read(self, backend: Backend, caches: bool | None, hit_tokens: int | None) -> None:
+        """Take in what an engine's metrics page says of its reuse of prefixes, see `Reuse`."""
+        backend.reuse.page_read(caches, hit_tokens)
+        self.reconsider(backend)
+
+    def reconsider(self, backend: Backend) -> None:
+        """Let pools know whether a backend reuses prefixes, if that has changed."""
+        if backend.reuses is not backend.reuse.happens:
+            backend.reuses = not backend.reuses
+            self.version += 1
 
     def finished(
         self,
@@ -351,6 +366,7 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
+<<<<<<< HEAD
         began = now - result.latency_s
         is_overruled = result.timed_out and backend.received_at > began
         self.counters.probes_overruled += is_overruled
@@ -358,6 +374,10 @@ class Registry:
             backend.received_at = backend.probed_at = now
         ok, received_at = result.ok or is_overruled, backend.received_at
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
+=======
+        self.page_read(backend, result.caches, result.hit_tokens)
+        vitals.probe(result.ok, now)
+>>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
         if result.models is not None:
             changed += self.set_models(backend, result)
         return [*self.settle(backend, before, result.detail or "probe"), *changed]
@@ -414,6 +434,7 @@ class Registry:
         before = backend.generation
         backend.generation += 1
         backend.process.has_remote_routes = False
+        backend.reuse, backend.reuses = Reuse(), True
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
         self.pauses.forget(backend.id)

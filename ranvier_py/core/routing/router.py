@@ -212,7 +212,7 @@ class Router:
             return None  # longer prompts go where prompts like them go
         owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
         backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
-        if owner is None or backend is None or backend.generation != owner.generation:
+        if owner is None or backend is None or backend.generation != owner.generation or not backend.reuses:
             return None
         if backend.load > SESSION_LOAD_FACTOR * min(each.load for each in backends) + SESSION_LOAD_FREE:
             return None
@@ -221,7 +221,7 @@ class Router:
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
         """Return what the policy reads, and no more than it says that it reads."""
         holders = found.holders
-        if not prompt.end.messages:
+        if not (prompt.end.messages and (holders or found.pool.reuses or not self.policy.depths_wanted)):
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
         first, end = prompt.end.first, prompt.end
         opening = prompt.opening(size, self.policy.opening_source) if (size := self.policy.opening_bytes) else b""

@@ -18,7 +18,7 @@ have predicted. Distances are those at sending: tokens evicted while a request q
 most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX, all uses of a prompt count as being as old as
 its deepest part. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
 zeros out). Until then its zeros mean nothing there, withdraw nothing and limit nothing: some engines always count 0, or
-do so in one API alone.
+do so in one API alone. They, or answers without any count, may show that it reuses nothing (`routing.reuse`).
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -42,7 +42,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt, Observer
-from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.backends import Backend, Outcome
 from ranvier_py.core.routing.capacity import CapacityEstimate
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable
@@ -74,6 +74,9 @@ SMALL_SHARE = 0.7
 NO_URL = ""
 """Stands for the URL of a backend that only peers have used so far, or wherever the URL does not matter."""
 
+EVERY_SECOND = 1 << 40
+"""Hides routes of any age: an engine that keeps nothing has none, not even those of this second."""
+
 RENEW_SHARE = 0.25
 """Share of the capacity that an engine uses before the evidence of a running request is renewed."""
 
@@ -86,6 +89,7 @@ class Calibration(Observer):
         contradicted: called with a backend whose events are read when it answers cold to a prefix that they report.
         checkpoints: answers of the backends that it knows are compared with their checkpoint credit alone, and say
             nothing of the keys and values that those backends hold.
+        judged: called with a backend after an answer that showed whether it reuses prefixes at all.
     """
 
     def __init__(
@@ -96,12 +100,14 @@ class Calibration(Observer):
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
         checkpoints: Checkpoints | None = None,
+        judged: Callable[[Backend], object] = lambda _: None,
     ) -> None:
         self.counters = CalibrationCounters()
         self._routes = routes
         self._block_tokens = block_tokens
         self._estimated = estimated
         self._contradicted = contradicted
+        self._judged = judged
         self._hybrids = checkpoints.known if checkpoints is not None else {}
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
@@ -163,13 +169,16 @@ class Calibration(Observer):
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
+        parts = usable_parts(known, sample, answer.prompt_tokens)
+        if attempt.backend not in self._hybrids and attempt.generation == attempt.target.generation:
+            self._judge_reuse(known, attempt, parts, cached)
         if cached is None:
             known.answers_silent += 1
             return
         if attempt.backend in self._hybrids:
             compare_credit(known, attempt, answer.prompt_tokens, cached)
         else:
-            self._correct(known, attempt, end, answer.prompt_tokens, cached, sample.parts if sample is not None else ())
+            self._correct(known, attempt, end, answer.prompt_tokens, cached, parts)
 
     def _correct(
         self,
@@ -189,7 +198,7 @@ class Calibration(Observer):
             self._compare(known, attempt, prompt_tokens, cached)
         estimated = self._estimated(attempt.backend)
         if estimated:
-            self._learn(known, parts, prompt_tokens, cached, reports_hits=reports_hits)
+            self._learn(known, parts, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
             known.evidence.reported_by_events(cached, held)
         gone = self._gone(known, attempt, end, prompt_tokens, cached) if reports_hits or not estimated else None
@@ -207,7 +216,7 @@ class Calibration(Observer):
         """Take the capacity and block size that an engine's metrics page reports."""
         known = self._at(backend, url, generation)
         known.reported = reported
-        known.estimate.reported = 0 if reported.caches is False else reported.capacity_tokens
+        known.estimate.reported = reported.capacity_tokens
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
@@ -238,7 +247,7 @@ class Calibration(Observer):
     def lifetime_s(self, backend: BackendId, now: float) -> float | None:
         """Age in seconds beyond which the backend's routes are hidden now; None while there is no limit."""
         hidden = self._hidden_to(backend, self._backends[backend])
-        return None if hidden < 0 else now - hidden
+        return None if hidden < 0 else max(0.0, now - hidden)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -313,16 +322,20 @@ class Calibration(Observer):
             known.evidence.found(cached, ours)
         known.compare(predicted, cached)
 
-    def _learn(
-        self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int, *, reports_hits: bool
+    def _judge_reuse(
+        self, known: BackendPredictions, attempt: Attempt, parts: Sequence[Part], cached: int | None
     ) -> None:
+        """Let an answer show whether the engine reuses prefixes, if it had served this prompt's a moment before."""
+        if is_fresh(known, parts):
+            attempt.target.reuse.answered(cached)
+            self._judged(attempt.target)
+
+    def _learn(self, known: BackendPredictions, parts: Sequence[Part], cached: int, *, reports_hits: bool) -> None:
         """Learn which parts of the prompt were still cached, each by the tokens used since that part's last use."""
-        parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sample]
-        parts = [part for part in parts if part[0]]
         if not parts:
             return
-        deepest, _, oldest = parts[0]
-        if oldest < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
+        deepest = parts[0][0]
+        if is_fresh(known, parts):
             known.evidence.used_again(cached, deepest)
         if not reports_hits:
             return
@@ -353,6 +366,8 @@ class Calibration(Observer):
         limit = known.estimate.limit
         if not self._estimated(backend) or limit == inf:
             return -1
+        if limit <= 0:
+            return EVERY_SECOND
         return known.clock.second_before(limit)
 
     def _judge(self, backend: BackendId, known: BackendPredictions) -> None:
@@ -375,6 +390,18 @@ class Calibration(Observer):
                 self._changes.pop(0)
                 self.counters.changes_dropped += 1
             self._changes.append(BiasChange(backend, bias, not before, known.detail_of(bias)))
+
+
+def usable_parts(known: BackendPredictions, sample: AttemptSample | None, prompt_tokens: int) -> Sequence[Part]:
+    """Return the parts of a prompt that the engine had used before, those too short for its blocks left out."""
+    sampled = sample.parts if sample is not None else ()
+    parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sampled]
+    return [part for part in parts if part[0]]
+
+
+def is_fresh(known: BackendPredictions, parts: Sequence[Part]) -> bool:
+    """Whether the engine had used these parts of a prompt moments ago."""
+    return bool(parts) and parts[0][2] < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE)
 
 
 def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:

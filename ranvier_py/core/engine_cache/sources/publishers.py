@@ -171,6 +171,13 @@ def read_server_info(body: bytes) -> FoundPublishers:
     return _checked(list(_of_sglang(block, first, parse_endpoint(option.get("replay_endpoint")))))
 
 
+def reuse_of_server_info(body: bytes) -> bool | None:
+    """Return whether SGLang keeps prefixes, by its server info; None if that does not say."""
+    reported = _json(body)
+    off = reported.get("disable_radix_cache") if isinstance(reported, dict) else None
+    return not off if isinstance(off, bool) else None
+
+
 def _of_vllm(entry: Mapping[str, Any]) -> Publisher | str:
     rank, events = _rank(entry.get("data_parallel_rank")), parse_endpoint(entry.get("endpoint"))
     if rank is None:
