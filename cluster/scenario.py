@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
+from cluster.load.workload import UNSTREAMED_SHARE
 from cluster.network.links import PERFECT, PLANES, Link, Rule
 
 SCENARIOS = Path(__file__).with_name("scenarios")
@@ -84,6 +85,7 @@ class Load:
     turns: Count = 4
     think_s: Seconds = 1.0
     prefixes: Count = 4  # distinct system prompts that chats begin with
+    unstreamed: Share = UNSTREAMED_SHARE  # of the turns, those that ask for a whole answer; processes only
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from cluster.dns.resolvers import DnsResolver, RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import ExchangeFailed, fetch
 from cluster.load.runner import Runner, Target
-from cluster.load.workload import Conversation, user_starts, with_think
+from cluster.load.workload import UNSTREAMED_SHARE, Conversation, user_starts, with_think, with_unstreamed
 from cluster.processes.children import (
     Child,
     ChildDied,
@@ -84,9 +84,10 @@ class Stage:
 
 
 def conversations(settings: Settings) -> list[Conversation]:
-    """Return the bundled chats with pauses: the same for every policy."""
+    """Return the bundled chats with pauses, half of the turns unstreamed: the same for every policy."""
     talks = chats.bundled(settings.seed, turns=settings.turns)
-    return list(with_think(talks, settings.think_s, Random(settings.seed)))
+    mixed = with_unstreamed(talks, UNSTREAMED_SHARE, Random(f"{settings.seed}/unstreamed"))
+    return list(with_think(mixed, settings.think_s, Random(settings.seed)))
 
 
 async def begin(stage: Stage, nursery: trio.Nursery, commands: Iterable[Command]) -> list[Child]:

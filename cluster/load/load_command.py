@@ -36,6 +36,7 @@ from cluster.load.load_report import LoadLog, Report
 from cluster.load.load_view import show_progress, show_report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import (
+    UNSTREAMED_SHARE,
     Conversation,
     cut,
     user_starts,
@@ -43,6 +44,7 @@ from cluster.load.workload import (
     with_poisson_arrivals,
     with_think,
     with_trace_arrivals,
+    with_unstreamed,
 )
 from cluster.processes.children import end_on_signal
 from ranvier_py.replay.traces.trace import TraceError
@@ -77,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--api-key", default="", help="sent as a bearer token")
     add("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
     add("--extra", type=json.loads, default={}, metavar="JSON", help="object that joins every request's body")
-    add("--stream", action=argparse.BooleanOptionalAction, default=True, help="ask for a stream (default)")
+    add("--stream", action=argparse.BooleanOptionalAction, help="ask for streams only, or for none (half and half)")
     add("--timeout", type=float, default=120.0, metavar="S", help="for one whole answer (default 120)")
     shape = parser.add_argument_group("what is said")
     add = shape.add_argument
@@ -151,7 +153,7 @@ def make_target(options: argparse.Namespace) -> Target:
         path=parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions",
         model=options.model or "",
         max_tokens=options.max_tokens,
-        stream=options.stream,
+        stream=options.stream is not False,
         timeout_s=options.timeout,
         api_key=options.api_key,
         extra=options.extra,
@@ -173,6 +175,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     supply = islice(supply, count) if count else supply
     supply = with_branches(supply, options.branch, rng) if options.branch else supply
     supply = with_think(supply, options.think, rng)
+    if options.stream is None:
+        supply = with_unstreamed(supply, UNSTREAMED_SHARE, Random(f"{options.seed}/unstreamed"))
     starts_s = None
     if options.rate is not None:
         supply = with_poisson_arrivals(supply, options.rate, rng)

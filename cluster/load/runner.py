@@ -28,7 +28,7 @@ TRANSCRIPTS_KEPT = 2 * PARENTS_MAX
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to send requests. `extra` joins every request's body."""
+    """Where and how to send requests. `stream` false: no answer is asked for as a stream. `extra` joins every body."""
 
     host: str
     port: int
@@ -40,10 +40,10 @@ class Target:
     api_key: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def request(self, messages: Iterable[bytes]) -> bytes:
+    def request(self, messages: Iterable[bytes], *, stream: bool) -> bytes:
         """Return one request. `messages` are JSON already, so that a long history is not encoded again each turn."""
-        fields: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "stream": self.stream}
-        if self.stream:
+        fields: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "stream": stream}
+        if stream:
             fields["stream_options"] = {"include_usage": True}
         head = orjson.dumps(fields | self.extra)
         body = head[:-1] + b',"messages":[' + b",".join(messages) + b"]}"
@@ -167,10 +167,10 @@ class Runner:
     async def take_turn(self, connection: Connection, turn: Turn, transcript: Transcript) -> bool:
         """Send one request. True: the answer is good, and is in the transcript."""
         transcript.messages.extend(orjson.dumps(message) for message in turn.messages)
-        answer = Answer(stream=self.target.stream)
+        answer = Answer(stream=self.target.stream and turn.stream)
         self.log.sent += 1
         try:
-            failure = await self.ask(connection, self.target.request(transcript.messages), answer)
+            failure = await self.ask(connection, self.target.request(transcript.messages, stream=answer.stream), answer)
         except trio.Cancelled:
             self.log.cancelled += 1
             raise

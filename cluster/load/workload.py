@@ -18,17 +18,22 @@ from typing import Any
 Message = dict[str, Any]
 """One chat message as JSON: role, content, and whatever else the trace has."""
 
+UNSTREAMED_SHARE = 0.5
+"""Of the lab's requests: half of its clients' turns are like those of scripts and agents that ask for whole answers."""
+
 PARENTS_MAX = 32
 """A branch picks its parent among so many of the latest conversations, whose prefixes are likely still warm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request. `think_s` passes before it is sent; `recorded` replaces the real answer in the history."""
+    """One request. `think_s` passes before it is sent; `recorded` replaces the real answer in the history. `stream`:
+    whether the answer is asked for as a stream."""
 
     messages: tuple[Message, ...]
     recorded: Message | None = None
     think_s: float = 0.0
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,13 @@ def with_think(conversations: Iterable[Conversation], mean_s: float, rng: Random
         first, *rest = conversation.turns or (Turn(()),)
         later = tuple(replace(turn, think_s=rng.expovariate(1 / mean_s)) for turn in rest)
         yield replace(conversation, turns=(first, *later)) if conversation.turns else conversation
+
+
+def with_unstreamed(conversations: Iterable[Conversation], share: float, rng: Random) -> Iterator[Conversation]:
+    """Let this share of turns ask for a whole answer instead of a stream."""
+    for conversation in conversations:
+        turns = tuple(replace(turn, stream=rng.random() >= share) for turn in conversation.turns)
+        yield replace(conversation, turns=turns)
 
 
 def with_poisson_arrivals(

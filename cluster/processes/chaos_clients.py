@@ -21,7 +21,7 @@ from cluster.load.answer import Answer, Failure
 from cluster.load.http_client import Connection
 from cluster.load.load_report import LoadLog
 from cluster.load.runner import Runner, Target
-from cluster.load.workload import Conversation, with_think
+from cluster.load.workload import Conversation, with_think, with_unstreamed
 from cluster.processes.request_log import Entry, RequestLog
 from cluster.scenario import Load, Step
 
@@ -126,5 +126,6 @@ def conversations(load: Load, rates: Rates, until_s: float, seed: int) -> Iterat
     rng = Random(f"{seed}/chats")
     talks = chats.conversations(rng, system_prompts=max(1, load.prefixes), turns=load.turns)
     talks = with_think(talks, load.think_s, Random(f"{seed}/think"))
+    talks = with_unstreamed(talks, load.unstreamed, Random(f"{seed}/unstreamed"))
     for at_s, talk in zip(arrivals(rates, until_s, Random(f"{seed}/arrivals")), talks, strict=False):
         yield replace(talk, start_s=at_s)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import trio
 from rich.console import Console
 
+from cluster.demo import up
 from cluster.dns.addresses import Address
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import load_command as load
@@ -21,6 +23,8 @@ from cluster.load.http_client import Connection, ExchangeFailed
 from cluster.load.load_report import LoadLog, Report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import Conversation, Turn
+from cluster.processes import chaos_clients
+from cluster.scenario import Load
 from tests.proxy.wire import CHUNKED_HEAD, Wire, answer, chunk
 from tests.waiting import until
 
@@ -342,3 +346,24 @@ def test_failures_make_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None
     assert load.main([*words, "--allow-failures"]) == load.OK
     assert load.main(words[:-2]) == load.FAILED, "nobody says what models there are"
     assert "connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], {True, False}), (["--stream"], {True}), (["--no-stream"], {False})]
+)
+async def test_the_load_mixes_streams_and_whole_answers_unless_it_is_said_otherwise(
+    flags: list[str], expected: set[bool]
+) -> None:
+    async with running_engine() as engine:
+        target = ["--target", f"http://127.0.0.1:{engine.port}", "--users", "4"]
+        options = load.make_parser().parse_args([*target, *flags])
+        await load.run(load.make_plan(options), load.make_target(options), LoadLog(), {}, Console(file=io.StringIO()))
+    assert {body["stream"] for body in engine.bodies} == expected
+
+
+def test_make_up_and_chaos_mix_streams_and_whole_answers() -> None:
+    demo = up.conversations(up.Settings())
+    chaos = list(islice(chaos_clients.conversations(Load(), [(0.0, 5.0)], 20.0, 1), 20))
+    for talks in (demo, chaos):
+        asked = [turn.stream for talk in talks for turn in talk.turns]
+        assert 0.3 < asked.count(True) / len(asked) < 0.7

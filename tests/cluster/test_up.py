@@ -49,7 +49,7 @@ class Stub(BaseHTTPRequestHandler):
         self.wfile.write(body)
     def do_POST(self):
         global asked
-        self.rfile.read(int(self.headers["content-length"]))
+        sent = self.rfile.read(int(self.headers["content-length"]))
         if self.path == "/admin/clear":
             print("cleared", flush=True)
             return self.reply(b"{}")
@@ -59,6 +59,9 @@ class Stub(BaseHTTPRequestHandler):
             import os; os._exit(9)
         cached = 90 if name.startswith("affinity") else 40
         usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}}
+        if not json.loads(sent)["stream"]:
+            whole = {"choices": [{"message": {"content": "hi"}}], "usage": usage}
+            return self.reply(json.dumps(whole).encode())
         chunks = [{"choices": [{"delta": {"content": "hi"}}]}, {"choices": [], "usage": usage}]
         body = "".join(f"data: {json.dumps(chunk)}\\n\\n" for chunk in chunks) + "data: [DONE]\\n\\n"
         self.reply(body.encode(), "text/event-stream")
