@@ -21,6 +21,8 @@ from ranvier_py.core.routing.shadow import Shadow
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.node import Node
 from ranvier_py.node.reload import Reloads
+from ranvier_py.proxy.failed_tries import known_short, passed_over
+from ranvier_py.proxy.http_values import HttpRequest
 
 KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
@@ -113,13 +115,16 @@ class Admin:
     async def explain(self, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
         """Dry-run a chat or a completion: tokenize it as placing would, but place, learn and count nothing.
 
-        `headers` name its tenant where tenants are kept apart.
+        `headers` name its tenant where tenants are kept apart, and the credential for which a backend may pause.
         """
         router, tenants, path = self._node.router, self._node.pipeline.tenants, path_of(body)
         body = self._node.pipeline.body_as_read(path, body, headers)
         prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)
+        request = HttpRequest(b"POST", path, list(headers), body)
+        prompt.avoid = passed_over(router, request, prompt, time.monotonic(), dry=True)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
+        prompt.avoid = tuple(sorted({*prompt.avoid, *known_short(router.registry, prompt)}))
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 

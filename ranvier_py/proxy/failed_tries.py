@@ -202,15 +202,17 @@ def credential_of(router: Router, request: HttpRequest) -> bytes:
     return router.reader.digest(b"credential" + b"\n".join(sorted(tokens_in(request.headers))))
 
 
-def passed_over(router: Router, request: HttpRequest, prompt: Prompt, now: float) -> tuple[BackendId, ...]:
+def passed_over(
+    router: Router, request: HttpRequest, prompt: Prompt, now: float, *, dry: bool = False
+) -> tuple[BackendId, ...]:
     """Return the backends that this request should avoid: those that pause, and those that refuse what others serve. It
-    may be chosen to find out whether one of the latter still does; then it avoids all others."""
+    may be chosen to find out whether one of the latter still does, unless this is `dry`; then it avoids all others."""
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
     if registry.refusals and not prompt.kept:
         kind = kind_of(request.path, prompt.model)
         able = registry.pool(prompt.model, now).ids
-        probed = registry.refusals.probe(kind, able, now)
+        probed = None if dry else registry.refusals.probe(kind, able, now)
         if probed is not None:
             return tuple(each for each in able if each != probed)
         avoid += registry.refusals.avoided(kind)

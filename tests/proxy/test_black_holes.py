@@ -7,7 +7,7 @@ import json
 import pytest
 import trio
 
-from tests.node.node_lab import Node, lab
+from tests.node.node_lab import Node, chat, lab
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import asked, at_rest
 from tests.proxy.test_poison import question
@@ -136,6 +136,17 @@ async def test_other_refusals_of_one_that_has_served_reach_the_client_at_once(re
 
 async def refusing(node: Node) -> list[int | None]:
     return [backend["refusing_status"] for backend in await node.backends()]
+
+
+async def test_an_operator_is_shown_where_requests_go_that_avoid_it() -> None:
+    engines = [Scripted(REFUSALS["403"]), Scripted(GOOD)]
+    async with lab(*engines, policy="round_robin") as node:
+        await load(node, 6)
+        names = [backend["name"] for backend in await node.backends()]
+        for _ in range(40):
+            shown = (await node.http.post(f"{node.control}/explain", content=chat())).json()
+            assert (shown["chosen"], len(shown["candidates"])) == (names[1], 1)
+    assert len(engines[0].bodies) < 10
 
 
 async def test_it_recovers_as_soon_as_it_serves() -> None:
