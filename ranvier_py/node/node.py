@@ -114,14 +114,9 @@ class Node:
             received=self._received,
             faults=self.faults,
         )
-<<<<<<< HEAD
         events, poller = self.engine_events, self.poller
+        poller.on_server_info = self.calibrating.server_info
         events.discover_soon, events.load_reported = poller.discover_soon, poller.load_reported
-=======
-        self.poller.on_server_info = self.calibrating.server_info
-        self.engine_events.discover_soon = self.poller.discover_soon
-        self.engine_events.load_reported = self.poller.load_reported
->>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
         report, pools, tenants = request_line(), redis_pools_of(config), tenants_of(config, self.scheme)
         self.pipeline = Pipeline(
             self.router,

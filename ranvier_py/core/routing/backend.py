@@ -278,21 +278,12 @@ class RegistryCounters:
 class Pool:
     """The backends that may serve one model now. A snapshot: it is never changed, but replaced by a new Pool.
 
-<<<<<<< HEAD
-    `generations` is indexed by BackendId and has -1 for backends that are not eligible, so that the route table filters
-    claims by one comparison. `last_resort`: the circuits were overruled. `silent`: so were the probes, which timed out.
-    `unknown`: no backend serves this model.
-    """
-
-    __slots__ = ("backends", "generations", "ids", "last_resort", "silent", "unknown")
-=======
     `generations` is indexed by BackendId and has -1 for backends that are not eligible, or reuse no prefixes, so that
     the route table filters claims by one comparison. `reuses`: whether all of them reuse prefixes. `last_resort`: the
-    circuits were overruled. `unknown`: no backend serves this model.
+    circuits were overruled. `silent`: so were the probes, which timed out. `unknown`: no backend serves this model.
     """
 
-    __slots__ = ("backends", "generations", "ids", "last_resort", "reuses", "unknown")
->>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
+    __slots__ = ("backends", "generations", "ids", "last_resort", "reuses", "silent", "unknown")
 
     def __init__(
         self, backends: Sequence[Backend], slots: int, *, last_resort: bool, unknown: bool, silent: bool = False

@@ -366,7 +366,7 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
-<<<<<<< HEAD
+        self.page_read(backend, result.caches, result.hit_tokens)
         began = now - result.latency_s
         is_overruled = result.timed_out and backend.received_at > began
         self.counters.probes_overruled += is_overruled
@@ -374,10 +374,6 @@ class Registry:
             backend.received_at = backend.probed_at = now
         ok, received_at = result.ok or is_overruled, backend.received_at
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
-=======
-        self.page_read(backend, result.caches, result.hit_tokens)
-        vitals.probe(result.ok, now)
->>>>>>> 994b6100 (Send engines that reuse no prefixes their requests by load alone)
         if result.models is not None:
             changed += self.set_models(backend, result)
         return [*self.settle(backend, before, result.detail or "probe"), *changed]
