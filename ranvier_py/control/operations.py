@@ -236,6 +236,9 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "weight": backend.weight,
         "hosted": backend.hosted,
         "generation": backend.generation,
+        "processes": backend.processes,
+        "ranks": backend.ranks,
+        "advice": backend.advice,
         "models": backend.models,
         "reuses_prefixes": backend.reuses,
         "reuses_nothing_because": backend.reuse.why_not,
@@ -255,6 +258,8 @@ def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
         ("draining", "1 while it is sent nothing new.", backend.draining),
         ("refusing_status", "Status with which it refuses what others serve; 0: none.", refusing),
         ("reuses_prefixes", "0 if its engine caches no prefixes, as it says or shows.", backend.reuses),
+        ("processes", "Processes that surely answer behind its URL: more than 1 is a mistake.", backend.processes),
+        ("ranks", "Data-parallel ranks behind its URL: each should be a backend of its own.", backend.ranks),
     ):
         yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
     openings = backend.vitals.openings

@@ -363,6 +363,7 @@ class EnginePoller:
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             if metrics.status == 200:
                 started_at, known = read_start_time(metrics.body), read_metrics(metrics.body)
+                engine.health.start_read(started_at)
         found = ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=known.hybrid)
         if not known.known:
             return found

@@ -187,6 +187,8 @@ class EngineEvents:
 
     def _look_at(self, id_: BackendId, now: float) -> None:
         found = self._found.get(id_, ())
+        if self._is_several(id_):
+            found = ()
         wanted: dict[Publisher, tuple[str, ...]] = {}
         if found:
             names = self._names(id_)
@@ -210,6 +212,11 @@ class EngineEvents:
     def _generation_of(self, id_: BackendId) -> int:
         backend = self._registry.current(id_)
         return -1 if backend is None else backend.generation
+
+    def _is_several(self, id_: BackendId) -> bool:
+        """Whether several processes answer behind its URL: what one of them reports says nothing of the others."""
+        backend = self._registry.current(id_)
+        return backend is not None and backend.processes > 1
 
     def _is_hybrid(self, id_: BackendId) -> bool:
         backend = self._registry.current(id_)
@@ -382,6 +389,8 @@ class EngineEvents:
         """Return why an engine that publishes events is not read here, or is of less use than it could be."""
         if not self._found.get(backend.id):
             return ""
+        if backend.processes > 1:
+            return "several processes answer there, and the events are those of one"
         for one in self.streams.get(backend.id, {}).values():
             size = one.stream.residency.block_tokens
             return f"block_size_tokens should be {size}, as it has" if size > self._hasher.block_tokens else ""

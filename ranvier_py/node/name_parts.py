@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
-from ranvier_py.core.routing.backends import Backend, Registry
+from ranvier_py.core.routing.backends import Backend, Registry, Transition
+from ranvier_py.core.routing.cache_counts import count_caches
 from ranvier_py.core.routing.name_addresses import in_short
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.host_names import HostNames
@@ -33,11 +35,13 @@ class NameParts:
         self._upstream = upstream
         self._poller = poller
         self._engine_events = engine_events
+        self._changed: Callable[[Sequence[Transition]], object] = lambda _: None
         self.names = HostNames(lambda: [each.host for each in addresses.values()], self._resolved)
         registry.restarted = self._restarted
 
-    async def run(self, faults: Faults) -> None:
-        """Run until cancelled."""
+    async def run(self, faults: Faults, changed: Callable[[Sequence[Transition]], object]) -> None:
+        """Run until cancelled. `changed` gets changes of backends, for the log."""
+        self._changed = changed
         await self.names.run(faults)
 
     def _restarted(self, backend: Backend) -> None:
@@ -47,11 +51,13 @@ class NameParts:
     def _resolved(self, host: str, addresses: frozenset[str], moved: bool) -> None:
         """Connections go to these addresses; if all are new, so may be the process."""
         self._upstream.keep(host, addresses)
-        if not moved:
-            return
+        now, hosts = time.monotonic(), self.names.names[host].hosts
         for backend in self._registry:
             address = self._addresses.get(backend.url)
-            if address is not None and address.host == host:
+            if address is None or address.host != host:
+                continue
+            self._changed(count_caches(backend, now, hosts=hosts))
+            if moved:
                 log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
                 self._registry.moved(backend)
                 self._poller.moved(backend.id)

@@ -30,7 +30,7 @@ from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.client_parts import share_verdicts
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.garbage import collected_in_waits
-from ranvier_py.node.node import Node
+from ranvier_py.node.node import Node, log_transitions
 from ranvier_py.node.parts import fingerprint_key, tokenizer_process, within_descriptors
 from ranvier_py.node.reload import ConfigSource, Reloads
 
@@ -126,7 +126,7 @@ async def run_parts(
         if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
             nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
         await nursery.start(node.poller.run)
-        nursery.start_soon(node.names.run, faults)
+        nursery.start_soon(node.names.run, faults, log_transitions)
         await nursery.start(node.engine_events.run)
         nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
         await nursery.start(node.worker_reports.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -95,3 +96,65 @@ async def test_a_resolver_that_fails_or_hangs_or_an_address_that_stays_closes_no
         page = (await node.http.get(f"{node.control}/metrics")).text
         assert "ranvier_upstream_outdated_total 0.0" in page
         assert "ranvier_upstream_connects_total 1.0" in page
+
+
+async def test_several_processes_behind_one_name_are_reported_and_share_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A headless Service: of three addresses the first one would get all."""
+    hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    async with opened(Lab, 0, 20) as place:
+        node, names = await moving(place, monkeypatch, hosts)
+        names.answers[NAME] = hosts
+        await node.until_backend(lambda backend: backend["processes"] == 3)
+        served: list[str] = []
+
+        async def ask(number: int) -> None:
+            answer = await node.chat(turn(f"number {number}"), max_tokens=60)
+            served.append(answer.headers["x-engine"])
+
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(ask, number)
+        assert sorted(set(served)) == ["engine-0", "engine-1", "engine-2"]
+        assert max(map(served.count, served)) <= 6
+        (backend,) = await node.backends()
+        assert backend["generation"] == 1
+        assert "list each process as a backend of its own" in backend["advice"]
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_backend_processes{backend="' in page
+    logged = [record.getMessage() for record in caplog.records if "backend.processes" in record.getMessage()]
+    assert len(logged) == 1
+
+
+async def test_start_times_that_come_back_prove_several_processes_behind_one_address() -> None:
+    """A Service with one address of its own, which gives each connection to another process."""
+    async with opened(Lab, 0, 20) as place:
+        port = await engines_at(place, ["127.0.0.2", "127.0.0.3"])
+        turns = 0
+
+        async def balance(stream: trio.SocketStream) -> None:
+            nonlocal turns
+            turns += 1
+            async with (
+                await trio.open_tcp_stream(f"127.0.0.{2 + turns % 2}", port) as other,
+                trio.open_nursery() as both,
+            ):
+                both.start_soon(pass_on, stream, other)
+                await pass_on(other, stream)
+
+        node = await place.start(
+            backend=[await place.listen(balance)], probe_interval_s=0.05, engine_metrics_interval_s=0
+        )
+        await node.until_backend(lambda backend: backend["processes"] == 2)
+        (backend,) = await node.backends()
+        await node.until_backend(lambda later: later["probe_ms"] != backend["probe_ms"])
+        (later,) = await node.backends()
+        assert later["generation"] == backend["generation"] <= 3
+
+
+async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async for data in source:
+            await sink.send_all(data)
+        await sink.send_eof()

@@ -20,6 +20,7 @@ from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.core.routing.reuse import Reuse
+from ranvier_py.core.routing.several_processes import SeveralProcesses, advice, same_process
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
@@ -28,17 +29,9 @@ NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate of about a third
 
 
-START_TOLERANCE_S = 0.5
-"""Start times that differ by less are equal: an exporter may compute them anew, and no engine starts twice so soon."""
-
 NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0
 """A restart seen here so soon after a peer reported one is the same restart: three probe intervals of 10 s."""
-
-
-def same_process(started_at: float, other: float) -> bool:
-    """Whether two start times from an engine's own metrics are of one process."""
-    return abs(started_at - other) <= START_TOLERANCE_S
 
 
 @dataclass(slots=True)
@@ -49,7 +42,7 @@ class Process:
     metrics (a different one means another process, the same one the same process); a refused connection (nothing
     listened, so what answers next is another process). A mere time-out proves nothing, since a busy engine keeps its
     cache. If the backend's name has none of its addresses of before (`moved`), what answers there is another process
-    unless its start time says that it is the same.
+    unless its start time says that it is the same. Of several processes (`SeveralProcesses`) none is another.
 
     The first start time is special: claims made before it may be of any process since probes began. If the probe before
     it failed, in whatever way, those claims are void; they are few, since a node begins with a probe. A peer's report
@@ -62,12 +55,15 @@ class Process:
     refused: bool = False  # a connection, since the last good probe
     moved: bool = False  # its name, since the last good probe that could tell what answers there
     has_remote_routes: bool = False  # peers' claims were taken since the last restart
+    several: SeveralProcesses = field(default_factory=SeveralProcesses)
 
     def answered(self, started_at: float | None, *, used: bool, failing: bool, now: float) -> str:
         """Take in a good probe's start time, if any. Returns why this is another process than before; "" if it is not.
 
         `used`: it may have claims, or was seen alive before. `failing`: the probe before this one failed.
         """
+        if started_at is not None:
+            self.several.take(started_at, now)
         why = self._judge(started_at, used=used, failing=failing, now=now)
         self.refused = False
         return why
@@ -78,6 +74,10 @@ class Process:
 
     def _judge(self, reported: float | None, *, used: bool, failing: bool, now: float) -> str:
         known = self.started_at
+        if self.several.count(now) > 1:
+            self.started_at = reported if known is None else known
+            moved, self.moved = self.moved, False
+            return "its name has other addresses" if moved and used else ""
         if known is not None and reported is not None:
             self.started_at, self.moved = reported, False
             return "" if same_process(known, reported) else "start time changed"
@@ -91,6 +91,8 @@ class Process:
     def replaced(self, started_at: float, now: float) -> bool:
         """Take in a restart that a peer saw; `started_at` 0: unknown. Whether it began another process than known."""
         if started_at and self.started_at is not None and same_process(self.started_at, started_at):
+            return False
+        if self.several.count(now) > 1:
             return False
         self.started_at = started_at or None
         self.reported_at = now
@@ -191,6 +193,9 @@ class Backend(Work):
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
+    processes: int = 1  # that surely answer behind its URL
+    rank: int | None = None  # its data-parallel rank, if it is one of several, by its URL
+    ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
     hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
@@ -199,6 +204,11 @@ class Backend(Work):
     probes_ok: int = 0
     probes_failed: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+
+    @property
+    def advice(self) -> str:
+        """What the operator should do about several caches behind its URL; "" if there is one."""
+        return advice(self.processes, self.ranks, self.url)
 
     def takes_salt(self, path: bytes) -> bool:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""

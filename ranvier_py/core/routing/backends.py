@@ -42,6 +42,7 @@ from ranvier_py.core.routing.blame.backend_pauses import Pauses
 from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
+from ranvier_py.core.routing.cache_counts import count_caches
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.reuse import Reuse
 from ranvier_py.core.routing.work import Load
@@ -376,6 +377,7 @@ class Registry:
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
+        changed += count_caches(backend, now)
         return [*self.settle(backend, before, result.detail or "probe"), *changed]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
@@ -395,6 +397,7 @@ class Registry:
     def moved(self, backend: Backend) -> None:
         """Note that its name has none of its addresses of before. The next probe shows what answers there."""
         backend.process.moved = True
+        backend.process.several.moved()
 
     def received(self, id: BackendId, now: float) -> Sequence[Transition]:  # noqa: A002
         """Note that something came from the engine just now: a page, an event. Answers note it themselves."""

@@ -12,6 +12,7 @@ import pytest
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     MODELS_MAX,
+    STARTS_AFTER_CHANGE,
     HealthSchedule,
     MetricsSchedule,
     Page,
@@ -54,11 +55,14 @@ def test_many_healthy_backends_are_probed_less_often_each_and_ill_ones_are_not()
 def test_models_and_start_time_are_asked_for_now_and_then_and_again_after_a_failure() -> None:
     schedule = HealthSchedule(OPTIONS)
     assert schedule.wants_models(0.0)
-    assert schedule.wants_start_time(0.0)
+    assert all(schedule.wants_start_time(0.0) for _ in range(STARTS_AFTER_CHANGE))
     schedule.judged(True)
     schedule.models_known(0.0)
     assert [schedule.wants_models(now) for now in (59.0, 60.0)] == [False, True]
     assert [schedule.wants_start_time(now) for now in (29.0, 30.0, 31.0)] == [False, True, False]
+    for start, due in ((5.0, False), (5.0, False), (7.0, True)):  # where it changed, does it change back?
+        schedule.start_read(start)
+        assert schedule.wants_start_time(31.0) is due
     schedule.has_health = schedule.has_metrics = False
     assert not schedule.wants_start_time(1000.0)
     schedule.judged(False)

@@ -37,6 +37,10 @@ MISSING_STATUSES = frozenset((404, 405))
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """TensorRT-LLM answers JSON at the first path, and the format that we read at the second."""
 
+STARTS_AFTER_CHANGE = 5
+"""Probes that ask for the start time at first and once it has changed: of two processes behind one URL, each of them
+finds the other one with an even chance. After a restart they cost five pages."""
+
 LOAD_LIFE_S = 10.0
 """A rank reports its load many times a second: one that is silent for this long is gone, as after a restart."""
 
@@ -96,12 +100,24 @@ class PollOptions(Options):
 class HealthSchedule:
     """Schedules the probes of one backend. `ok` is the result of the last one; None before the first."""
 
-    __slots__ = ("_models_at", "_start_at", "_unsettled", "has_health", "has_metrics", "ok", "options")
+    __slots__ = (
+        "_models_at",
+        "_start_at",
+        "_started_at",
+        "_starts_due",
+        "_unsettled",
+        "has_health",
+        "has_metrics",
+        "ok",
+        "options",
+    )
 
     def __init__(self, options: PollOptions) -> None:
         self.options = options
         self._unsettled = 0  # probes still to come at the short interval
         self._models_at = self._start_at = -inf  # times when these were last known, or asked for
+        self._started_at: float | None = None  # the start time that was read last
+        self._starts_due = STARTS_AFTER_CHANGE  # probes still to come that ask for it, since it changed
         self.ok: bool | None = None
         self.has_health = True
         self.has_metrics = True
@@ -114,10 +130,18 @@ class HealthSchedule:
 
     def wants_start_time(self, now: float) -> bool:
         """Whether the start time is due. If so, it counts as asked for."""
-        if not self.has_metrics or (self.ok and now - self._start_at < self.options.start_time_interval_s):
+        late = now - self._start_at >= self.options.start_time_interval_s
+        if not self.has_metrics or (self.ok and not late and self._starts_due == 0):
             return False
-        self._start_at = now
+        self._start_at, self._starts_due = now, max(self._starts_due - 1, 0)
         return True
+
+    def start_read(self, started_at: float | None) -> None:
+        """Note a start time. Where it changed, the next probes show whether it changes back: several processes."""
+        if started_at is not None:
+            changed = self._started_at is not None and started_at != self._started_at
+            self._starts_due = STARTS_AFTER_CHANGE if changed else self._starts_due
+            self._started_at = started_at
 
     def moved(self) -> None:
         """Ask for everything with the next probe: another process may answer it."""

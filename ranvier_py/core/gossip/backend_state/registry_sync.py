@@ -24,9 +24,9 @@ from ranvier_py.core.gossip.backend_state.facts import (
     Verdict,
 )
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.backend import same_process
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
 from ranvier_py.core.routing.route_table.route_values import BackendNames
+from ranvier_py.core.routing.several_processes import same_process
 from ranvier_py.core.routing.work import Load
 
 TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
@@ -161,7 +161,8 @@ class RegistrySync:
     def _settle(self, key: int, seen: Seen, now: float) -> None:
         backend = seen.backend
         started_at, shared = backend.process.started_at or 0.0, self.facts.of(key).started_at
-        if backend.generation == seen.generation and started_at and shared and not same_process(started_at, shared):
+        differs = bool(started_at and shared) and not same_process(started_at, shared)
+        if differs and backend.generation == seen.generation and backend.processes == 1:
             self._log(self.registry.restart(backend, "peers knew another process", now))
         if backend.generation != seen.generation:
             seen.generation = backend.generation

@@ -1,0 +1,26 @@
+"""Counts the caches behind one backend's URL: of several processes, or of data-parallel ranks."""
+
+from __future__ import annotations
+
+from ranvier_py.core.routing.backend import Backend, Transition
+
+
+def count_caches(
+    backend: Backend, now: float, *, hosts: int | None = None, ranks: int | None = None
+) -> list[Transition]:
+    """Count the processes behind its URL, of which its name stands for `hosts`, and its ranks; None: as before.
+
+    That there are several now is a transition, which says what to do.
+    """
+    several = backend.process.several
+    several.hosts = several.hosts if hosts is None else hosts
+    before = (backend.processes, backend.ranks)
+    backend.processes = several.count(now)
+    if ranks is not None and backend.rank is None:
+        backend.ranks = ranks
+    counts = (("processes", before[0], backend.processes), ("ranks", before[1], backend.ranks))
+    return [
+        Transition(backend.id, backend.name, what, str(old), str(new), backend.advice)
+        for what, old, new in counts
+        if old == 1 < new
+    ]
