@@ -33,6 +33,8 @@ from ranvier_py.core.routing.backend import NAME_CHARS_MAX, normal_url
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, profile_named
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 
+NAME_CHARACTERS_MAX = 100  # twice the longest of ours; comparing long names takes the square of their length
+
 INDEX_SCHEMES = ("http", "https", "ws", "wss")
 
 
@@ -232,5 +234,7 @@ def key(default: Any, section: str, meaning: str, **limits: Any) -> Any:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the closest known name, or nothing."""
+    if len(name) > NAME_CHARACTERS_MAX:
+        return ""
     close = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,4 +1,7 @@
-"""Reads what arrives on the control port, bodies and queries, and refuses what is wrong with them."""
+"""Reads what arrives on the control port, bodies and queries, and refuses what is wrong with them.
+
+Bounds: an order's body has ORDER_BYTES_MAX, so that building its objects and naming its errors holds up no request.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from typing import Any
 import orjson
 from quart import request
 
-from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.errors import BadRequest, BodyTooLarge
 
 NAME_SHOWN = 64  # characters of an unknown name that are shown: enough to see the typing error
+ORDER_BYTES_MAX = 64 * 1024  # every order has a few short members
+MEMBERS_MAX = 32  # each unknown one is looked up among the known
+
 LISTED = 50  # routes or decisions in an answer unless `limit` is given: a screen
 
 
@@ -27,9 +33,17 @@ def field_lines() -> Sequence[tuple[bytes, bytes]]:
 
 
 async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
-    """Return the request's JSON object. Raises BadRequest for other members than these; `others`: the caller checks."""
+    """Return the request's JSON object. Raises BadRequest for other members than these; `others`: the caller checks.
+
+    Raises BodyTooLarge before it builds anything.
+    """
     expected = "a JSON object with " + ", ".join(members)
-    body = object_of(await raw_body(), expected)
+    data = await raw_body()
+    if len(data) > ORDER_BYTES_MAX:
+        raise BodyTooLarge(f"the body has more than {ORDER_BYTES_MAX} bytes, expected {expected}")
+    body = object_of(data, expected)
+    if len(body) > MEMBERS_MAX:
+        raise BadRequest(f"the body has more than {MEMBERS_MAX} members, expected {expected}")
     for name in body:
         if name not in members and not others:
             raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")

@@ -9,11 +9,13 @@ from itertools import chain, islice
 from typing import Any
 
 import orjson
+import trio
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.control.prefix_admin import prefix_routing_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
@@ -118,7 +120,9 @@ class Admin:
         `headers` name its tenant where tenants are kept apart, and the credential for which a backend may pause.
         """
         router, tenants, path = self._node.router, self._node.pipeline.tenants, path_of(body)
+        await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
         body = self._node.pipeline.body_as_read(path, body, headers)
+        await trio.lowlevel.checkpoint()
         prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)
         request = HttpRequest(b"POST", path, list(headers), body)
         prompt.avoid = passed_over(router, request, prompt, time.monotonic(), dry=True)
@@ -210,6 +214,8 @@ class Admin:
 
 def path_of(body: bytes) -> bytes:
     """Return the path to which a client would send this body, judged by members that only one API has."""
+    if excess(body):
+        return CHAT_PATH  # it is too much to parse, for the reader of any API
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
