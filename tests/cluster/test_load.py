@@ -351,7 +351,7 @@ def test_failures_make_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("flags", "expected"), [([], {True, False}), (["--stream"], {True}), (["--no-stream"], {False})]
 )
-async def test_the_load_mixes_streams_and_whole_answers_unless_it_is_said_otherwise(
+async def test_the_load_mixes_streams_and_whole_answers_unless_asked_otherwise(
     flags: list[str], expected: set[bool]
 ) -> None:
     async with running_engine() as engine:
