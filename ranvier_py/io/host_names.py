@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 import trio
 
 from ranvier_py.core.addresses import is_address
-from ranvier_py.core.routing.name_addresses import NameAddresses
+from ranvier_py.core.routing.processes.name_addresses import NameAddresses
 from ranvier_py.supervision import Faults
 
 INTERVAL_S = 5.0  # the default interval of probes, which follow the name at once

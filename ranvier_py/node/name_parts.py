@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ranvier_py.core.routing.backends import Backend, Registry, Transition
-from ranvier_py.core.routing.cache_counts import count_caches
-from ranvier_py.core.routing.name_addresses import in_short
+from ranvier_py.core.routing.processes.cache_counts import count_caches
+from ranvier_py.core.routing.processes.name_addresses import in_short
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.host_names import HostNames
 from ranvier_py.node.engine_event_parts import EngineEvents
@@ -59,6 +59,6 @@ class NameParts:
             self._changed(count_caches(backend, now, hosts=hosts))
             if moved:
                 log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
-                self._registry.moved(backend)
+                backend.process.name_moved()
                 self._poller.moved(backend.id)
                 self._engine_events.moved(backend.id)

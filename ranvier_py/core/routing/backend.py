@@ -18,9 +18,9 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.processes.several_processes import SeveralProcesses, advice, same_process
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.core.routing.reuse import Reuse
-from ranvier_py.core.routing.several_processes import SeveralProcesses, advice, same_process
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
@@ -87,6 +87,11 @@ class Process:
         another = doubtful and (used or self.has_remote_routes) and now - self.reported_at >= SAME_RESTART_S
         self.started_at = reported if reported is not None else None if another else known
         return ("its name has another address" if moved else "back after refused connections") if another else ""
+
+    def name_moved(self) -> None:
+        """Note that the backend's name has none of its addresses of before. The next probe shows what answers there."""
+        self.moved = True
+        self.several.moved()
 
     def replaced(self, started_at: float, now: float) -> bool:
         """Take in a restart that a peer saw; `started_at` 0: unknown. Whether it began another process than known."""

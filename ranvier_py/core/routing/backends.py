@@ -42,8 +42,8 @@ from ranvier_py.core.routing.blame.backend_pauses import Pauses
 from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
-from ranvier_py.core.routing.cache_counts import count_caches
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
+from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.reuse import Reuse
 from ranvier_py.core.routing.work import Load
 
@@ -377,8 +377,7 @@ class Registry:
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
-        changed += count_caches(backend, now)
-        return [*self.settle(backend, before, result.detail or "probe"), *changed]
+        return [*self.settle(backend, before, result.detail or "probe"), *changed, *count_caches(backend, now)]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
         """Call a backend unhealthy if two peers, or one peer and a failed probe or request here, say so. If something
@@ -393,11 +392,6 @@ class Registry:
             return ()
         vitals.condemn(now)
         return self.settle(backend, before, f"{observers} peers say so")
-
-    def moved(self, backend: Backend) -> None:
-        """Note that its name has none of its addresses of before. The next probe shows what answers there."""
-        backend.process.moved = True
-        backend.process.several.moved()
 
     def received(self, id: BackendId, now: float) -> Sequence[Transition]:  # noqa: A002
         """Note that something came from the engine just now: a page, an event. Answers note it themselves."""
@@ -418,12 +412,11 @@ class Registry:
 
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Begin the next generation if the probe shows that another process answers."""
-        process = backend.process
         if not result.ok:
-            process.refused |= result.refused
+            backend.process.refused |= result.refused
             return []
         failing = backend.vitals.streak < 0
-        why = process.answered(result.started_at, used=backend.used, failing=failing, now=now)
+        why = backend.process.answered(result.started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now)
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:

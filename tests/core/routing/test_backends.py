@@ -382,7 +382,7 @@ def test_behind_a_name_that_moved_is_another_process_unless_its_start_time_is_th
     registry.restarted = lambda backend: began.append(backend.generation)
     registry.probed(backend.id, before, 0)
     registry.probed(backend.id, before, 1)
-    registry.moved(backend)
+    backend.process.name_moved()
     for now, result in enumerate(after, 2):
         registry.probed(backend.id, result, now)
     assert backend.generation == generation

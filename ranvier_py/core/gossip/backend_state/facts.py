@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.pauses import doubled
-from ranvier_py.core.routing.several_processes import same_process
+from ranvier_py.core.routing.processes.several_processes import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer

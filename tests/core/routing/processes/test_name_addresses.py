@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.core.routing.name_addresses import NameAddresses, in_short
+from ranvier_py.core.routing.processes.name_addresses import NameAddresses, in_short
 
 
 @pytest.mark.parametrize(

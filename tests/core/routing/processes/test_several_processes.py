@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.core.routing.several_processes import LIFE_S, STARTS_MAX, SeveralProcesses, advice
+from ranvier_py.core.routing.processes.several_processes import LIFE_S, STARTS_MAX, SeveralProcesses, advice
 from tests.core.routing.test_backends import lone, started
 
 
