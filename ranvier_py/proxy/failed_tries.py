@@ -115,13 +115,13 @@ class FailedTries:
         if first is not None and refusals.is_proven(target, kind):
             refusals.shared(first.target, kind, first.status)
             return None
-        is_doubtful = judgement.is_own or refusals.has_refused(target.id, kind)
+        tried = (*self._budget.tried, attempt.backend)
+        others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
+        is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
         refusals.refused(target, kind, attempt.status, time.monotonic())
         if first is not None or not is_doubtful:
             return None
         self._refused = attempt
-        tried = (*self._budget.tried, attempt.backend)
-        others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
         worse = refusals.worse_opinions(kind, others)
         attempt.prompt.avoid = tuple(sorted({*worse, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)

@@ -134,6 +134,14 @@ async def test_other_refusals_of_one_that_has_served_reach_the_client_at_once(re
         assert asked(engines) == before + 1
 
 
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_no_client_sees_a_refusal_of_one_that_never_served_while_others_did(refusal: str) -> None:
+    engines = [Scripted(GOOD), Scripted(GOOD), Scripted(REFUSALS[refusal])]
+    async with lab(*engines, policy="round_robin") as node:
+        assert set(await load(node, 8, clients=1)) == {200}
+        assert len(engines[2].bodies) >= 1
+
+
 async def refusing(node: Node) -> list[int | None]:
     return [backend["refusing_status"] for backend in await node.backends()]
 

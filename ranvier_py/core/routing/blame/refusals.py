@@ -8,8 +8,9 @@ all do. This is a preference: it is asked all the same if no other can be. Alike
 as it serves one, it is a backend like others. What a second backend refuses as well, one that has served others, is the
 request's own fault and counts for nothing.
 
-A refusal is doubtful if it names keys or models, or if that backend has refused before and served nothing since: then a
-second backend is asked, once. A *proven* one, which has served something and refused nothing since, has the last word.
+A refusal is doubtful if it is about keys or models, if that backend has refused before and served nothing since, or if
+it never served anything while others did: then a second backend is asked, once. A *proven* one, which has served
+something and refused nothing since, has the last word.
 
 Bounds: ROWS_MAX rows and AVOIDED_MAX avoided ones; of the former the oldest goes, of the latter the newest, and both
 are counted. Cost: nothing worth counting while no backend refuses.
@@ -17,7 +18,7 @@ are counted. Cost: nothing worth counting while no backend refuses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
@@ -111,12 +112,19 @@ class Refusals:
         unproven = [backend.id for backend in backends if not self.is_proven(backend, kind)]
         if len(unproven) < len(backends):
             return unproven
-        return [backend.id for backend in backends if self.has_refused(backend.id, kind)]
+        return [backend.id for backend in backends if self._has_refused(backend.id, kind)]
+
+    def is_doubtful(self, backend: Backend, kind: int, others: Iterable[Backend]) -> bool:
+        """Whether any refusal of this backend should be tried elsewhere. Call it before `refused`."""
+        if self._has_refused(backend.id, kind):
+            return True
+        has_served = backend.outcomes[Outcome.SUCCESS] > 0
+        return not has_served and any(self.is_proven(other, kind) for other in others)
 
     def is_proven(self, backend: Backend, kind: int) -> bool:
-        return backend.outcomes[Outcome.SUCCESS] > 0 and not self.has_refused(backend.id, kind)
+        return backend.outcomes[Outcome.SUCCESS] > 0 and not self._has_refused(backend.id, kind)
 
-    def has_refused(self, backend: BackendId, kind: int) -> bool:
+    def _has_refused(self, backend: BackendId, kind: int) -> bool:
         """Whether it has refused a request like this, or any, and served none since."""
         return any((each, backend) in self.rows or backend in self._avoided.get(each, ()) for each in (ABOUT_ALL, kind))
 
