@@ -325,11 +325,3 @@ def in_short(models: Sequence[str]) -> str:
     """Return the names of models, comma-separated; of a long list as many characters as a log line has room for."""
     names = ",".join(models)
     return names if len(names) <= MODELS_CHARS_MAX else f"{names[:MODELS_CHARS_MAX]}… ({len(models)} models)"
-
-
-def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
-    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
-    ids = {b.id for b in admitted}
-    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
-    ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
-    return [b for b in able if b.id in ids]

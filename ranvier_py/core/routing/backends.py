@@ -7,12 +7,7 @@ Rules: a backend is eligible while it is not draining, not unhealthy, its circui
 the model. A new backend is eligible at once. A backend whose model list is not known yet serves any model; a model that
 no backend lists goes to those, and is unknown (404) once every list is known.
 
-When no backend that serves the model is eligible, the pool *fails open* to all that are not unhealthy (`last_resort`),
-whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
-a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
-one. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a wait. Those that are
-unhealthy by time-outs alone may only be busy: where no other serves the model they are asked all the same (`silent`).
-Backends that a request should avoid (`blame`) are left out while any other can be asked.
+When none is eligible, pools fail open; which backends a request may ask then, or avoids, is in `blame.eligibility`.
 
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
 Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
@@ -36,10 +31,10 @@ from ranvier_py.core.routing.backend import (
     in_short,
     is_hosted_url,
     normal_url,
-    overruled,
 )
 from ranvier_py.core.routing.blame.backend_pauses import Pauses
 from ranvier_py.core.routing.blame.context_lengths import NO_END, lengths_of
+from ranvier_py.core.routing.blame.eligibility import eligible_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
@@ -249,22 +244,9 @@ class Registry:
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
         serving = [b for b in self if not b.draining and b.serves(model)]
-        able = [b for b in serving if b.health is not Health.UNHEALTHY]
-        silent = not able
-        if silent:
-            able = [b for b in serving if b.vitals.silent]
-        admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
-        if admitted and 2 * len(admitted) < len(able):
-            admitted = overruled(able, admitted)
-        eligible = [b for b in admitted if b.id not in exclude]
-        last_resort = False
-        if not eligible:
-            eligible = [b for b in able if b.id not in exclude]
-            last_resort = bool(eligible)
-        eligible = [b for b in eligible if b.id not in avoid] or eligible if avoid else eligible
+        eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
         listed = not model or model in self.listed
         unknown = not listed and len(self) > 0 and all(b.models is not None for b in self) and not eligible
-        silent = silent and last_resort
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)
 
     def tick(self, now: float) -> None:

@@ -1,0 +1,56 @@
+"""Which of the backends that serve a model may be asked by one request.
+
+When no backend that serves the model is eligible, the pool *fails open* to all that are not unhealthy (`last_resort`),
+whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
+a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
+one. For the same reason circuits take out at most half of a pool: beyond that, those that would be tried again first
+are asked all the same. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a
+wait. Those that are unhealthy by time-outs alone may only be busy: where no other serves the model they are asked all
+the same (`silent`). Backends that a request should avoid are left out while any other can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backend import Backend
+from ranvier_py.core.routing.health import Health
+
+
+class Eligible(NamedTuple):
+    """The backends that may be asked. `last_resort`: their circuits are overruled; `silent`: so are their probes."""
+
+    backends: Sequence[Backend]
+    last_resort: bool
+    silent: bool
+
+
+def eligible_of(
+    serving: Sequence[Backend], exclude: Collection[BackendId], avoid: Collection[BackendId], then: float | None
+) -> Eligible:
+    """Return those who may be asked now or, with `then`, at that time if nothing happens until then."""
+    able = [b for b in serving if b.health is not Health.UNHEALTHY]
+    silent = not able
+    if silent:
+        able = [b for b in serving if b.vitals.silent]
+    admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
+    if admitted and 2 * len(admitted) < len(able):
+        admitted = overruled(able, admitted)
+    eligible = [b for b in admitted if b.id not in exclude]
+    last_resort = False
+    if not eligible:
+        eligible = [b for b in able if b.id not in exclude]
+        last_resort = bool(eligible)
+    if avoid:
+        eligible = [b for b in eligible if b.id not in avoid] or eligible
+    return Eligible(eligible, last_resort, silent and last_resort)
+
+
+def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
+    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
+    ids = {b.id for b in admitted}
+    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
+    ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
+    return [b for b in able if b.id in ids]
