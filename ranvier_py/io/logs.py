@@ -9,7 +9,8 @@ thread also formats the lines of requests.
 Rules: each request is exactly one line (`request_line`), made from a RequestSummary, which has no fields for headers or
 bodies. Values from outside can't forge a line: control characters are escaped. The configured secrets and anything that
 looks like a bearer key are masked when a line is written, whoever logged it. A reader that stalls, and a stream that
-fails, lose lines and never a request; after a stall the log states how many lines were dropped.
+fails, lose lines and never a request; after a stall the log states how many lines were dropped. A bug that is met by
+many requests leaves its traceback once in LOG_INTERVAL_S, however it is logged.
 Bounds: QUEUE_BYTES_MAX may wait. When the process ends, waiting lines are written for at most LAST_WRITE_S.
 """
 
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -33,11 +35,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.routing.summary import RequestSummary
 
 TEXT_CHARACTERS_MAX = 300
 """Longer paths, ids and names are cut: a log does not store whatever a client sends."""
+
+TRACEBACK_CHARACTERS_MAX = 16_000  # of one that recurses, the first and the last frames
 
 QUEUE_BYTES_MAX = 4 << 20  # some 8,000 lines of requests: a busy node's lines while the reader pauses for two seconds
 ENTRY_BYTES = 512  # of a waiting line, besides its text
@@ -147,6 +152,7 @@ class LineHandler(logging.Handler):
         self._descriptor = descriptor
         self._latest_secrets: set[str] = set()
         self.change(form, secrets)
+        self._log_limit = LogLimit()
         self._second, self._stamp = -1, ""
         self._begin(0)
 
@@ -169,8 +175,22 @@ class LineHandler(logging.Handler):
     # --- threads that log -------------------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.levelno < logging.CRITICAL:
+            record = self._limited(record)
         rest = self._event(record)  # now, because the arguments may change later
         self.put(partial(self._stamped, record.created, rest), len(rest))
+
+    def _limited(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Return the record, without its traceback if one of the same bug was logged within LOG_INTERVAL_S."""
+        suffix = self._log_limit.suffix(place_of(record), time.monotonic())
+        if suffix == "":
+            return record
+        limited = copy(record)
+        if suffix is None:
+            limited.exc_info = limited.exc_text = None
+        else:
+            limited.msg, limited.args = f"{record.getMessage()}{suffix}", ()
+        return limited
 
     def request(self, summary: RequestSummary) -> None:
         """Queue a request's line, without `logging`, whose records would take most of the time."""
@@ -332,7 +352,21 @@ JSON = Form('{"time":"', json_event, json_request)
 
 def traceback_text(record: logging.LogRecord) -> str:
     assert record.exc_info
-    return logging.Formatter().formatException(record.exc_info)
+    text = logging.Formatter().formatException(record.exc_info)
+    if len(text) <= TRACEBACK_CHARACTERS_MAX:
+        return text
+    half = TRACEBACK_CHARACTERS_MAX // 2
+    return f"{text[:half]}\n…\n{text[-half:]}"
+
+
+def place_of(record: logging.LogRecord) -> str:
+    """Return where an exception was logged and where it was raised: there are as many as lines of the program."""
+    assert record.exc_info
+    kind, _, traceback = record.exc_info
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    raised = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}" if traceback is not None else ""
+    return f"{record.pathname}:{record.lineno} {kind.__name__ if kind else ''} {raised}"
 
 
 def text_value(value: object) -> str:

@@ -24,6 +24,7 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.logs import (
     ENTRY_BYTES,
     QUEUE_BYTES_MAX,
+    TRACEBACK_CHARACTERS_MAX,
     LineHandler,
     LogCounters,
     line_handlers,
@@ -187,6 +188,33 @@ def test_a_traceback_stays_inside_its_json_line(json_log: Log) -> None:
         log.logger.exception("failed")
     assert log.text.count("\n") == 1
     assert "first\nsecond" in json.loads(log.text)["traceback"]
+
+
+def deep(levels: int) -> None:
+    if levels == 0:
+        raise ValueError("at the bottom")
+    (deep if levels % 2 else deeper)(levels - 1)
+
+
+def deeper(levels: int) -> None:
+    deep(levels)
+
+
+def test_a_bug_leaves_its_traceback_once_in_a_while_however_often_it_is_met(text_log: Log) -> None:
+    log = text_log
+    for number in range(50):
+        try:
+            deep(600 if number == 0 else 3)
+        except ValueError:
+            log.logger.exception("request %d failed: 100 %%", number)
+    try:
+        raise KeyError("another bug")
+    except KeyError:
+        log.logger.exception("failed")
+    assert log.text.count("Traceback (most recent call last)") == 2
+    assert log.text.count("failed: 100 %") == 50
+    assert "at the bottom" in log.text
+    assert len(log.text) < TRACEBACK_CHARACTERS_MAX + 10_000
 
 
 @given(st.text(), st.text())

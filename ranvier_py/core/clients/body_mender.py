@@ -275,7 +275,7 @@ class BodyMender:
             named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or opening_of(raw, rules)
             sent = self._edits((), raw, rewriting, named, uses, self.counters.rewritten)
             read = self._edits(sent, raw, keying, named, uses, self.counters.keyed)
-        except ValueError:
+        except (ValueError, RecursionError):  # too long, or nested too deep: it goes on as it came
             self.counters.unread += 1
             return None
         if not uses:
