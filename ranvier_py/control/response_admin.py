@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from ranvier_py.core.clients.body_mender import MODEL_BYTES_MAX
 from ranvier_py.core.errors import BadRequest, NotFound
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.proxy.response_cache import ResponseCache
+
+log = logging.getLogger(__name__)
 
 CHOICES = ("model", "tenant", "older_than_s")
 
@@ -56,7 +59,7 @@ async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[
     if responses is None:
         raise NotFound("the response cache is off: response_cache turns it on")
     if wanted.get("clear_all") is True and len(wanted) == 1:
-        return {"success": True, "action": "clear_all", "cleared_entries": await responses.invalidate()}
+        return invalidated("clear_all", await responses.invalidate())
     model, tenant, older_s = (wanted.get(name) for name in CHOICES)
     texts = all(each is None or type(each) is str for each in (model, tenant))
     if not wanted or "clear_all" in wanted or not texts or not (older_s is None or type(older_s) in (int, float)):
@@ -64,5 +67,9 @@ async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[
     if model is not None and not (0 < len(model.encode("utf-8", "replace")) <= MODEL_BYTES_MAX and model.isprintable()):
         raise BadRequest(f"model must be a printable name of at most {MODEL_BYTES_MAX} bytes")
     digest = None if tenant is None else responses.tenants.named(tenant.encode("utf-8", "replace"))
-    cleared = await responses.invalidate(model, digest, older_s)
-    return {"success": True, "action": "invalidate", "cleared_entries": cleared}
+    return invalidated("invalidate", await responses.invalidate(model, digest, older_s))
+
+
+def invalidated(action: str, cleared: int | None) -> Mapping[str, Any]:
+    log.info("response_cache.invalidated %s, %s entries here (ordered over the control port)", action, cleared)
+    return {"success": True, "action": action, "cleared_entries": cleared}

@@ -12,6 +12,7 @@ the control port is Continuum's, plus the members that its document promises but
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +39,8 @@ from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.proxy.pipeline import PromptTokenizer
 from ranvier_py.supervision import Faults
+
+log = logging.getLogger(__name__)
 
 FINGERPRINT_DIGITS = 16
 CHANGED, STATUS = "Events that changed the index.", "State of an event source."
@@ -309,6 +312,7 @@ class Indexing:
         before = self.index.clear()
         if self._link is not None:
             self._link.shared.clear(time.monotonic())
+        log.info("kv_index.cleared %d entries (ordered over the control port)", before)
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
     def samples(self) -> Iterator[Sample]:

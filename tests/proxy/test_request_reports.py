@@ -142,3 +142,17 @@ async def test_each_order_to_drain_leaves_a_line_on_all_nodes(tmp_path: Path, ca
         for cause in ("ordered over the control port", "ordered on another node"):
             assert f"backend.draining {name} {change} ({cause})" in found
     assert len(found) == 4
+
+
+async def test_an_order_to_forget_leaves_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with lab(engines=1, response_cache=True) as node:
+        for path, order in (
+            ("response-cache/invalidate", {"clear_all": True}),
+            ("response-cache/invalidate", {"model": "m"}),
+            ("kv-index/clear", {}),
+        ):
+            answer = await node.http.post(f"{node.control}/admin/{path}", json=order)
+            assert answer.status_code == 200, answer.text
+    ordered = [text.split()[0] for text in caplog.messages if text.endswith("(ordered over the control port)")]
+    assert ordered == ["response_cache.invalidated"] * 2 + ["kv_index.cleared"]
