@@ -2,10 +2,10 @@
 
 Rules: an error's body is read before anything is decided, up to a bound and a deadline, and is relayed as it came if
 the request ends with it. If no backend that was asked has room, the client gets the last such answer, also if those
-asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried once elsewhere, and
-if the second one refuses as well, the client gets that answer. A prompt that is too long for one goes to longer ones.
-What a backend declines it has not carried out, so any
-inference may be sent to another one then; after other failures only what `retries.may_repeat` allows.
+asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried elsewhere; if the
+second backend refuses alike, or has served others, the client gets that answer. A prompt that is too long for one goes
+to longer ones. What a backend declines it has not carried out, so any inference may be sent to another one then; after
+other failures only what `retries.may_repeat` allows.
 One object for each request, made at its first failure.
 """
 
@@ -50,7 +50,7 @@ class FailedTries:
         self._budget = RetryBudget(limits)
         self._suspects = Suspects(hash((request.path, request.body)))
         self._never: Sequence[BackendId] = ()  # too short for the request
-        self._refused: Attempt | None = None  # the first try that was refused
+        self._refused: list[Attempt] = []  # the tries that were refused
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
     def judge(self, attempt: Attempt, exchange: Exchange) -> Steps[Judgement]:
@@ -90,11 +90,12 @@ class FailedTries:
 
     def settle(self, outcome: Outcome, now: float) -> Sequence[Transition]:
         """Settle who is to blame for the failures so far, since the request ends so, or is being served."""
-        registry, refused = self._router.registry, self._refused
+        registry = self._router.registry
         changes = [change for fault in self._suspects.settle(outcome) for change in registry.blamed(fault, now)]
-        if refused is not None and outcome is Outcome.SUCCESS:
-            self._refused = None
-            changes += registry.refusals.contradicted(refused.target, self._kind(refused), refused.status, now)
+        if outcome is Outcome.SUCCESS:
+            refused, self._refused = self._refused, []
+            for each in refused:
+                changes += registry.refusals.contradicted(each.target, self._kind(each), each.status, now)
         return changes
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
@@ -106,22 +107,27 @@ class FailedTries:
         return self.elsewhere(attempt, judgement.outcome)
 
     def _after_refusal(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
-        """Ask a longer backend if the prompt is too long for it; else a second one, once, if that is doubtful."""
-        registry, kind, first = self._router.registry, self._kind(attempt), self._refused
+        """Ask a longer backend if the prompt is too long for it; else a second one if that is doubtful.
+
+        What two refuse alike, or a proven one, is refused.
+        """
+        registry, kind, earlier = self._router.registry, self._kind(attempt), self._refused
         refusals, target, model = registry.refusals, attempt.target, attempt.prompt.model
         if judgement.is_too_long:
             self._never = (*self._never, *not_longer(registry, target, model))
             return self.elsewhere(attempt, judgement.outcome)
-        if first is not None and refusals.is_proven(target, kind):
-            refusals.shared(first.target, kind, first.status)
+        if earlier and refusals.is_proven(target, kind):
+            for each in earlier:
+                refusals.shared(each.target, kind, each.status)
             return None
         tried = (*self._budget.tried, attempt.backend)
         others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
         is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
+        is_alike = any(each.status == attempt.status for each in earlier)
         refusals.refused(target, kind, attempt.status, time.monotonic())
-        if first is not None or not is_doubtful:
+        if is_alike or not is_doubtful:
             return None
-        self._refused = attempt
+        earlier.append(attempt)
         worse = refusals.worse_opinions(kind, others)
         attempt.prompt.avoid = tuple(sorted({*worse, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)

@@ -93,6 +93,12 @@ async def test_several_that_refuse_are_passed_over_for_the_one_that_serves() -> 
         assert len([each for each in await node.backends() if each["refusing_status"]]) == 3
 
 
+async def test_what_two_refuse_in_different_words_is_tried_at_a_third() -> None:
+    turns = iter([[REFUSALS["401"]], [REFUSALS["404"]], [GOOD]])
+    async with lab(*[Scripted(turns=turns) for _ in range(3)]) as node:
+        assert (await answered(node, question(b"/v1/completions", 1, poison=False)))[0] == 200
+
+
 @pytest.mark.parametrize("engines", [1, 2, 3])
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_what_all_refuse_is_the_fault_of_the_request(refusal: str, engines: int) -> None:
