@@ -184,6 +184,7 @@ class Admin:
             responses.samples() if responses is not None else (),
             samples("upstream", node.upstream.counters),
             samples("realtime", node.pipeline.realtime.counters),
+            samples("router_fields", node.pipeline.router_fields.counters),
             samples("poll", node.poller.counters),
             node.engine_events.samples(),
             node.calibrating.samples(),

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
+from ranvier_py.core.prompts.reserved_members import has_address
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -49,6 +50,20 @@ CONTROL_KEY = b"x-ranvier-control-key"
 WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
 """Request fields besides the hop-by-hop ones that are not passed on: we write our own, meet the expectation ourselves,
 and keep the control key to ourselves."""
+
+RANK_FIELD, REQUEST_ID = b"x-data-parallel-rank", b"x-request-id"
+ROUTER_FIELDS = frozenset(
+    (
+        b"x-prefiller-host-port",
+        b"x-prefiller-url",
+        b"x-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-data-parallel-host-port",
+        RANK_FIELD,
+    )
+)
+"""Fields by which routers say where an engine, or a process beside it, gets cached blocks from, or which rank computes:
+vLLM's and llm-d's."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
@@ -94,7 +109,8 @@ class RequestFields(NamedTuple):
     `readable`: the body is not compressed; only an engine can read one that is. `multipart`: the body is a form.
     `cache_control`: all its directives. `session`: the client's name for its session, or for the one that began it.
     `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
-    from a sub-agent that the session began.
+    from a sub-agent that the session began. `reserved`: what only routers may set, which is not among the lines; a
+    request id with an engine's address in it is one of them, and no id.
     """
 
     lines: bytes
@@ -108,19 +124,23 @@ class RequestFields(NamedTuple):
     client: str = OTHER
     upgrades: bool = False
     sub_agent: bool = False
+    reserved: Fields = ()
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
-        dropped = dropped_fields(headers) | WRITTEN_BY_US
+        dropped, reserved = dropped_fields(headers) | WRITTEN_BY_US, list[tuple[bytes, bytes]]()
         request_id = control_key = None
         authorized, readable, cache_control = False, True, b""
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
         wanted = set[bytes]()  # what the request names to change the protocol
         for name, value in headers:
             key = name.lower()
+            if key in ROUTER_FIELDS if key != REQUEST_ID else has_address(value.decode("latin-1")):
+                reserved.append((name, value))
+                continue
             if key not in dropped:
                 lines += (name, b": ", value, b"\r\n")
-            if key == b"x-request-id" and request_id is None:
+            if key == REQUEST_ID and request_id is None:
                 request_id = value
             elif key == b"authorization":
                 authorized = True
@@ -138,7 +158,7 @@ class RequestFields(NamedTuple):
                 wanted.add(key if key == b"connection" else value.lower())
         multipart = kinds == {True}
         upgrades = wanted == {b"connection", b"websocket"}
-        last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming)
+        last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
         return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 
 

@@ -55,6 +55,7 @@ from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
 from ranvier_py.core.routing.stored_paths import response_of
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.admission.request_target import misleads
+from ranvier_py.proxy.admission.router_fields import RouterFieldOptions, RouterFields
 from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -69,8 +70,6 @@ from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
-
-STORED_PATHS = b"/v1/responses/"
 
 OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
 """If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
@@ -95,6 +94,7 @@ class PipelineLimits(Options):
     stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s")
     retries: RetryLimits = part(RetryLimits)
     realtime: RealtimeLimits = part(RealtimeLimits)
+    router_fields: RouterFieldOptions = part(RouterFieldOptions)
 
 
 class PromptTokenizer(Protocol):
@@ -126,9 +126,12 @@ class Pipeline:
     responses: ResponseCache | None  # answers without a backend, if the operator wants that
     mender: BodyMender | None  # changes bodies, if the operator turned a rule on
     realtime: Realtime = field(default_factory=Realtime)
+    router_fields: RouterFields = field(default_factory=RouterFields)
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
+        if request.fields.reserved:
+            request = self.router_fields.admitted(request, self.limits.router_fields)
         client.request_id = request.fields.request_id or next(self.ids)
         served = ServedRequest(request, client, client.request_id, time.monotonic())
         try:
@@ -180,8 +183,8 @@ class Pipeline:
         """Ask one backend after another, until one has answered."""
         router, request = self.router, served.request
         prompt = self._read(served)
-        if self.tenants is not None and prompt.reserved is not NOTHING:
-            yield from check_names(request, prompt)
+        if prompt.reserved is not NOTHING and request.body:
+            prompt = yield from self._checked(served, prompt)
         judged = is_inference(request.method, request.path)
         if judged and (router.registry.pauses or router.registry.refusals):
             prompt.avoid = passed_over(router, request, prompt, time.monotonic())
@@ -203,6 +206,15 @@ class Pipeline:
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt)
 
+    def _checked(self, served: ServedRequest, prompt: Prompt) -> Steps[Prompt]:
+        """Return the prompt without what only routers may set; refuse what may name another tenant's response."""
+        yield from check_names(self.tenants, served.request, prompt)
+        names = yield from self.router_fields.found(served.request, prompt, self.limits.router_fields)
+        if names:
+            served.request, served.unmended = self.router_fields.without(served.unmended or served.request, names), None
+            prompt = self._read(served)
+        return prompt
+
     def _read(self, served: ServedRequest) -> Prompt:
         """Read the prompt of the request, and note whether an engine may keep its answer."""
         router, request, fields = self.router, served.request, served.request.fields
@@ -222,7 +234,7 @@ class Pipeline:
             prompt.model = model_of(request.target)
         if path == RESPONSES_PATH and prompt.stores:
             served.naming, served.tenant = ResponseName(), tenant
-        elif request.path.startswith(STORED_PATHS) and (named := response_of(request.method, request.path)):
+        elif named := response_of(request.method, request.path):
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
             prompt.kept = router.owners.response_key(named, owner)
         return prompt

@@ -105,6 +105,8 @@ OTHER_VALUES: dict[str, Any] = {
     "log_format": "json",
     "retry_statuses": [503],
     "response_cache_key": "continuum",
+    "transfer_fields": "pass",
+    "client_ranks": "remove",
 }
 """Of keys whose other value can't be made from their limits."""
 

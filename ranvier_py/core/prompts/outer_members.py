@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
+
+from ranvier_py.core.prompts.reserved_members import CONTAINERS, ID_MEMBERS, LEVELS_MAX, has_address
 
 BLANKS = re.compile(r"[ \t\r\n]*")
 MARK = "\ufeff"  # engines in Python skip it at the beginning
@@ -55,6 +57,54 @@ def members_of(text: str, at: int = 0) -> list[OuterMember]:
     if text[at : at + 1] != "}":
         raise ValueError("no end")
     return found
+
+
+def without(body: bytes, names: Collection[str]) -> bytes:
+    """Return the body without members of routers of these names, where `reserved_in` finds them.
+
+    Raises ValueError for a body in another encoding, RecursionError.
+    """
+    text, pieces, at = text_of(body), list[str](), 0
+    for start, end in sorted(gaps(text, 0, names)):
+        pieces.append(text[at:start])
+        at = end
+    return "".join([*pieces, text[at:]]).encode("utf-8", "surrogatepass")
+
+
+def gaps(text: str, at: int, names: Collection[str], level: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the places of members to remove, each with one of its commas."""
+    members = members_of(text, at)
+    kept = [not is_reserved(text, member, names) for member in members]
+    last = max([place for place, stays in enumerate(kept) if stays], default=-1)
+    for place, member in enumerate(members[: last + 1]):
+        if not kept[place]:
+            yield member.start, members[place + 1].start
+        elif member.name in CONTAINERS and level < LEVELS_MAX:
+            for inner in objects_at(text, member.value):
+                yield from gaps(text, inner, names, level + 1)
+    if last + 1 < len(members):
+        yield members[last].end if last >= 0 else members[0].start, members[-1].end
+
+
+def is_reserved(text: str, member: OuterMember, names: Collection[str]) -> bool:
+    """Whether a member is one of these; of ids only those with an engine's address."""
+    is_id = member.name in ID_MEMBERS
+    return member.name in names and (not is_id or has_address(value_at(text, member.value)[0]))
+
+
+def objects_at(text: str, at: int) -> Iterator[int]:
+    """Yield where the value at this place has objects: itself, or its elements."""
+    if text[at] == "{":
+        yield at
+    if text[at] != "[":
+        return
+    at = skipped(text, at + 1)
+    while text[at] != "]":
+        if text[at] == "{":
+            yield at
+        at = skipped(text, value_at(text, at)[1])
+        if text[at] == ",":
+            at = skipped(text, at + 1)
 
 
 def is_doubled(body: bytes, names: Collection[str]) -> bool:

@@ -68,7 +68,7 @@ from ranvier_py.core.prompts.message_ends import (
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
 from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, PIECES_MAX, RESPONSES, Api, hoisted, is_tangled
-from ranvier_py.core.prompts.reserved_members import are_before, reserved_in
+from ranvier_py.core.prompts.reserved_members import NOTHING, may_hide, reserved_in
 from ranvier_py.core.prompts.templates import is_behind_reasoning
 from ranvier_py.core.prompts.tenants import salt_of
 
@@ -154,8 +154,8 @@ class PromptReader:
                 prompt.previous = members_at_ends(body, STORED_FIELDS[0]).get(STORED_FIELDS[0], "")
             return prompt
         prompt = self._whole(body, fields, tenant, api)
-        prompt.reserved = reserved_in(fields)
-        if prompt.reserved.router and are_before(fields, api.history):
+        prompt.reserved = found = reserved_in(fields) if fields else None
+        if found is not None and found is not NOTHING and may_hide(fields, api.history, body, found):
             prompt.note = None  # a known history has none of them, so that only the rest has to be looked at
         return prompt
 
@@ -187,7 +187,7 @@ class PromptReader:
         if fields is None:
             return self._unparsed(body, tenant, reason or "values")
         prompt = self._whole_completion(body, fields, tenant, api)
-        prompt.reserved = reserved_in(fields)
+        prompt.reserved = reserved_in(fields) if fields else None
         return prompt
 
     def _whole_completion(self, body: bytes, fields: dict[str, Any], tenant: bytes, api: str) -> Prompt:

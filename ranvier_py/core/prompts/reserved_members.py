@@ -15,7 +15,7 @@ slice that have to be looked at count as found: no library escapes letters, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -36,13 +36,20 @@ ADDRESS_BYTES = tuple(mark.encode() for mark in ADDRESS_MARKS)
 ROUTERS = frozenset((*TRANSFER_MEMBERS, *RANK_MEMBERS))
 RESERVED = frozenset((*ROUTERS, *ID_MEMBERS, *CONTAINERS, *STORED_MEMBERS))
 
-SLICE_BYTES = 4 << 20
+LEVELS_MAX = 4
+"""Containers in containers: engines merge `extra_args` of `sampling_params` of an SDK's `extra_body`, and no deeper."""
+
+SLICE_BYTES = 1 << 20
 OVERLAP_BYTES = 4096  # a name with its blanks and colon lies in one of two slices that share so much
-HITS_MAX = 1000
+HITS_MAX, ESCAPES_MAX = 1000, 20_000  # ESCAPES_MAX: with those that stand in a text in a text
 NAME_BYTES_MAX = 6 * max(map(len, RESERVED))  # of a name whose letters are all escaped
 
 NAME_ESCAPE = re.compile(rb"\\u00(5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 """An escape of a letter or an underscore: of what names consist of."""
+ESCAPES = (b"\\u005", b"\\u006", b"\\u007")
+NAME_PARTS = (b"_transfer_params", b"bootstrap_", b"_dp_rank", b"data_parallel_rank")
+"""Each name of ROUTERS has one of them."""
+
 BLANKS = re.compile(rb"[ \t\r\n]*")
 FIELD_OF_FORM = re.compile(rb"name\*?[ \t]*=[ \t]*[\"']?(?:utf-8'')?\Z", re.IGNORECASE)
 FORM_BYTES = 32
@@ -63,22 +70,31 @@ def reserved_in(fields: Mapping[str, Any]) -> Reserved:
     """Return which of these members a parsed body has."""
     if RESERVED.isdisjoint(fields):
         return NOTHING
-    found: dict[str, None] = {}
+    found = set[str]()
     objects: list[Any] = [fields]
-    while objects:
-        one = objects.pop()
-        for name in RESERVED.intersection(one) if type(one) is dict or one is fields else ():
-            if name in CONTAINERS:
-                objects += contained(one[name])
-            elif name in ROUTERS or (name in ID_MEMBERS and has_address(one[name])):
-                found[name] = None
+    for _ in range(LEVELS_MAX + 1):
+        inner: list[Any] = []
+        for one in objects:
+            for name in RESERVED.intersection(one) if isinstance(one, Mapping) else ():
+                if name in CONTAINERS:
+                    inner += contained(one[name])
+                elif name in ROUTERS or (name in ID_MEMBERS and has_address(one[name])):
+                    found.add(name)
+        objects = inner
     stored = tuple([name for name in STORED_MEMBERS if fields.get(name)])
     return Reserved(tuple(sorted(found)), stored, fields.get(ID_MEMBERS[0]) is not None)
 
 
-def are_before(fields: Iterable[str], name: str) -> bool:
-    """Whether one of these members stands before member `name`."""
-    return not RESERVED.isdisjoint(takewhile(name.__ne__, fields))
+def may_hide(fields: Mapping[str, Any], history: str, body: bytes, found: Reserved) -> bool:
+    """Whether a part of this body up to an end in its history may have members of routers that count without the rest.
+
+    They stand before the history; or a later member of the same name replaces one of them, or a later history its own.
+    """
+    names = RESERVED.intersection(fields)
+    if found.router and not names.isdisjoint(takewhile(history.__ne__, fields)):
+        return True
+    tokens = [b'"%b"' % name.encode() for name in (*names, history)] if names else ()
+    return any(body.count(token) != 1 for token in tokens) or (bool(names) and any(start in body for start in ESCAPES))
 
 
 def contained(value: Any) -> Sequence[Any]:
@@ -104,35 +120,26 @@ def slices(body: bytes) -> Iterator[bytes]:
 
 
 class BodySearch:
-    """Searches an unread body, slice by slice, for members or fields of forms.
+    """Searches an unread body, slice by slice, for members, or fields of forms, with these names.
 
-    `names` are found whatever their value, request ids only if an engine's address may be in one.
+    `has_address`: an engine's address may be in the slices so far, so that a request id in any of them may have it.
     """
 
-    def __init__(self, names: Iterable[str], *, ids: bool, form: bool) -> None:
-        self._names = tuple(names)
+    def __init__(self, names: Sequence[str], *, form: bool) -> None:
+        self.has_address = False
+        self._names = {name.encode(): name for name in names}
+        self._parts = NAME_PARTS if ROUTERS.issuperset(names) else ()
         self._form = form
-        self._seeks_id, self._has_address, self._id = ids, False, ""
 
     def find(self, piece: bytes) -> str:
-        """Return a name that the body may have, by this piece and those before; empty if none is found yet."""
-        escapes = b"\\u00" in piece and NAME_ESCAPE.search(piece) is not None
-        if name := name_in(piece, self._names, escapes=escapes, form=self._form):
-            return name
-        if not self._seeks_id:
-            return ""
-        self._has_address = self._has_address or escapes or any(mark in piece for mark in ADDRESS_BYTES)
-        self._id = self._id or name_in(piece, ID_MEMBERS, escapes=escapes, form=self._form)
-        return self._id if self._has_address else ""
-
-
-def name_in(piece: bytes, names: Sequence[str], *, escapes: bool, form: bool) -> str:
-    """Return one of these names that the piece has; any of them if there is too much to look at."""
-    wanted = {name.encode(): name for name in names}
-    for name, text in wanted.items():
-        if has_member(piece, name) or (form and has_field(piece, name)):
-            return text
-    return escaped_name_in(piece, wanted) if escapes else ""
+        """Return a name that this slice may have; any of them if there is too much to look at; else empty."""
+        escapes = b"\\" in piece and any(start in piece for start in ESCAPES)
+        self.has_address = self.has_address or escapes or any(mark in piece for mark in ADDRESS_BYTES)
+        if not self._parts or any(part in piece for part in self._parts):
+            for name, text in self._names.items():
+                if has_member(piece, name) or (self._form and has_field(piece, name)):
+                    return text
+        return escaped_name_in(piece, self._names) if escapes else ""
 
 
 def has_member(piece: bytes, name: bytes) -> bool:
@@ -169,8 +176,10 @@ def is_before_colon(piece: bytes, at: int) -> bool:
 def escaped_name_in(piece: bytes, wanted: Mapping[bytes, str]) -> str:
     """Return one of these names that is spelled with escaped letters; any of them if there are too many escapes."""
     count = 0
-    for escape in NAME_ESCAPE.finditer(piece):
+    for seen, escape in enumerate(NAME_ESCAPE.finditer(piece)):
         at = escape.start()
+        if seen >= ESCAPES_MAX:
+            return next(iter(wanted.values()), "")
         if piece[at - 1 : at] == b"\\":  # an escaped backslash, or a name with one in it
             continue
         count += 1

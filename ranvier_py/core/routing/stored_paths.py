@@ -18,6 +18,8 @@ from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 RESPONSE = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
 """Paths of one stored response: GET, DELETE, and what else an engine can do with it."""
 
+STORED = b"/v1/responses/"
+
 OF_NONE = frozenset((RESPONSES_PATH + b"/compact", RESPONSES_PATH + b"/input_tokens"))
 """POSTs that count or shorten what their bodies have, and name."""
 
@@ -40,7 +42,9 @@ def may_name(method: bytes, path: bytes) -> bool:
 
 def response_of(method: bytes, path: bytes) -> str:
     """Return the id of the stored response that a path names; empty if it names none."""
-    found = RESPONSE.fullmatch(path) if path not in OF_NONE or method != b"POST" else None
+    if not path.startswith(STORED) or (path in OF_NONE and method == b"POST"):
+        return ""
+    found = RESPONSE.fullmatch(path)
     return unquote_to_bytes(found[1]).decode("utf-8", "surrogateescape") if found is not None else ""
 
 

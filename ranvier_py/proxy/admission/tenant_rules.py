@@ -12,7 +12,7 @@ from trio.lowlevel import checkpoint
 from ranvier_py.core.errors import BadRequest, MethodNotAllowed, NotFound
 from ranvier_py.core.prompts.outer_members import is_doubled
 from ranvier_py.core.prompts.prompt import Prompt
-from ranvier_py.core.prompts.reserved_members import ID_MEMBERS, STORED_MEMBERS, BodySearch, slices
+from ranvier_py.core.prompts.reserved_members import ID_MEMBERS, SLICE_BYTES, STORED_MEMBERS, BodySearch, slices
 from ranvier_py.core.prompts.tenants import Tenants, demand_object
 from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS, RESPONSES_PATH
 from ranvier_py.core.routing.stored_paths import is_strange, may_name
@@ -45,9 +45,12 @@ def tenant_of(tenants: Tenants, request: HttpRequest) -> bytes:
     return tenants.of(request.headers)
 
 
-def check_names(request: HttpRequest, prompt: Prompt) -> Steps[None]:
-    """Raise BadRequest if the body names, or may name, what an engine keeps, other than a response with an owner."""
-    if not may_name(request.method, request.path):
+def check_names(tenants: Tenants | None, request: HttpRequest, prompt: Prompt) -> Steps[None]:
+    """Raise BadRequest if the body names, or may name, what an engine keeps, other than a response with an owner.
+
+    Only where tenants are kept apart.
+    """
+    if tenants is None or not may_name(request.method, request.path):
         return
     found = prompt.reserved
     if found is None:
@@ -68,8 +71,9 @@ def check_names(request: HttpRequest, prompt: Prompt) -> Steps[None]:
 
 
 def _search(body: bytes) -> Steps[None]:
-    search = BodySearch(KEPT_NAMES, ids=False, form=False)
+    search = BodySearch(KEPT_NAMES, form=False)
     for piece in slices(body):
         if name := search.find(piece):
             raise BadRequest(f"{APART}: this body is too large to be read, and may have a {name}")
-        yield checkpoint
+        if len(body) > SLICE_BYTES:
+            yield checkpoint
