@@ -37,10 +37,10 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.rates.work import Load
 from ranvier_py.core.routing.request_paths import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import PoolMatch, Router
-from ranvier_py.core.routing.work import Load
 
 BACKENDS = 64
 BLOCK_TOKENS = 16

@@ -26,6 +26,7 @@ from ranvier_py.core.errors import TokenizerLost
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backend import all_of_sglang
 from ranvier_py.core.routing.router import Attempt, Router
 from ranvier_py.core.tokenize.tokenize_frames import BadResults, PackedResult, Reply
 from ranvier_py.core.tokenize.tokenize_job import (
@@ -305,7 +306,7 @@ class TokenizerWorker:
         self, batch: Sequence[QueuedPrompt], *, first: bool, with_body: bool
     ) -> tuple[list[Found], float]:
         registry = self._router.registry
-        by_sglang = {model: registry.is_of_sglang(model) for model in {each.prompt.model for each in batch}}
+        by_sglang = {model: all_of_sglang(registry, model) for model in {each.prompt.model for each in batch}}
         asked = [
             job_of(
                 each.prompt,

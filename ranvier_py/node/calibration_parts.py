@@ -170,6 +170,7 @@ class Calibrating:
         excess = max(0, (metrics.requests or 0) - sent)
         self._looks[backend] = Look(self._clock(), excess)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
+        slot.cache_tokens = metrics.capacity_tokens
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         self._registry.page_read(slot, metrics.caches, metrics.hit_tokens)
 

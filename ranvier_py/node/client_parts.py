@@ -31,7 +31,7 @@ from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt, Observer
-from ranvier_py.core.routing.service_rate import ServiceRates
+from ranvier_py.core.routing.rates.service_rate import ServiceRates
 from ranvier_py.node.cluster_parts import ClusterParts, FingerprintScheme
 
 log = logging.getLogger(__name__)

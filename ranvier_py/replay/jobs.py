@@ -69,7 +69,7 @@ class Done(NamedTuple):
     lines: bytes
 
 
-def make_ready(trace: Trace) -> Ready:
+def make_ready(trace: Trace, *, stream: bool = True) -> Ready:
     requests = trace.requests
     summary = TraceSummary(
         name=trace.name,
@@ -80,7 +80,7 @@ def make_ready(trace: Trace) -> Ready:
         span_s=round(requests[-1].at - requests[0].at, 3) if requests else 0.0,
         timed=trace.timed,
     )
-    return Ready(summary, prepare(trace))
+    return Ready(summary, prepare(trace, stream=stream))
 
 
 # --- one run --------------------------------------------------------------------------------------------------------

@@ -104,6 +104,8 @@ class Calibrated:
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
             reported = EngineMetrics(capacity_tokens=limits.cache_tokens, block_tokens=limits.block_size)
             self.calibrations[node].report(known.id, known.url, known.generation, reported)
+            for router in self._routers:
+                router.registry[known.id].cache_tokens = limits.cache_tokens
 
 
 class EventReaders:

@@ -42,7 +42,8 @@ class Plan:
 
     `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s`: how long a packet between
     nodes takes; None: DELAY_S; inf: nodes send each other nothing. `per_request`: keep a row for each request, with
-    each decision's terms. `routes_max`, `routes`: capacity and options of each node's route table.
+    each decision's terms. `routes_max`, `routes`: capacity and options of each node's route table. `think_s`: each turn
+    of a session comes so long after the answer before it, whatever the trace says; None: when the trace says.
     """
 
     policy: str
@@ -58,6 +59,7 @@ class Plan:
     knowledge: KnowledgeName = "calibrated"
     routes_max: int = 1_000_000  # as a node has by default
     routes: RouteTableOptions = field(default_factory=RouteTableOptions)
+    think_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -77,8 +79,8 @@ class TracePrompt(Prompt):
 
     __slots__ = ("request",)
 
-    def __init__(self, request: TraceRequest, end: Boundary, root: Boundary) -> None:
-        super().__init__("chat", request.model, stream=True, end=end, base=root, tail=(), body=b"")
+    def __init__(self, request: TraceRequest, end: Boundary, root: Boundary, *, stream: bool) -> None:
+        super().__init__("chat", request.model, stream=stream, end=end, base=root, tail=(), body=b"")
         self.request = request
 
     @property
@@ -98,12 +100,13 @@ class Prepared(NamedTuple):
     job: Job
 
 
-def prepare(trace: Trace) -> list[Prepared]:
-    """Return the requests of a trace in order of time. Equal prefixes share their boundaries."""
+def prepare(trace: Trace, *, stream: bool = True) -> list[Prepared]:
+    """Return the requests of a trace in order of time. Equal prefixes share their boundaries. `stream`: whether their
+    answers are streams, of which routers see the first token."""
     root = Boundary(None, Fingerprint(0), 0)
     known: dict[tuple[int, Fingerprint], Boundary] = {}
     names = names_of_blocks(trace)
-    return [prepared(request, root, known, names) for request in trace.requests]
+    return [prepared(request, root, known, names, stream=stream) for request in trace.requests]
 
 
 def names_of_blocks(trace: Trace) -> dict[int, int]:
@@ -122,6 +125,8 @@ def prepared(
     root: Boundary,
     known: dict[tuple[int, Fingerprint], Boundary],
     names: Mapping[int, int],
+    *,
+    stream: bool,
 ) -> Prepared:
     """Prepare one request. `known` has the boundaries so far, by their parent's identity and their fingerprint."""
     asked = sum(1 for key in request.chain if key.tokens <= request.prompt_tokens)
@@ -138,7 +143,7 @@ def prepared(
             end = at
     keys = tuple([names.get(block, block) for block in request.blocks]) if names else request.blocks
     job = Job.named(request.prompt_tokens, request.answer_tokens, keys)
-    return Prepared(request, TracePrompt(request, end, root), at, job)
+    return Prepared(request, TracePrompt(request, end, root, stream=stream), at, job)
 
 
 def boundary_after(

@@ -8,8 +8,10 @@ are equal.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from math import inf, isfinite
 from typing import Any
 
@@ -46,7 +48,10 @@ class Run:
     def __init__(self, plan: Plan, items: Sequence[Prepared], engines: Sequence[EngineModel], placer: Placer) -> None:
         first = items[0].request.at if items else 0.0
         self._items = items
-        self._arrivals = [START_S + (item.request.at - first) / plan.speed for item in items]
+        self._arrivals = [(START_S + (item.request.at - first) / plan.speed, index) for index, item in enumerate(items)]
+        self._last_at = max((at for at, _ in self._arrivals), default=START_S)
+        self._think_s = plan.think_s
+        self._turns: dict[str, deque[int]] = {}  # by session, those that wait for the answer before them
         self._engines = engines
         self.placer = placer
         self._regret = plan.regret
@@ -60,15 +65,16 @@ class Run:
     @property
     def span_s(self) -> float:
         """Seconds from the first arrival to the last."""
-        return self._arrivals[-1] - START_S if self._arrivals else 0.0
+        return self._last_at - START_S
 
     def go(self, report: Callable[[int], object] = lambda _: None) -> None:
         """Serve every request to its end. Calls `report` with the number of arrivals: every REPORT_EVERY, and last."""
         placer, due, samples = self.placer, self._due, self.tally.samples
-        arrivals, arrived, restarted = [*self._arrivals, inf], 0, 0
+        self._hold_turns()
+        arrivals, arrived, restarted = self._arrivals, 0, 0
         restarts = [*self._restarts, Restart(inf, 0)]
         while True:
-            step_at, arrival_at, restart_at = min(due), arrivals[arrived], restarts[restarted].at
+            step_at, arrival_at, restart_at = min(due), arrivals[0][0] if arrivals else inf, restarts[restarted].at
             now = min(step_at, arrival_at)
             if now == inf:
                 break
@@ -83,12 +89,29 @@ class Run:
                 self._restart(restarts[restarted].engine, now)
                 restarted += 1
             else:
-                self._arrive(str(arrived), self._items[arrived], now)
+                index = heappop(arrivals)[1]
+                self._arrive(str(index), self._items[index], now)
                 arrived += 1
                 if arrived % REPORT_EVERY == 0:
                     report(arrived)
         assert not self._pending, "every request ends"
         report(arrived)
+
+    def _hold_turns(self) -> None:
+        """Where turns wait for answers, keep all but the first of each session back."""
+        if self._think_s is None:
+            return
+        for _, index in self._arrivals:
+            self._turns.setdefault(self._items[index].request.session or str(index), deque()).append(index)
+        firsts = {turns.popleft() for turns in self._turns.values()}
+        self._arrivals = [each for each in self._arrivals if each[1] in firsts]
+        heapify(self._arrivals)
+
+    def _answered(self, session: str, now: float) -> None:
+        """Let the session's next turn come, if turns wait for answers."""
+        if self._think_s is not None and (turns := self._turns.get(session)):
+            heappush(self._arrivals, (now + self._think_s, turns.popleft()))
+            self._last_at = max(self._last_at, now + self._think_s)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -99,6 +122,7 @@ class Run:
             placed = self.placer.place(item, now)
         except NoBackend:
             tally.failed(NO_ENGINE)
+            self._answered(item.request.session, now)
             if self._per_request:
                 self.rows.append({**row_of(item, now - START_S), "failed": NO_ENGINE})
             return
@@ -116,7 +140,7 @@ class Run:
             too_long = isinstance(refused, PromptTooLongError)
             outcome = Outcome.REFUSED if too_long else Outcome.OVERLOADED  # 400 or 429
             self._fail(request_id, TOO_LONG if too_long else QUEUE_FULL, outcome, now)
-        self._note_due(engine)
+        self._note_due(engine, now)
 
     def _note_regret(self, request: Pending, now: float) -> None:
         """Before the request is submitted, note its regret, unless only the chosen engine would refuse the request."""
@@ -128,16 +152,18 @@ class Run:
     def _step(self, engine: int, now: float) -> None:
         for event in self._engines[engine].advance(now):
             self._take(event)
-        self._note_due(engine)
+        self._note_due(engine, now)
 
     def _restart(self, engine: int, now: float) -> None:
         self._engines[engine].restart(now)
         self.placer.restarted(engine, now)
         self._step(engine, now)
 
-    def _note_due(self, engine: int) -> None:
-        next_at = self._engines[engine].next_event_at()
+    def _note_due(self, engine: int, now: float) -> None:
+        model = self._engines[engine]
+        next_at = model.next_event_at()
         self._due[engine] = inf if next_at is None else next_at
+        self.tally.unevenness.note(engine, model.running, model.waiting, now)
 
     def _take(self, event: EngineEvent) -> None:
         kind = event.kind
@@ -151,6 +177,8 @@ class Run:
         elif kind is EngineEventKind.FINISHED:
             request = self._end(event.request_id, event.at)
             self.tally.e2e_s.append(event.at - request.at)
+            if not request.item.prompt.stream:  # all of the answer came at once
+                self.placer.first_token(request.placed, event.at)
             self.placer.finished(request.placed, request.item, event.cached_tokens, event.at)
         else:
             self._fail(event.request_id, RESTARTED, Outcome.BROKEN, event.at)
@@ -158,7 +186,8 @@ class Run:
     def _first_token(self, request: Pending, at: float) -> None:
         self.tally.ttft_s.append(at - request.at)
         request.row["ttft_s"] = round(at - request.at, DIGITS)
-        self.placer.first_token(request.placed, at)
+        if request.item.prompt.stream:
+            self.placer.first_token(request.placed, at)
 
     def _fail(self, request_id: str, reason: str, outcome: Outcome, now: float) -> None:
         request = self._end(request_id, now)
@@ -170,6 +199,7 @@ class Run:
         request = self._pending.pop(request_id)
         self.tally.inflight[request.placed.engine] -= 1
         self.tally.ended_at = max(self.tally.ended_at, now)
+        self._answered(request.item.request.session, now)
         return request
 
 

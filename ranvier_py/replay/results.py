@@ -35,6 +35,7 @@ class RunResult:
     arrival, requests in flight at each engine …]. `load_cv` and `max_over_mean` are of `requests_by_engine`. `regret_s`
     (`oracles.regret`) has sum, mean, p90 and share_of_ttft; it is empty if it was not asked for. `gossip_packets` and
     `gossip_bytes` are what the real gossip between all nodes sent. `caches`: the kinds of the engines' caches.
+    `uneven_share`: the share of the time in which an engine had nothing to do while requests queued at another.
     """
 
     trace: str
@@ -63,6 +64,7 @@ class RunResult:
     regret_s: Mapping[str, float]
     reasons: Mapping[str, int]
     virtual_s: float
+    uneven_share: float = 0.0
     gossip_packets: int = 0
     gossip_bytes: int = 0
     caches: Sequence[CacheName] = ("attention",)
@@ -132,6 +134,23 @@ class LoadSamples:
         return [list(row) for row in self._rows]
 
 
+class Unevenness:
+    """Sums the time in which at least one engine has no request while at least one other has requests that wait."""
+
+    def __init__(self, engines: int, started_at: float) -> None:
+        self._idle = [True] * engines
+        self._queues = [False] * engines
+        self._since = started_at
+        self.seconds = 0.0
+
+    def note(self, engine: int, running: int, waiting: int, now: float) -> None:
+        """Note what an engine has from now on."""
+        if any(self._idle) and any(self._queues):
+            self.seconds += now - self._since
+        self._since = now
+        self._idle[engine], self._queues[engine] = not running + waiting, waiting > 0
+
+
 class Tally:
     """The counts of one run. Its owner updates them; prompt and cached tokens are counted when a request starts."""
 
@@ -150,6 +169,7 @@ class Tally:
         self.requests_by_engine = [0] * engines
         self.computed_by_engine = [0] * engines
         self.samples = LoadSamples(started_at)
+        self.unevenness = Unevenness(engines, started_at)
         self.started_at = started_at
         self.ended_at = started_at
 
@@ -194,6 +214,7 @@ class Tally:
             "regret_s": self._regret(),
             "reasons": dict(sorted(self.reasons.items())),
             "virtual_s": round(virtual_s, DIGITS),
+            "uneven_share": share(self.unevenness.seconds, virtual_s),
         }
 
     def _regret(self) -> dict[str, float]:

@@ -14,8 +14,13 @@ from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
-from ranvier_py.core.routing.placement import Credit, Decision, Holder, Service
+from ranvier_py.core.routing.placement import Choice, Credit, Decision, Holder, Policy, Service
+from ranvier_py.core.routing.rates.decode_rate import AnswerLengths, Decoded
+from ranvier_py.core.routing.rates.work import REQUEST_TOKENS, InFlight
 from ranvier_py.core.routing.route_table import Trust
+
+new = tuple.__new__
+"""Builds a NamedTuple in half the time that calling its class takes; for those that every request needs."""
 
 NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
@@ -72,7 +77,7 @@ class Attempt:
     decision: Decision
     target: Backend
     computed_tokens: int  # prompt tokens that the backend has to compute, as predicted
-    work_tokens: int  # the same as the policy weighs them: they wait at the backend until the first token
+    work: InFlight  # as its backend's work counts it, in tokens as the policy weighs them
     speculation: Sequence[int]  # the fingerprints that it claims, see `Speculation.add`
     sent_at: float
     backend: BackendId = field(init=False)
@@ -82,6 +87,8 @@ class Attempt:
     decoding: int = field(init=False)  # others there that had their first token then
     peer_tokens: int = field(init=False)  # prompt tokens that the backend then had to compute for peers' requests
     service: Service | None = None  # set at its first token, if the answer is a stream
+    decoded: Decoded | None = None  # set at its end: how long the answer took; its tokens once they are known
+    completion_tokens: int = 0  # as the engine counted; 0: not known
     checkpoint: tuple[int, float] | None = None  # deepest one it should find: position, others used since (Checkpoints)
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
     status: int = 0  # of the backend's answer; 0 = none came
@@ -175,3 +182,55 @@ def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
     if not holders:
         return "none"
     return "tokens" if prompt.end.token else "text"
+
+
+def work_of(prompt: Prompt, decision: Decision, tokens: int, answer_tokens: int) -> InFlight:
+    """Return a request as its backend's work counts it. `tokens`: to be computed, weighed by the policy.
+    `answer_tokens`: as expected."""
+    held = decision.matched_tokens
+    shared = held if decision.shared else min(held, prompt.end.first.tokens)
+    context = REQUEST_TOKENS + decision.prompt_tokens + answer_tokens // 2
+    return InFlight(tokens, context, decision.prompt_tokens - shared + answer_tokens, prompt.stream)
+
+
+def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
+    """Return how long the answer of an attempt that just ended took, without its tokens; None if it shows nothing."""
+    work, target = attempt.work, attempt.target
+    seconds = now - work.since
+    if seconds <= 0.0 or (work.seen and not work.decoding):
+        return None
+    contexts = (target.area_until(now) - work.area) / seconds
+    return Decoded(attempt.backend, 0, seconds, contexts, target.computed - work.computed)
+
+
+def learn_length(attempt: Attempt, lengths: AnswerLengths, policy: Policy) -> None:
+    """Once both the end and the length of an answer are known, learn how long it is and how long it took."""
+    decoded, tokens = attempt.decoded, attempt.completion_tokens
+    if decoded is None or not tokens:
+        return
+    attempt.decoded = None
+    lengths.observe(attempt.prompt.end.first.text, tokens)
+    if attempt.target.generation == attempt.generation:
+        policy.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))
+
+
+def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[str, str], *, shared: bool) -> Decision:
+    """Return the decision that a choice is. `names`: of the chosen backend, and of the policy."""
+    pool, (backend, reason, tokens) = found.pool, choice
+    credit = found.credit.get(backend)
+    tokens = min(credit.tokens if credit is not None else tokens, prompt.tokens)
+    decided = (
+        backend,
+        names[0],
+        "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
+        names[1],
+        tokens,
+        prompt.tokens,
+        found.source,
+        found.holders,
+        pool.ids,
+        [each.load for each in pool.backends],
+        credit,
+        shared,
+    )
+    return new(Decision, decided)

@@ -7,7 +7,7 @@ core/routing/health.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,9 +19,9 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.processes.several_processes import SeveralProcesses, advice, same_process
+from ranvier_py.core.routing.rates.work import Work
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.core.routing.reuse import Reuse
-from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
 MODELS_CHARS_MAX = 300  # of a list of models in the log
@@ -191,6 +191,7 @@ class Backend(Work):
     )
     hybrid: bool = False  # has caches beside those of attention
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
+    cache_tokens: int | None = None  # the size of its cache, as it reports it; whoever reads its metrics sets it
     foreign: int = 0  # requests in the engine that no node sent, by the engine's count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
@@ -325,3 +326,14 @@ def in_short(models: Sequence[str]) -> str:
     """Return the names of models, comma-separated; of a long list as many characters as a log line has room for."""
     names = ",".join(models)
     return names if len(names) <= MODELS_CHARS_MAX else f"{names[:MODELS_CHARS_MAX]}… ({len(models)} models)"
+
+
+def all_of_sglang(backends: Iterable[Backend], model: str) -> bool:
+    """Whether all backends that may serve `model` are SGLang's, by their model cards."""
+    serving = False
+    for backend in backends:  # in most fleets the first one decides
+        if backend.serves(model):
+            if "sglang" not in backend.owners:
+                return False
+            serving = True
+    return serving

@@ -39,8 +39,8 @@ from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.processes.cache_counts import count_caches
+from ranvier_py.core.routing.rates.work import InFlight, Load, Unseen
 from ranvier_py.core.routing.reuse import Reuse
-from ranvier_py.core.routing.work import Load
 
 __all__ = [
     "Backend",
@@ -78,6 +78,7 @@ class Registry:
         self.pauses = Pauses()
         self.refusals = Refusals()
         self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
+        self.unseen = Unseen()
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
         self.restarted: Callable[[Backend], object] = lambda _: None  # called when a generation has begun
@@ -198,16 +199,6 @@ class Registry:
         serving = [backend for backend in self if backend.serves(model)]
         return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
 
-    def is_of_sglang(self, model: str) -> bool:
-        """Whether all backends that may serve `model` are SGLang's, by their model cards."""
-        serving = False
-        for backend in self:  # in most fleets the first one decides
-            if backend.serves(model):
-                if "sglang" not in backend.owners:
-                    return False
-                serving = True
-        return serving
-
     def pool(
         self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
     ) -> Pool:
@@ -217,6 +208,8 @@ class Registry:
         """
         if now >= self.wake_at:
             self.tick(now)
+        if now >= self.unseen.due_at:
+            self.unseen.settle(now)
         if self.pools_version != self.version:
             self.pools.clear()
             self.narrowed.clear()
@@ -259,13 +252,14 @@ class Registry:
 
     # -- what happens to them ----------------------------------------------------------------------------------------
 
-    def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Backend:  # noqa: A002
+    def dispatched(self, id: BackendId, now: float, request: InFlight | None = None, expected_at: float = 0) -> Backend:  # noqa: A002
         """Count a request as in flight; where the circuit is half open, it takes the trial. Returns the backend.
-
-        `tokens` and `seen` as for `Work.begin`.
-        """
+        `expected_at`: when its first token is expected, if it can't be seen."""
         backend = self[id]
-        backend.begin(tokens, now, seen=seen)
+        request = request or InFlight()
+        backend.begin(request, now)
+        if not request.seen:
+            self.unseen.add(backend, request, expected_at)
         backend.load += 1
         if backend.inflight == 1:
             self.busied()
@@ -298,18 +292,16 @@ class Registry:
         id: BackendId,  # noqa: A002
         outcome: Outcome,
         now: float,
-        tokens: int = 0,
+        request: InFlight | None = None,
         *,
-        prefilled: bool = False,
         judged: bool = True,
     ) -> Sequence[Transition]:
         """End a dispatched request: exactly once for each `dispatched`. Returns the transitions that it caused.
 
-        `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen; `judged` as for
-        `Vitals.end`.
+        `request` as when it was dispatched; `judged` as for `Vitals.end`.
         """
         backend = self[id]
-        backend.end(tokens, decoding=prefilled)
+        backend.end(request or InFlight(), now)
         backend.load -= 1
         backend.outcomes[outcome] += 1
         if judged and (outcome is not Outcome.SUCCESS or backend.success_rate < 1.0):

@@ -37,8 +37,12 @@ from ranvier_py.core.routing.attempt import (
     PoolMatch,
     RouterCounters,
     candidate_view,
+    decision_of,
+    decoded_by,
     explained_length,
+    learn_length,
     source_of,
+    work_of,
 )
 from ranvier_py.core.routing.backends import Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
@@ -53,6 +57,7 @@ from ranvier_py.core.routing.placement import (
     Service,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
+from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation, merged
@@ -107,6 +112,7 @@ class Router:
         self.routes = routes
         self.owners = Owners(reader.digest)
         self.speculation = Speculation()
+        self.lengths = AnswerLengths()
         self.registry = registry
         self.policy = policy
         self.texts_match = texts_match
@@ -203,8 +209,10 @@ class Router:
         """Choose a backend: that of the prompt's session if nobody holds any of it (`_hinted`), else the policy's."""
         hinted = self._hinted(prompt, found)
         self.owners.counters.hinted += hinted is not None
-        choice = hinted or self.policy.choose(self._match(prompt, found), found.pool.backends, self._rng)
-        return self._decision(prompt, found, choice)
+        if hinted is not None:
+            return self._decision(prompt, found, hinted)
+        match = self._match(prompt, found)
+        return self._decision(prompt, found, self.policy.choose(match, found.pool.backends, self._rng), match.shared)
 
     def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
         """Choose the backend that served the prompt's session last, unless the least loaded one has much less to do."""
@@ -222,7 +230,7 @@ class Router:
         """Return what the policy reads, and no more than it says that it reads."""
         holders = found.holders
         if not (prompt.end.messages and (holders or found.pool.reuses or not self.policy.depths_wanted)):
-            return Match((), prompt.tokens, UNKNOWN, at=found.at)
+            return Match((), prompt.tokens, UNKNOWN, at=found.at, answer_tokens=self.lengths.expected(UNKNOWN))
         first, end = prompt.end.first, prompt.end
         opening = prompt.opening(size, self.policy.opening_source) if (size := self.policy.opening_bytes) else b""
         wants_prefix = self.policy.wants_prefix
@@ -237,7 +245,7 @@ class Router:
         deepest = Fingerprint(key[1] or key[2])
         fields = (
             *(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest),
-            *(opening, prefix_tokens, shared, several),
+            *(opening, prefix_tokens, shared, several, self.lengths.expected(first.text)),
         )
         return new(Match, fields)
 
@@ -276,25 +284,9 @@ class Router:
         guessed = self.speculation.match(found.unheld, generations, SEVERAL_HOLDERS, deeper_than=deepest)
         return merged(held, guessed, SEVERAL_HOLDERS) or holders  # the guess may have failed meanwhile
 
-    def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
-        pool = found.pool
-        backend, reason, tokens = choice
-        credit = found.credit.get(backend)
-        tokens = min(credit.tokens if credit is not None else tokens, prompt.tokens)
-        decided = (
-            backend,
-            self.registry[backend].name,
-            "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
-            self.policy.name,
-            tokens,
-            prompt.tokens,
-            found.source,
-            found.holders,
-            pool.ids,
-            [each.load for each in pool.backends],
-            credit,
-        )
-        return new(Decision, decided)
+    def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice, shared: bool = False) -> Decision:
+        names = (self.registry[choice.backend].name, self.policy.name)
+        return decision_of(prompt, found, choice, names, shared=shared)
 
     def _holders(
         self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[PrefixKey], *, touch: bool
@@ -335,8 +327,10 @@ class Router:
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         computed_tokens = max(0, prompt_tokens - matched_tokens)
-        work_tokens = self.policy.work_of(matched_tokens, prompt_tokens)
-        target = self.registry.dispatched(decision.backend, now, work_tokens, seen=prompt.stream)
+        weighed_tokens = self.policy.work_of(matched_tokens, prompt_tokens)
+        work = work_of(prompt, decision, weighed_tokens, int(self.lengths.expected(prompt.end.first.text)))
+        expected_at = now if work.seen else self.policy.expected_at(self.registry[decision.backend], work.tokens, now)
+        target = self.registry.dispatched(decision.backend, now, work, expected_at)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
             unmatched = self._unmatched(prompt, decision, found)
@@ -347,7 +341,7 @@ class Router:
         increment(counters.matches, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        attempt = Attempt(prompt, decision, target, computed_tokens, work_tokens, claimed, now)
+        attempt = Attempt(prompt, decision, target, computed_tokens, work, claimed, now)
         if not quiet:
             self.announce(attempt)
         return attempt
@@ -366,9 +360,10 @@ class Router:
             return
         attempt.first_at = now
         if attempt.prompt.stream:
-            gap_s = attempt.target.prefilled(attempt.work_tokens, now)
+            gap_s = attempt.target.prefilled(attempt.work, now)
             served = (attempt.backend, attempt.computed_tokens, gap_s, attempt.queued, attempt.decoding)
-            attempt.service = Service(*served, attempt.peer_tokens, attempt.decision.prompt_tokens)
+            since_end_s = now - attempt.target.ended_at
+            attempt.service = Service(*served, attempt.peer_tokens, attempt.decision.prompt_tokens, since_end_s)
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
@@ -386,10 +381,11 @@ class Router:
         self.counters.attempt_seconds.observe(now - attempt.sent_at)
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
-        prefilled = attempt.first_at is not None or not attempt.prompt.stream
-        return self.registry.finished(
-            attempt.backend, outcome, now, attempt.work_tokens, prefilled=prefilled, judged=attempt.judged
-        )
+        transitions = self.registry.finished(attempt.backend, outcome, now, attempt.work, judged=attempt.judged)
+        if outcome is Outcome.SUCCESS:
+            attempt.decoded = decoded_by(attempt, now)
+            learn_length(attempt, self.lengths, self.policy)
+        return transitions
 
     def stored(self, attempt: Attempt, name: str, tenant: bytes, now: float) -> None:
         """Remember that this backend keeps the response `name`: later requests may name it by that id."""
@@ -436,6 +432,9 @@ class Router:
                 self.registry.reported_hit(attempt.target, attempt.generation, attempt.prompt.api)
             if (correction := attempt.correction(answer)) is not None:
                 self.policy.corrected(*correction)
+        if answer.completion_tokens:
+            attempt.completion_tokens = answer.completion_tokens
+            learn_length(attempt, self.lengths, self.policy)
         if attempt.first_at is not None:
             self._learn(attempt, end, now)
         for observer in self.observers:

@@ -29,10 +29,10 @@ from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.backends import Outcome, Pool, Registry
 from ranvier_py.core.routing.placement import Policy
+from ranvier_py.core.routing.rates.service_rate import ServiceRates, ahead_of
+from ranvier_py.core.routing.rates.work import InFlight, Unseen, Work
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
-from ranvier_py.core.routing.work import Work
 
 FINISHED_MAX = 1024  # attempts whose answers may still be read: the tokenizer worker is seconds behind at most
 FINISHED_BYTES_MAX = 64 << 20  # of their requests' bodies, which an attempt keeps alive
@@ -63,6 +63,7 @@ class MirroredRegistry:
         self._real = real
         self._backends: dict[BackendId, Mirrored] = {}
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # real, mirrored
+        self.unseen = Unseen()
 
     def __getitem__(self, id: BackendId) -> Mirrored:  # noqa: A002
         return self.mirrored(self._real[id])
@@ -76,6 +77,7 @@ class MirroredRegistry:
     def pool(
         self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
     ) -> Pool:
+        self.unseen.settle(now)
         real = self._real.pool(model, now, exclude, avoid)
         known = self._pools.get(id(real))
         if known is None or known[0] is not real:
@@ -86,9 +88,17 @@ class MirroredRegistry:
             known = self._pools[id(real)] = real, pool
         return known[1]
 
-    def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Mirrored:  # noqa: A002
+    def dispatched(
+        self,
+        id: BackendId,  # noqa: A002
+        now: float,
+        request: InFlight,
+        expected_at: float = 0.0,
+    ) -> Mirrored:
         backend = self[id]
-        backend.begin(tokens, now, seen=seen)
+        backend.begin(request, now)
+        if not request.seen:
+            self.unseen.add(backend, request, expected_at)
         return backend
 
 
@@ -144,12 +154,12 @@ class Shadow:
         if own is not None:
             self.router.answered(own, end, NOTHING, now)
 
-    def finished(self, attempt: Attempt) -> None:
+    def finished(self, attempt: Attempt, now: float) -> None:
         """End the shadow's attempt. Health is not touched: the real registry judges it."""
         own = self.attempts.get(attempt)
         if own is not None:
             self.router.settle(own)
-            own.target.end(own.work_tokens, decoding=own.first_at is not None or not own.prompt.stream)
+            own.target.end(own.work, now)
 
 
 class Shadows(Observer):
@@ -173,10 +183,10 @@ class Shadows(Observer):
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         ahead = ahead_of(self._registry[attempt.backend], now)  # counts the attempt itself, which is taken out
-        if attempt.prompt.stream:
-            ahead = ahead._replace(tokens=ahead.tokens - attempt.work_tokens, waiting=ahead.waiting - 1)
-        else:
+        if attempt.work.decoding:
             ahead = ahead._replace(decoding=ahead.decoding - 1)
+        else:
+            ahead = ahead._replace(tokens=ahead.tokens - attempt.work.tokens, waiting=ahead.waiting - 1)
         work_tokens = self.judge.work_of(attempt.decision.matched_tokens, attempt.decision.prompt_tokens)
         queue_s, prefill_s = self.judge[attempt.backend].predict(work_tokens, ahead)
         tried = self._tried(attempt, now)
@@ -208,7 +218,7 @@ class Shadows(Observer):
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002
         for shadow in self.shadows:
-            shadow.finished(attempt)
+            shadow.finished(attempt, now)
         self._finished[attempt] = None
         self._finished_bytes += len(attempt.prompt.body)
         while len(self._finished) > FINISHED_MAX or self._finished_bytes > FINISHED_BYTES_MAX:
@@ -233,4 +243,5 @@ def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -
         recent_max=0,
     )
     router.checkpoints = real.checkpoints
+    router.lengths = real.lengths
     return Shadow(router)

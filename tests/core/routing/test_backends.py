@@ -19,7 +19,7 @@ from ranvier_py.core.routing.backends import (
     ProbeResult,
     Registry,
 )
-from ranvier_py.core.routing.work import Load
+from ranvier_py.core.routing.rates.work import InFlight, Load
 from tests.examples import examples
 
 UP = ProbeResult(True, status=200)
@@ -548,15 +548,16 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
 
 def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:
     registry, backend = lone()
-    registry.dispatched(backend.id, 0.0, 500)
-    registry.dispatched(backend.id, 0.0, 70)
+    one, other = InFlight(500), InFlight(70)
+    registry.dispatched(backend.id, 0.0, one)
+    registry.dispatched(backend.id, 0.0, other)
     assert (backend.pending_tokens, backend.decoding) == (570, 0)
     assert backend.waiting == 2
-    assert backend.prefilled(500, 0.5) == 0.5
+    assert backend.prefilled(one, 0.5) == 0.5
     assert backend.waiting == 1
     assert (backend.pending_tokens, backend.decoding) == (70, 1)
-    registry.finished(backend.id, Outcome.SUCCESS, 1.0, 500, prefilled=True)
-    registry.finished(backend.id, Outcome.CANCELLED, 1.0, 70)
+    registry.finished(backend.id, Outcome.SUCCESS, 1.0, one)
+    registry.finished(backend.id, Outcome.CANCELLED, 1.0, other)
     assert (backend.pending_tokens, backend.decoding) == (0, 0)
 
 
@@ -579,7 +580,7 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
 
 def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
     registry, backend = lone()
-    registry.dispatched(backend.id, 0.0, 500)
+    registry.dispatched(backend.id, 0.0, InFlight(500))
     registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
     assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
     assert backend.own_load == Load(1, 1, 500)
@@ -592,7 +593,8 @@ def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> No
     registry, backend = lone()
     registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
     assert backend.progress_at == 10.0, "nobody else waits: it is the first"
-    registry.dispatched(backend.id, 11.0, 300)
+    ours = InFlight(300)
+    registry.dispatched(backend.id, 11.0, ours)
     assert backend.progress_at == 10.0, "it waits behind the peer's"
     registry.set_peer_load(backend.id, Load(2, 2, 900), 12.0)
     assert backend.progress_at == 10.0, "who comes moves nothing"
@@ -600,10 +602,10 @@ def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> No
     assert backend.progress_at == 13.0
     registry.set_peer_load(backend.id, Load(3, 1, 200), 14.0)
     assert backend.progress_at == 14.0, "one came and one had its first token since the last report"
-    backend.prefilled(300, 15.0)
+    backend.prefilled(ours, 15.0)
     assert backend.progress_at == 15.0
     registry.set_peer_load(backend.id, Load(3, 0, 0), 16.0)
-    registry.dispatched(backend.id, 17.0, 300)
+    registry.dispatched(backend.id, 17.0, InFlight(300))
     assert backend.progress_at == 17.0
     registry.set_peer_load(backend.id, Load(4, 1, 700), 18.0)
     assert backend.progress_at == 17.0, "it waits behind ours"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranvier_py.core.prompts.body_json import form_model
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.request_paths import NEVER, PATHS, table
 from ranvier_py.core.routing.retries import is_inference, may_repeat
 from tests.core.routing.test_router import make_router
@@ -65,6 +66,7 @@ def test_generate_is_placed_by_its_text_or_its_tokens(body: dict[str, object]) -
     prompts = [router.read(b"/generate", json.dumps({**body, "stream": True}).encode()) for _ in range(2)]
     attempt = router.start_attempt(prompts[0], router.place(prompts[0], router.find(prompts[0], 0.0)), 0.0)
     router.first_token(attempt, 0.1)
+    router.finish_attempt(attempt, Outcome.SUCCESS, 0.1)
     found = router.find(prompts[1], 0.2)
     assert router.place(prompts[1], found).backend == attempt.backend
     assert found.holders[0].tokens >= 32

@@ -203,8 +203,8 @@ def test_a_cancelled_request_that_had_no_token_leaves_no_route_and_one_that_had_
 
 def test_a_burst_of_one_new_prefix_follows_its_first_request_while_that_is_still_in_flight() -> None:
     router = make_router(policy="affinity")
-    first = start_attempt(router, chat("one"))
-    second = start_attempt(router, chat("another question"))
+    first = start_attempt(router, chat("one", system="You are an assistant. " * 400))
+    second = start_attempt(router, chat("another question", system="You are an assistant. " * 400))
     assert second.backend == first.backend
     assert second.decision.matched_tokens > 0
 

@@ -16,6 +16,9 @@ from ranvier_py.core.routing.router import CHAT_PATH, Router
 from ranvier_py.core.routing.shadow import FINISHED_MAX, Shadow, Shadows, make_shadow
 from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed
 
+LONG = "You are an assistant. " * 400
+"""So long that a burst follows its first request rather than compute it anew."""
+
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
     router = make_router(policy=real)
@@ -86,7 +89,7 @@ def test_answers_are_learned_in_the_shadow_too() -> None:
 
 def test_what_waits_counts_for_each_world_by_itself() -> None:
     router, (shadow,) = shadowed("least_loaded", real="affinity")
-    body = streamed(chat("one"))
+    body = streamed(chat("one", system=LONG))
     attempts = [start_attempt(router, body) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
     assert len({shadow.attempts[attempt].backend for attempt in attempts}) == 3
@@ -137,7 +140,7 @@ def test_bodies_of_finished_attempts_are_bounded_too(monkeypatch: pytest.MonkeyP
 def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
     router, (shadow,) = shadowed("round_robin")
-    attempts = [start_attempt(router, streamed(chat("one"))) for _ in range(3)]
+    attempts = [start_attempt(router, streamed(chat("one", system=LONG))) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1
     elsewhere = [attempt for attempt in attempts if shadow.attempts[attempt].backend != attempt.backend]
     places = [shadow.attempts[attempt].backend for attempt in elsewhere]

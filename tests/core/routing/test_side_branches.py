@@ -38,7 +38,7 @@ def opened_everywhere(seed: int) -> Router:
 def served(router: Router, body: bytes, now: float, answer: str = "") -> Attempt:
     attempt = serve(router, body, now)
     if answer:
-        message = {"role": "assistant", "content": f"{answer} " * 20}
+        message = {"role": "assistant", "content": f"{answer} " * 200}
         router.learn_tokens(attempt, attempt.prompt.end, (), Answer(message), now)
     return attempt
 
@@ -54,12 +54,12 @@ def talk(router: Router, *, suggestions: bool, changed: bool, turns: int = 8) ->
         for each in (attempt, others):
             router.first_token(each, now + rng.uniform(0.0005, 0.05))  # quick engines, whose times are noise
         found.append(attempt.backend)
-        message = {"role": "assistant", "content": f"thoughts and answer {number} " * 20}
+        message = {"role": "assistant", "content": f"thoughts and answer {number} " * 200}
         answer = Answer(message, prompt_tokens=attempt.prompt.tokens, cached_tokens=attempt.decision.matched_tokens)
         for each in (attempt, others, *open_ones):
             router.finish_attempt(each, Outcome.SUCCESS, now + 0.1)
         router.learn_tokens(attempt, attempt.prompt.end, (), answer, now + 0.1)
-        contents.append(f"answer {number}" if changed else f"thoughts and answer {number}")
+        contents.append((f"answer {number} " if changed else f"thoughts and answer {number} ") * 10)
         open_ones = [start_attempt(router, chat(*contents, "what next?"), now + 0.2)] if suggestions else []
         contents.append(f"question {number}")
         now += 0.3

@@ -16,7 +16,7 @@ from random import Random
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Loads
 from ranvier_py.core.metrics import counter
-from ranvier_py.core.routing.work import NO_LOAD, Load
+from ranvier_py.core.routing.rates.work import NO_LOAD, Load
 
 BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
 LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope

@@ -26,8 +26,8 @@ from ranvier_py.core.gossip.backend_state.facts import (
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
 from ranvier_py.core.routing.processes.several_processes import same_process
+from ranvier_py.core.routing.rates.work import Load
 from ranvier_py.core.routing.route_table.route_values import BackendNames
-from ranvier_py.core.routing.work import Load
 
 TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
 

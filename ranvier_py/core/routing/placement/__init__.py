@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from math import inf
 from random import Random
 from typing import NamedTuple, Protocol, Self
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import SYSTEM
+from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 
 class Candidate(Protocol):
@@ -31,6 +33,16 @@ class Candidate(Protocol):
     """Requests in flight whose first token has come."""
     waiting: int
     """Requests in flight whose first token has not come: our own and the peers'."""
+    memory: int
+    """Tokens of cache that our own requests in flight will have taken at their ends."""
+    inflight: int
+    """Our own requests in flight."""
+    cache_tokens: int | None
+    """The size of its cache, as it reports it."""
+    own_decoding: int
+    """Of `decoding`, our own."""
+    contexts: int
+    """Tokens of context of our own decoding requests, with `work.REQUEST_TOKENS` for each."""
     progress_at: float
     """Monotonic seconds when the first of the waiting requests became the first: when it was sent, or at the latest
     first token there; for requests of peers, when they reported it."""
@@ -70,6 +82,12 @@ class Match(NamedTuple):
     prefix_tokens: int = 0  # depth of the beginning that the request names (`sticky_least_loaded`); 0: it names none
     shared: bool = False  # other chats go on from the deepest held prefix, too (`wants_shared`)
     several: Callable[[], Sequence[Holder]] | None = None  # finds holders of shorter prefixes, too, deepest first
+    answer_tokens: float = 0.0  # expected
+
+    def memory(self, held: int) -> float:
+        """Return the tokens of cache that the request will take at its end where `held` tokens are cached, beside what
+        others have there anyway."""
+        return self.prompt_tokens - (held if self.shared else min(held, self.home_tokens)) + self.answer_tokens
 
     def more_holders(self) -> Sequence[Holder]:
         """Return the holders of the deepest and of shorter prefixes: SEVERAL_HOLDERS in all, if there are so many."""
@@ -135,6 +153,14 @@ class Policy:
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """Correct an earlier service: the engine says that it had to compute `computed_tokens` prompt tokens."""
 
+    def decoded(self, decoded: Decoded) -> None:
+        """Learn from a finished answer how long it took."""
+
+    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:  # noqa: ARG002
+        """Return when the first token of a request that is sent there now is to be expected, for answers that come as
+        a whole. A policy that predicts nothing takes it for come at once."""
+        return now
+
     def forget(self, backend: BackendId) -> None:
         """Forget what was learned of the backend that had this id before."""
 
@@ -150,6 +176,7 @@ class Service(NamedTuple):
     decoding: int  # others there that had their first token when this one was sent
     peer_tokens: int  # prompt tokens that the backend then had to compute for requests of peers
     prompt_tokens: int = 0  # of the whole prompt, of which the computed tokens are the last; 0: they are all of it
+    since_end_s: float = inf  # since the last request there ended
 
 
 class Decision(NamedTuple):
@@ -170,3 +197,4 @@ class Decision(NamedTuple):
     candidates: Sequence[BackendId]
     loads: Sequence[int]
     credit: Credit | None = None
+    shared: bool = False  # as of the match

@@ -1,27 +1,23 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
 *A chat's own history* is a prefix from which no other prompt goes on. It goes to its deepest holder; among equally deep
-ones to the least loaded, then to the first in rendezvous order. A holder is too busy
+ones to the least loaded, then to the first in rendezvous order. A holder is left if more than `divert_factor` (2) x the
+median is ahead of a newcomer there, and `ttft` would be sooner elsewhere, computing the prompt anew included. What is
+ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that running answers will leave no sooner, and
+what decoding costs; by itself until the first token, or until the last. An engine's slowness counts as well: who is
+alone at a slow one has nobody ahead, and still waits.
 
-- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (10);
-- by work, when more tokens wait there to be computed than the median, and the predicted time at another backend (of
-  `ttft`: own and others') is certainly less, by more than it takes to compute the prefix anew there: a second copy
-  takes the cache room of another chat's history.
-
-In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
-with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
-load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping: ten that
-decode delay a first token less than computing the prefix anew does, and those that wait count as work. Loads are
-compared per unit of weight. At least half of the candidates are at or below the median, so there always is one that is
-not too busy. The table learns who served, not who was preferred.
+While no answer has shown any rate, requests decide: a holder is left if its load exceeds twice the median +
+`divert_floor` (2). The median is the upper one over all candidates; of two candidates the lower one, for nothing ever
+exceeds twice that of the busier one. Of many candidates those near the median number of requests stand for all. The
+table learns who served, not who was preferred.
 
 *A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
 the predicted time is least, in which held tokens cost nothing, so it gets further holders as soon as that pays. *A cold
 prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree
 on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is
 better than both. A prompt of one message has no such home. A request without any prefix goes to one of the least
-loaded. Backends that are too busy by requests are left out. Of many backends only the holders and the least busy are
-compared.
+loaded. Of many backends only the holders and the least busy are compared.
 
 `placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
 match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.
@@ -29,15 +25,13 @@ match is followed, and a cold prefix has one home, which is left when it is too 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
 Left out of it: jump and modular hashing (rendezvous moves only the keys of a lost backend), weights by GPU gauges (no
 Candidate has them), cost budgets, priority groups, and what the route table does.
-Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder where nobody waits
-and with load <= floor reads nothing else; else O(candidates).
+Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
@@ -45,6 +39,7 @@ from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.ttft import Ttft
+from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 Floats = Sequence[float]
 
@@ -55,16 +50,19 @@ nearly as good as the best of all."""
 
 @dataclass(frozen=True, slots=True)
 class AffinityOptions(Options):
-    """`divert_rule` least is Ranvier's p2c strategy for hits: leave holders over `divert_floor` above the least."""
+    """`divert_rule` least is Ranvier's p2c strategy for hits: leave holders over `divert_floor` above the least load,
+    whatever is known of rates."""
 
     load_aware: bool = option(True, "leave a holder, or a cold prefix's home, that is too busy; false: never")
     divert_rule: str = option(
         "median",
-        "too busy means more than divert_floor above: divert_factor x the median, or the least load",
+        "too busy means more ahead than divert_factor x the median; or divert_floor requests above the least load",
         one_of=("median", "least"),
     )
     divert_factor: float = option(2.0, "times the median that a holder may bear", least=1.0, most=1000.0)
-    divert_floor: int = option(10, "requests above that before it is left", most=1_000_000)
+    divert_floor: int = option(
+        2, "requests above that before it is left; by the median only while no rate is known", most=1_000_000
+    )
     median: str = option(
         "upper",
         "of an even number of loads: the upper one, the lower one, or the middle of both",
@@ -107,14 +105,16 @@ class Affinity(Policy):
         """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        waiting = holder.waiting and not self.literal
-        if (waiting or holder.load > self.options.divert_floor) and self.options.load_aware:
-            loads = relative_loads(candidates)
-            if not self.bears(holder, loads[position], self.bearable(loads)):
-                return self.divert(match, candidates, loads, rng)
-            if waiting and (sooner := self.sooner(match, candidates, loads, position)):
-                return sooner
+        if self.options.load_aware:
+            divert = self.divert_by_requests if self.counts_requests else self.divert_by_time
+            if diverted := divert(match, candidates, position, rng):
+                return diverted
         return Choice(holder.id, "affinity", match.holders[0].tokens)
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether a backend is too busy by its requests: where that is asked for, or no answer has shown any rate."""
+        return self.literal or self.options.divert_rule == "least" or not self.by_time.has_rates
 
     def preferred(self, match: Match, candidates: Sequence[Candidate]) -> int:
         """Return the position of the deepest holder; ties by load, then by rendezvous order."""
@@ -125,36 +125,50 @@ class Affinity(Policy):
         loads = relative_loads([candidates[position] for position in tied])
         return self.first(match, candidates, [tied[index] for index in least_loaded(loads)])
 
-    def divert(self, match: Match, candidates: Sequence[Candidate], loads: Floats, rng: Random) -> Choice:
-        """Choose the least loaded backend; ties by the predicted time."""
+    def divert_by_requests(
+        self, match: Match, candidates: Sequence[Candidate], position: int, rng: Random
+    ) -> Choice | None:
+        """Choose the least loaded backend if the holder has too many requests; ties: the least predicted time."""
+        loads = relative_loads(candidates)
+        if self.bears(candidates[position], loads[position], self.bearable(loads)):
+            return None
         tied, holders = least_loaded(loads), match.more_holders()
         weighed = self.by_time.weigh(tied, match, holders, candidates)
-        position = self.by_time.first(match.own, weighed, tied, rng)
-        return Choice(candidates[position].id, "diverted", held_tokens(holders, candidates[position]))
+        chosen = candidates[self.by_time.first(match.own, weighed, tied, rng)]
+        return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
 
-    def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
-        """Choose the backend with the least predicted time if the holder is too busy by work; None if it is not."""
-        by_time, holder = self.by_time, candidates[position]
-        tokens = [candidate.pending_tokens / candidate.weight for candidate in candidates]
-        by_time.waits(match, holder, sum(tokens) / len(tokens))
-        if tokens[position] <= median_of(tokens, self.options.median):
+    def divert_by_time(
+        self, match: Match, candidates: Sequence[Candidate], position: int, rng: Random
+    ) -> Choice | None:
+        """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
+        loads = relative_loads(candidates)
+        others = range(len(loads)) if len(loads) <= LIGHTEST else self.near_the_median(loads)
+        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in others]
+        first_s, all_s = self.by_time.ahead_s(match, candidates[position])
+        all_s += self.by_time.slower_s(match, candidates, position)
+        factor, median = self.options.divert_factor, self.options.median
+        if first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
+            [each[1] for each in ahead_s], median
+        ):
             return None
-        among = self.lightest(match, candidates, loads, [position])
         holders = match.more_holders()
-        weighed = by_time.weigh(among, match, holders, candidates)
-        best = weighed.best_of(among)
-        anew_s = weighed.prefill_s[best] - weighed.prefill_s[position]
-        if weighed.sum_s[position] - weighed.sum_s[best] <= by_time.service_rates.fleet.error_s + anew_s:
+        weighed = self.by_time.weigh(self.lightest(match, loads, [position]), match, holders, candidates)
+        chosen = candidates[self.by_time.warm(match, weighed, holders, rng)[0]]
+        if chosen is candidates[position]:
             return None
-        return Choice(candidates[best].id, "diverted", held_tokens(holders, candidates[best]))
+        return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
+
+    def near_the_median(self, loads: Floats) -> list[int]:
+        """Return the positions of one to three backends with the median number of requests, which are weighed instead
+        of dozens."""
+        order = sorted(range(len(loads)), key=loads.__getitem__)
+        half = len(order) // 2
+        return order[half - 1 : half + 2]
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
-        first = match.holders[0]
-        if 2 * first.tokens >= match.prompt_tokens and candidates[position_of(first.backend, candidates)].load == 0:
-            return Choice(first.backend, "affinity", first.tokens)
+        """Choose by the predicted time, held tokens counted."""
         loads, holders = relative_loads(candidates), match.more_holders()
-        among = self.lightest(match, candidates, loads, positions_of(holders, candidates))
+        among = self.lightest(match, loads, positions_of(holders, candidates))
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
         tokens = held_tokens(holders, chosen)
@@ -162,15 +176,11 @@ class Affinity(Policy):
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time: one of the prefix's two homes, unless another backend is certainly better."""
-        loads = relative_loads(candidates)
         order = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
-        bearable = self.bearable(loads)
-        able = (each for each in order if self.bears(candidates[each], loads[each], bearable))
-        homes = list(islice(able, 2))
-        weighed = self.by_time.weigh(self.lightest(match, candidates, loads, homes), match, (), candidates)
-        position = self.by_time.cold(match, weighed, homes, rng)
-        reason = "cold_diverted" if order and position not in order[:2] else "cold"
-        return Choice(candidates[position].id, reason, 0)
+        homes = order[:2]
+        among = self.lightest(match, relative_loads(candidates), homes)
+        position = self.by_time.cold(match, self.by_time.weigh(among, match, (), candidates), homes, rng)
+        return Choice(candidates[position].id, "cold_diverted" if order and position not in homes else "cold", 0)
 
     def choose_home(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
         """Choose the prefix's one home, or the least loaded backend if the home is too busy."""
@@ -182,21 +192,14 @@ class Affinity(Policy):
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
-    def lightest(
-        self, match: Match, candidates: Sequence[Candidate], loads: Floats, besides: Sequence[int]
-    ) -> list[int]:
-        """Return the positions of the LIGHTEST least loaded backends, and of as many of those in `besides`, without any
-        that is too busy by requests."""
-        bearable, floor = self.bearable(loads), self.options.divert_floor
+    def lightest(self, match: Match, loads: Floats, besides: Sequence[int]) -> list[int]:
+        """Return the positions of the LIGHTEST least loaded backends, and of as many of those in `besides`."""
+        if len(loads) <= LIGHTEST:
+            return list(range(len(loads)))
         start = match.own % len(loads)  # each prompt looks at other ones of equally idle backends
-        found: dict[int, None] = {}
-        for each in sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__):
-            if loads[each] <= bearable + floor / candidates[each].weight:
-                found[each] = None
-                if len(found) == LIGHTEST:
-                    break
-        others = [each for each in besides if loads[each] <= bearable + floor / candidates[each].weight]
-        found.update(dict.fromkeys(sorted(others, key=loads.__getitem__)[:LIGHTEST]))
+        order = sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__)
+        found = dict.fromkeys(order[:LIGHTEST])
+        found.update(dict.fromkeys(sorted(besides, key=loads.__getitem__)[:LIGHTEST]))
         return list(found)
 
     def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
@@ -215,6 +218,16 @@ class Affinity(Policy):
             return positions[0]
         return self.rendezvous.first(match.home, candidates, positions)
 
+    # --- seeing -------------------------------------------------------------------------------------------------------
+
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        """As `ttft`, with the seconds of others' work ahead, which decide whether a holder is left."""
+        found = self.by_time.terms(match, candidates)
+        return [
+            {**terms, "ahead_s": self.by_time.ahead_s(match, candidate)[1]}
+            for terms, candidate in zip(found, candidates, strict=True)
+        ]
+
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def work_of(self, held: int, prompt_tokens: int) -> int:
@@ -225,6 +238,12 @@ class Affinity(Policy):
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.by_time.corrected(service, computed_tokens)
+
+    def decoded(self, decoded: Decoded) -> None:
+        self.by_time.decoded(decoded)
+
+    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
+        return self.by_time.expected_at(candidate, work_tokens, now)
 
     def forget(self, backend: BackendId) -> None:
         self.by_time.forget(backend)

@@ -2,10 +2,14 @@
 
 Rule. For each candidate, in seconds:
 
-    own     the queue there, at the backend's own rate, + the prefill of the tokens that it does not hold
-    others  each request that will come behind this one waits for its prefill, and each that decodes for a little of it.
-            In a steady state as many arrive during a wait as are waiting: the mean of those waiting there and of those
-            waiting anywhere, since placement evens queues out
+    own     the queue there, at the backend's own rate, + what a full cache makes it wait (`full_s`)
+            + the prefill of the tokens that it does not hold
+    others  each request that will come behind this one waits for its prefill. In a steady state as many arrive during a
+            wait as are waiting: the mean of those waiting there and of those waiting anywhere, since placement evens
+            queues out. Each that decodes waits for a share of it, wherever that is: a cold prompt must be computed
+            somewhere, and only what is computed twice could be spared
+    decode  a share of what the answer takes longer there than at the fastest backend: its steps read the context of all
+            that decode there, and theirs read its own
 
 The candidate with the least sum wins. Against the deepest holder it must win by more than the usual error of
 predictions (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, then the
@@ -16,12 +20,12 @@ A prefix that nobody is known to hold has two homes, the first in its rendezvous
 unless another is better by more than `error_s`. So nodes agree on two before any gossip.
 
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
-earlier, on purpose (`spread`), once the requests for it of the last minute have together waited at its best holder, in
+earlier, on purpose (`spread`), once the requests for it of the last minutes have together waited at its best holder, in
 excess of the average elsewhere, for longer than a copy costs: one prefill, and one more for each request that waits at
-the new holder. Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so
-only what is beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else
-all these would begin, and so stay, where the first of them was. Flapping needs no other guard: both backends then hold
-the prefix, so going back costs nothing.
+the new holder. What decoding there costs them counts as waited for. Chance makes queues, too: n meaningless differences
+add up to the root of the sum of their squares, so only what is beyond that counts. A chat's waits also count for the
+first message, which it shares with other chats: else all these would begin, and so stay, where the first of them was.
+Flapping needs no other guard: both backends then hold the prefix, so going back costs nothing.
 
 No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
 that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); learned
@@ -40,7 +44,9 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of, new
+from ranvier_py.core.routing.rates.decode_rate import Decoded, DecodeRates
+from ranvier_py.core.routing.rates.service_rate import ServiceRates, ahead_of, new
+from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
 COMMON_SHARE = 0.5
 """A holder that saves at least this share of the prompt's prefill is worth following, however many share the match."""
@@ -53,14 +59,21 @@ TIE_SHARE = 0.05
 """Sums within a twentieth of the least count as equal. Two idle engines of one kind differ only by chance, and a policy
 that always follows chance fills one cache and leaves the others empty."""
 
+DECODE_SHARE = 0.25
+"""What a second of decoding counts, of this request's or of others', beside one before a first token. A client waits
+for both the first token and the last: a second before the first delays both, and is felt, while one of decoding is
+spread over an answer. Half or twice as much moves p90s by a few per cent, first tokens against last ones."""
+
 OTHERS_SHARE = 0.03
-"""Share of a prefill that counts as the delay of each decoding request: it delays one of an answer's dozens of tokens.
-All of it would send prompts where few decode rather than where little waits, which makes the Mooncake trace's p90 a
-tenth worse."""
+"""Share of a prefill that counts as the delay of each request that decodes where it is computed, beside what any place
+would cost. All of it would send prompts where few decode rather than where little waits."""
 
 
-LOSSES_S = 60.0  # waits fade over this time: long enough for a sum, short enough to forget what nobody wants now
+LOSSES_S = 240.0  # waits fade over this time: a copy that pays within minutes pays; 60 or 1,000 change little
 LOSSES_MAX = 4096  # prefixes whose waits are kept; the one that was asked for longest ago is forgotten
+
+
+TERMS = ("queue_s", "prefill_s", "others_s", "decode_s", "sum_s")
 
 
 class Weighed(NamedTuple):
@@ -71,13 +84,18 @@ class Weighed(NamedTuple):
     queue_s: Mapping[int, float]
     prefill_s: Mapping[int, float]
     others_s: Mapping[int, float]
+    decode_s: Mapping[int, float]
     sum_s: Mapping[int, float]
 
     def best_of(self, among: Iterable[int]) -> int:
         return min(among, key=self.sum_s.__getitem__)
 
-    def mean_queue_s(self, among: Sequence[int]) -> float:
-        return sum([self.queue_s[position] for position in among]) / len(among)
+    def busy_s(self, position: int) -> float:
+        """What a request there costs beside computing its prompt."""
+        return self.queue_s[position] + self.decode_s[position]
+
+    def mean_busy_s(self, among: Sequence[int]) -> float:
+        return sum([self.busy_s(position) for position in among]) / len(among)
 
 
 class Ttft(Policy):
@@ -85,9 +103,11 @@ class Ttft(Policy):
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
+    wants_shared = True
 
     def __init__(self) -> None:
         self.service_rates = ServiceRates()
+        self.decode_rates = DecodeRates()
         self.losses = Losses()
         self.rendezvous = Rendezvous()
 
@@ -140,7 +160,7 @@ class Ttft(Policy):
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
         """Count the time that this request loses at its best holder. Returns the position to copy the prefix to, once
         the time lost is worth the prefill; None: not yet."""
-        candidates, queue_s, losses = weighed.candidates, weighed.queue_s[home], self.losses
+        candidates, busy_s, losses = weighed.candidates, weighed.busy_s(home), self.losses
         others = [position for position in weighed.sum_s if position not in holding]
         if not others:
             return None
@@ -149,8 +169,8 @@ class Ttft(Policy):
             prefix = match.deepest
             nowhere = [position for position in others if candidates[position].id not in weighed.held]
             if nowhere:
-                losses.add(match.home, match.at, queue_s - weighed.mean_queue_s(nowhere))
-        lost_s = losses.add(prefix, match.at, queue_s - weighed.mean_queue_s(others))
+                losses.add(match.home, match.at, busy_s - weighed.mean_busy_s(nowhere))
+        lost_s = losses.add(prefix, match.at, busy_s - weighed.mean_busy_s(others))
         if lost_s <= 0.0:
             return None
         copy = weighed.best_of(others)
@@ -161,12 +181,42 @@ class Ttft(Policy):
         losses.forget(prefix)
         return copy
 
-    def waits(self, match: Match, holder: Candidate, tokens: float) -> None:
-        """Count for the first message, which chats share, how much longer a request waits at its holder than it would
-        where `tokens` wait to be computed. The request goes to the holder whatever that costs."""
-        rate = self.service_rates[holder.id]
-        queue_s, _ = rate.predict(0, ahead_of(holder, match.at))
-        self.losses.add(match.home, match.at, queue_s - tokens * rate.per_token_s)
+    @property
+    def has_rates(self) -> bool:
+        """Whether any answer has shown a rate."""
+        return self.service_rates.fleet.count > 0.0 or self.decode_rates.count > 0.0
+
+    def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
+        """Return by how many seconds an answer takes longer there than at the fastest candidate."""
+        factor = self.decode_rates.factor
+        least = min([factor(candidate.id) for candidate in candidates])
+        answer_s = match.answer_tokens * self.decode_rates.per_answer_token_s
+        return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
+
+    def ahead_s(self, match: Match, candidate: Candidate) -> tuple[float, float]:
+        """Return the seconds that a request waits there for others' work before its first token, and in all."""
+        queue_s, _ = self.service_rates[candidate.id].predict(0, ahead_of(candidate, match.at))
+        many = candidate.load
+        context = REQUEST_TOKENS + match.prompt_tokens + match.answer_tokens / 2
+        contexts = candidate.contexts + (many - candidate.own_decoding) * context + context * many
+        decode = self.decode_rates
+        decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
+        full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens)
+        return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
+
+    def full_s(self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int) -> float:
+        """Return the seconds that a request waits there until others' ends have left it room in the cache: what is
+        missing, at the rate at which a full cache is left by answers of its length."""
+        size = candidate.cache_tokens
+        if not size:
+            return 0.0
+        memory = match.memory(held)
+        missing = candidate.memory + (candidate.load - candidate.inflight + 1) * memory - size
+        if missing <= 0.0:
+            return 0.0
+        decode = self.decode_rates
+        lasts_s = factor * match.answer_tokens * (decode.per_answer_token_s + decode.per_context_s * contexts)
+        return missing / size * lasts_s
 
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
@@ -175,9 +225,15 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in holders}
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
         mean = sum([candidates[position].waiting for position in among]) / len(among)
+        mean_load = sum([candidates[position].load for position in among]) / len(among)
+        decode = self.decode_rates
+        decode_weight = DECODE_SHARE * match.answer_tokens
+        context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
+        least = min([decode.factor(candidates[position].id) for position in among])
         queues: dict[int, float] = {}
         prefills: dict[int, float] = {}
         others: dict[int, float] = {}
+        decodes: dict[int, float] = {}
         sums: dict[int, float] = {}
         for position in among:
             candidate = candidates[position]
@@ -187,10 +243,20 @@ class Ttft(Policy):
                 tokens += slope * tokens * (prompt_tokens - tokens / 2)
             ahead = ahead_of(candidate, match.at)
             queue_s, prefill_s = rates[backend].predict(tokens, ahead)
-            others_s = (OTHERS_SHARE * ahead[2] + (ahead[1] + mean) / 2) * prefill_s
+            others_s = (DECODE_SHARE * mean_load + OTHERS_SHARE * ahead[2] + (ahead[1] + mean) / 2) * prefill_s
+            many = candidate.load
+            contexts = candidate.contexts + (many - candidate.own_decoding) * context
+            factor = decode.factor(backend)
+            if candidate.cache_tokens:
+                queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
+            decode_s = decode_weight * (
+                (factor - least) * decode.per_answer_token_s
+                + factor * decode.per_context_s * (contexts + context * (1 + many))
+            )
             queues[position], prefills[position], others[position] = queue_s, prefill_s, others_s
-            sums[position] = queue_s + prefill_s + others_s
-        return new(Weighed, (candidates, held, queues, prefills, others, sums))
+            decodes[position] = decode_s
+            sums[position] = queue_s + prefill_s + others_s + decode_s
+        return new(Weighed, (candidates, held, queues, prefills, others, decodes, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """Return the one `among` these positions with the least sum. Between sums that hardly differ the requests in
@@ -217,12 +283,25 @@ class Ttft(Policy):
 
     def served(self, service: Service) -> None:
         self.service_rates.served(service)
+        if not self.decode_rates.count:
+            self.decode_rates.assume(self.service_rates.fleet.line().per_token)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.service_rates.corrected(service, computed_tokens)
 
+    def decoded(self, decoded: Decoded) -> None:
+        fleet = self.service_rates.fleet
+        known = self.service_rates[decoded.backend].per_token_s if fleet.count else None
+        self.decode_rates.observe(decoded, known)
+        if known is None:
+            fleet.assume(self.decode_rates.per_token_s)
+
+    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
+        return now + sum(self.service_rates[candidate.id].predict(work_tokens, ahead_of(candidate, now)))
+
     def forget(self, backend: BackendId) -> None:
         self.service_rates.forget(backend)
+        self.decode_rates.forget(backend)
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 
@@ -231,7 +310,7 @@ class Ttft(Policy):
         weighed = self.weigh(range(len(candidates)), match, match.holders, candidates)
         found = []
         for position, candidate in enumerate(candidates):
-            parts = {name: getattr(weighed, name)[position] for name in ("queue_s", "prefill_s", "others_s", "sum_s")}
+            parts = {name: getattr(weighed, name)[position] for name in TERMS}
             found.append({**parts, "tokens_per_s": 1.0 / self.service_rates[candidate.id].per_token_s})
         return found
 

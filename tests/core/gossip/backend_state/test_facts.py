@@ -19,7 +19,7 @@ from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, LOAD_INTERV
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
-from ranvier_py.core.routing.work import NO_LOAD, Load
+from ranvier_py.core.routing.rates.work import NO_LOAD, Load
 
 ENGINE, OTHER = 11, 22
 A, B, C = (Peer(session, ("127.0.0.1", 7000 + session)) for session in (1, 2, 3))

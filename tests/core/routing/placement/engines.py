@@ -22,6 +22,11 @@ class Engine:
     waiting: int = 0
     progress_at: float = 0.0
     success_rate: float = 1.0
+    inflight: int = 0
+    own_decoding: int = 0
+    contexts: int = 0
+    memory: int = 0
+    cache_tokens: int | None = None
 
     def bear(self, computed_tokens: int) -> None:
         """One more request came, and waits for its prefill."""

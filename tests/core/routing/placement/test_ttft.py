@@ -159,7 +159,7 @@ def test_a_prefix_gets_a_second_holder_once_those_who_asked_have_waited_for_long
 @pytest.mark.parametrize(
     ("every_s", "waiting"),
     [
-        pytest.param(60.0, [(6000, 0)], id="asked for once a minute"),
+        pytest.param(240.0, [(6000, 0)], id="asked for every four minutes"),
         pytest.param(0.05, [(6000, 0), (0, 6000)], id="queues that come and go by chance"),
         pytest.param(0.05, [(6000, 6000)], id="everybody waits as long"),
     ],
@@ -224,5 +224,5 @@ def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
     policy, candidates = trained(), engines(8000, 8000)
     candidates[1].waiting = candidates[1].load = 4
     few, many = policy.terms(warm(), candidates)
-    assert many["others_s"] / few["others_s"] == pytest.approx((4 + 2.5) / (1 + 2.5), rel=0.05)
+    assert many["others_s"] / few["others_s"] == pytest.approx((4 + 2.5 + 1.25) / (1 + 2.5 + 1.25), rel=0.05)
     assert choose(policy, warm(), candidates).backend == 0

@@ -165,6 +165,10 @@ class Fleet:
             self.slope = found if self._steep >= SLOPE_LOOKS else 0.0
         self._line = None
 
+    def assume(self, per_token_s: float) -> None:
+        """Take what a token costs from elsewhere, as long as no first token has shown it."""
+        self._line = FittedLine(per_token_s, 0.0, 0.0, 0.0)
+
     def amend(self, service: Service, tokens: int) -> None:
         """Correct an observation whose backend had really computed so many tokens."""
         moments = self._queued if service.queued else self._alone
@@ -243,7 +247,8 @@ class ServiceRate:
         each_s = factor * (line.queued + line.per_decoding * decoding)
         ahead_s = factor * line.per_token * ahead_tokens + waiting * each_s
         done_s = min(max(0.0, since_progress_s), ahead_s / waiting)
-        return ahead_s - done_s + factor * line.queued + own_s, prefill_s
+        late_s = max(0.0, since_progress_s - ahead_s)  # the first of them waits for a place, and who knows how long yet
+        return ahead_s - done_s + late_s + factor * line.queued + own_s, prefill_s
 
 
 def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
@@ -370,10 +375,22 @@ class ServiceRates:
     def served(self, service: Service) -> None:
         """See `placement.Policy`."""
         if teaches(service):
-            tokens, decoding, gap_s, queued = service.computed_tokens, service.decoding, service.gap_s, service.queued
+            tokens, decoding, queued = service.computed_tokens, service.decoding, service.queued
             depths = depths_of(tokens, service.prompt_tokens)
+            gap_s = self._of_service(service, tokens + self.fleet.slope * depths)
             for each in (self.fleet, self[service.backend]):
                 each.observe(tokens, decoding, gap_s, queued=queued, depths=depths)
+
+    def _of_service(self, service: Service, tokens: float) -> float:
+        """Return the part of a gap that counts. If another request ended in it, this one may have waited for its place
+        in the batch or in the cache, which says nothing of rates: then what exceeds twice the prediction is left out,
+        as far as it was before that end. Half of the gaps would have to be like that to mislead."""
+        gap_s = service.gap_s
+        if gap_s <= service.since_end_s or self.fleet.count < BORROWED:
+            return gap_s
+        line = self.fleet.line()
+        expected_s = self[service.backend].factor * line.gap_s(tokens, service.decoding, queued=service.queued)
+        return min(gap_s, max(2.0 * expected_s, service.since_end_s))
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """See `placement.Policy`."""

@@ -1,0 +1,1 @@
+"""What backends have to do and how fast they do it: work in flight, rates of prefills and of answers, all learned."""

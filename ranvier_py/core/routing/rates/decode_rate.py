@@ -1,0 +1,176 @@
+"""Decode rates: predicts how long answers take, and how long they are, learned from those that came. Pure.
+
+A step of an engine samples one token for each request that decodes. It takes a fixed time, to read the weights, and a
+time for the context of each of them, which it reads as well. So a token takes a + c x the tokens of context there;
+prompts that are computed meanwhile take their own time on top. Both parts are fitted by least squares to what the whole
+fleet showed, older answers fading, and to a few assumed ones. Of each backend one number is learned: how many times as
+long it takes as the fleet's line says.
+
+An answer that comes as a whole shows the sum of its prefill, what it waited for, and its decoding. Where no answer is
+a stream, nothing else shows what a prompt token takes: it is fitted with the other two (`per_token_s`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import copy
+from typing import NamedTuple
+
+from ranvier_py.core.ids import BackendId, Fingerprint
+
+NOMINAL_S_PER_TOKEN = 1e-4  # as for service rates
+STEP_TOKENS = 200.0
+CONTEXT_TOKENS = 0.001
+"""Until answers have shown it, a step is assumed to take as long as computing so many prompt tokens, and reading a
+token of context as so many. An 8B model on one accelerator has 100 to 280, and 0.0009 to 0.0023
+(`replay/engine/presets.py`)."""
+
+ANSWER_TOKENS = 200.0
+"""Length of an answer, until one is known: between the medians of Azure's (129) and Mooncake's (350) conversations."""
+
+WINDOW = 200.0  # answers that count, as for service rates
+ASSUMED = 4.0  # how many answers the assumptions count for
+UNKNOWN_FACTOR = 0.5
+"""A backend that has shown nothing yet counts as twice as fast as the others: that is worth a look, and one answer
+settles it. Else a single user stays for ever at the first one, however slow."""
+LENGTHS_MAX = 4096  # applications whose lengths are kept; the one asked for longest ago is forgotten
+LENGTH_WINDOW = 50.0  # answers of one application that count
+
+
+class Decoded(NamedTuple):
+    """How long one answer took. `contexts`: the tokens of context that decoded there meanwhile, on average; `computed`:
+    prompt tokens that were computed there meanwhile, for a whole answer its own too."""
+
+    backend: BackendId
+    tokens: int
+    seconds: float
+    contexts: float
+    computed: int
+
+
+class DecodeRates:
+    """The decode rates of all backends. Bounded by how many backends there can be."""
+
+    def __init__(self) -> None:
+        # fading sums over answers, each divided by its tokens: 1, contexts, computed tokens, seconds, and products
+        self._x = self._xx = self._p = self._pp = self._xp = 0.0
+        self._y = self._xy = self._py = 0.0
+        self.count = 0.0
+        self._shown: dict[BackendId, tuple[float, float]] = {}  # fading seconds that answers took, and as predicted
+        self.assume(NOMINAL_S_PER_TOKEN)
+
+    def __copy__(self) -> DecodeRates:
+        twin = object.__new__(DecodeRates)
+        vars(twin).update(vars(self))
+        twin._shown = copy(self._shown)
+        return twin
+
+    def assume(self, per_token_s: float) -> None:
+        """Take what a prompt token costs, from which the rest follows as long as no answer has shown it."""
+        self.per_token_s = per_token_s
+        self.per_answer_token_s = STEP_TOKENS * per_token_s
+        self.per_context_s = self._assumed_s = CONTEXT_TOKENS * per_token_s
+
+    def factor(self, backend: BackendId) -> float:
+        """Return how many times as long this backend takes as the fleet's line says."""
+        shown = self._shown.get(backend)
+        if shown is None:
+            return UNKNOWN_FACTOR if self.count else 1.0
+        return shown[0] / shown[1]
+
+    def observe(self, decoded: Decoded, per_token_s: float | None) -> None:
+        """Learn from an answer. `per_token_s`: what a prompt token takes there; None: no first token has shown it."""
+        tokens = max(1, decoded.tokens)
+        known_s = 0.0 if per_token_s is None else per_token_s * decoded.computed
+        seconds = max(0.0, decoded.seconds - known_s) / tokens
+        computed = decoded.computed / tokens if per_token_s is None else 0.0
+        self._fade()
+        x = decoded.contexts
+        self.count += 1.0
+        self._x += x
+        self._xx += x * x
+        self._p += computed
+        self._pp += computed * computed
+        self._xp += x * computed
+        self._y += seconds
+        self._xy += x * seconds
+        self._py += computed * seconds
+        self._fit()
+        predicted_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
+        if seconds <= 0.0 or predicted_s <= 0.0:
+            return
+        took, predicted = self._shown.get(decoded.backend, (predicted_s, predicted_s))
+        keep = 1.0 - 1.0 / LENGTH_WINDOW
+        self._shown[decoded.backend] = (took * keep + seconds, predicted * keep + predicted_s)
+
+    def forget(self, backend: BackendId) -> None:
+        self._shown.pop(backend, None)
+
+    def _fade(self) -> None:
+        keep = 1.0 - 1.0 / WINDOW
+        for name in ("count", "_x", "_xx", "_p", "_pp", "_xp", "_y", "_xy", "_py"):
+            setattr(self, name, getattr(self, name) * keep)
+
+    def _fit(self) -> None:
+        """Fit the three parts by least squares, none of them negative, drawn to the nominal ones by ASSUMED answers."""
+        count = self.count
+        mean_x, mean_p, mean_y = self._x / count, self._p / count, self._y / count
+        xx = self._xx / count - mean_x * mean_x
+        pp = self._pp / count - mean_p * mean_p
+        xp = self._xp / count - mean_x * mean_p
+        xy = self._xy / count - mean_x * mean_y
+        py = self._py / count - mean_p * mean_y
+        # ridge: ASSUMED answers that differ from the mean by the mean, and show the nominal slopes
+        ridge = ASSUMED / count
+        x_ridge, p_ridge = ridge * mean_x * mean_x, ridge * mean_p * mean_p
+        xx, xy = xx + x_ridge, xy + x_ridge * self._assumed_s
+        pp, py = pp + p_ridge, py + p_ridge * NOMINAL_S_PER_TOKEN
+        per_context, per_token = solved(xx, xp, pp, xy, py)
+        rest = mean_y - per_context * mean_x - per_token * mean_p
+        if rest < 0.0:  # the slopes explain more than all of it
+            share = mean_y / (mean_y - rest)
+            per_context, per_token, rest = share * per_context, share * per_token, 0.0
+        self.per_answer_token_s, self.per_context_s = rest, per_context
+        if mean_p > 0.0:
+            self.per_token_s = per_token
+
+
+def solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[float, float]:
+    """Return the two slopes of a least-squares fit, none of them negative."""
+    determinant = xx * pp - xp * xp
+    if determinant > 1e-9 * xx * pp > 0.0:
+        x, p = (xy * pp - py * xp) / determinant, (py * xx - xy * xp) / determinant
+        if x >= 0.0 and p >= 0.0:
+            return x, p
+        if x < 0.0:
+            return 0.0, max(0.0, py / pp)
+        return max(0.0, xy / xx), 0.0
+    return (max(0.0, xy / xx) if xx > 0.0 else 0.0), 0.0
+
+
+class AnswerLengths:
+    """How long answers are, by the first message, which the chats of one application share."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Fingerprint, tuple[float, float]] = OrderedDict()  # fading sum, count
+        self._mean = ANSWER_TOKENS
+        self._seen = 0
+
+    @property
+    def applications(self) -> int:
+        """How many are kept."""
+        return len(self._known)
+
+    def expected(self, application: Fingerprint) -> float:
+        """Return how many tokens an answer is expected to have."""
+        total, count = self._known.get(application, (0.0, 0.0))
+        return (total + self._mean) / (count + 1.0)
+
+    def observe(self, application: Fingerprint, tokens: int) -> None:
+        self._seen += 1
+        self._mean += (tokens - self._mean) / min(self._seen + 1.0, WINDOW)
+        total, count = self._known.pop(application, (0.0, 0.0))
+        keep = 1.0 - 1.0 / LENGTH_WINDOW
+        self._known[application] = (total * keep + tokens, count * keep + 1.0)
+        if len(self._known) > LENGTHS_MAX:
+            self._known.popitem(last=False)

@@ -1,0 +1,178 @@
+"""The work that one router and its peers have at one backend: requests in flight, and the prefill that waits there.
+
+The sums are kept up to date, not computed when read: placement reads those of dozens of backends for each request.
+A first token that can't be seen, because the answer comes as a whole, is taken for come when it is expected
+(`Unseen`): until then such a request waits like any other, and then it decodes.
+Invariant: all counts are exact if every `begin` has one `end`, and at most one `prefilled` between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+REQUEST_TOKENS = 600
+"""One decoding request slows the others down as much as so many tokens of context, which each step reads. Of a data
+sheet: bytes/s over bytes of a token, over the prompt tokens/s (`replay/engine/presets.py` has 430 to 1,130)."""
+
+
+NEVER_S = float("-inf")
+
+
+class Load(NamedTuple):
+    """The load that one router, or several together, put on one backend."""
+
+    requests: int  # in flight
+    waiting: int = 0  # of these, those whose first token has not come
+    tokens: int = 0  # prompt tokens to be computed for the waiting ones
+
+    def plus(self, other: Load) -> Load:
+        return Load(self.requests + other.requests, self.waiting + other.waiting, self.tokens + other.tokens)
+
+    def minus(self, other: Load) -> Load:
+        return Load(self.requests - other.requests, self.waiting - other.waiting, self.tokens - other.tokens)
+
+
+NO_LOAD = Load(0)
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """One request as its backend's work counts it. `tokens`: to be computed. `context`: what decoding it weighs, in
+    tokens of context. `memory`: tokens of cache that it takes until its end, beside what it shares with others. The
+    last three are the backend's sums when its first token came (unseen: when it was sent)."""
+
+    tokens: int = 0
+    context: int = REQUEST_TOKENS
+    memory: int = 0
+    seen: bool = True
+    decoding: bool = False
+    ended: bool = False
+    since: float = 0.0
+    area: float = 0.0
+    computed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One router's own requests at one backend and those of its peers: the engine serves all of them in turn.
+
+    `mirrors` are the work that policies in the shadow would have there (`shadow`); they get the peers' load, too.
+    """
+
+    peers: Load = NO_LOAD  # all peers' together, as they report
+    inflight: int = 0  # own requests in flight
+    own_decoding: int = 0  # of these, those whose first token has come
+    own_tokens: int = 0  # prompt tokens to be computed for the other own ones
+    waiting: int = 0  # own and peers' requests in flight whose first token has not come
+    decoding: int = 0  # own and peers' requests in flight whose first token has come
+    pending_tokens: int = 0  # prompt tokens to be computed for the waiting ones
+    contexts: int = 0  # tokens of context of the own decoding ones, with REQUEST_TOKENS for each
+    progress_at: float = 0.0  # when the first of the waiting ones became the first
+    memory: int = 0  # tokens of cache that the own requests in flight take until their ends
+    ended_at: float = NEVER_S  # when the last own request ended
+    area: float = 0.0  # `contexts` summed over time, in token seconds, up to `area_at`
+    area_at: float = 0.0
+    computed: int = 0  # prompt tokens computed so far, for own requests
+    mirrors: list[Work] = field(default_factory=list)
+
+    @property
+    def own_waiting(self) -> int:
+        """Own requests in flight whose first token has not come."""
+        return self.inflight - self.own_decoding
+
+    @property
+    def own_load(self) -> Load:
+        return Load(self.inflight, self.own_waiting, self.own_tokens)
+
+    def area_until(self, now: float) -> float:
+        """Return `contexts` summed over time until now."""
+        if now > self.area_at:
+            self.area += self.contexts * (now - self.area_at)
+            self.area_at = now
+        return self.area
+
+    def begin(self, request: InFlight, now: float) -> None:
+        """Count a request that was sent."""
+        if not self.waiting:
+            self.progress_at = now
+        self.waiting += 1
+        self.inflight += 1
+        self.memory += request.memory
+        self.own_tokens += request.tokens
+        self.pending_tokens += request.tokens
+        if not request.seen:
+            request.since, request.area, request.computed = now, self.area_until(now), self.computed
+
+    def prefilled(self, request: InFlight, now: float) -> float:
+        """Count a first token. Returns the seconds since the last progress."""
+        gap_s = now - self.progress_at
+        area = self.area_until(now)
+        self.own_tokens -= request.tokens
+        self.pending_tokens -= request.tokens
+        self.computed += request.tokens
+        self.waiting -= 1
+        self.own_decoding += 1
+        self.decoding += 1
+        self.contexts += request.context
+        self.progress_at = now
+        request.decoding = True
+        if request.seen:
+            request.since, request.area, request.computed = now, area, self.computed
+        return gap_s
+
+    def end(self, request: InFlight, now: float) -> None:
+        """Count the end of a request."""
+        assert self.inflight > 0, f"ended without beginning: {self!r}"
+        assert not request.ended, f"ended twice: {self!r}"
+        request.ended = True
+        self.ended_at = now
+        self.area_until(now)
+        self.inflight -= 1
+        self.memory -= request.memory
+        if request.decoding:
+            self.own_decoding -= 1
+            self.decoding -= 1
+            self.contexts -= request.context
+        else:
+            self.own_tokens -= request.tokens
+            self.pending_tokens -= request.tokens
+            self.waiting -= 1
+
+    def set_peers(self, load: Load, now: float) -> None:
+        """Set the load that the peers together report, here and in the mirrors."""
+        before, self.peers = self.peers, load
+        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
+        if came or (load.waiting and not before.waiting and not self.own_waiting):
+            self.progress_at = now
+        more = load.minus(before)
+        self.waiting += more.waiting
+        self.decoding += more.requests - more.waiting
+        self.pending_tokens += more.tokens
+        for mirror in self.mirrors:
+            mirror.set_peers(load, now)
+
+
+class Unseen:
+    """Requests whose first tokens can't be seen, by when these are expected. Bounded by the requests in flight."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Work, InFlight]] = []
+        self._added = 0
+        self.due_at = inf
+
+    def add(self, work: Work, request: InFlight, expected_at: float) -> None:
+        self._added += 1
+        heappush(self._due, (expected_at, self._added, work, request))
+        self.due_at = self._due[0][0]
+
+    def settle(self, now: float) -> None:
+        """Count all first tokens that were expected until now."""
+        due = self._due
+        while due and due[0][0] <= now:
+            expected_at, _, work, request = heappop(due)
+            if not request.ended:
+                work.prefilled(request, expected_at)
+        self.due_at = due[0][0] if due else inf
