@@ -166,6 +166,7 @@ class Admin:
             samples("", router.counters),
             samples("owners", router.owners.counters),
             samples("", node.registry.counters),
+            samples("hangs", node.hang_watch.hangs.counters),
             samples("pauses", node.registry.pauses.counters),
             samples("refusals", node.registry.refusals.counters),
             prefix_routing_samples(router),

@@ -202,6 +202,14 @@ class UpstreamTimeout(UpstreamError):
     status, code = 504, "upstream_timeout"
 
 
+class UpstreamHangs(UpstreamTimeout):
+    """The backend hangs, and the request is to be placed again, on the backend with the id `target`."""
+
+    def __init__(self, words: str, target: int) -> None:
+        super().__init__(words)
+        self.target = target
+
+
 class TokenizerLost(RanvierError):
     """The tokenizer process ended, or was ended, before it answered; or there is none just now."""
 

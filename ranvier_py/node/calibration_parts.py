@@ -43,10 +43,11 @@ STALE_INTERVALS = 3
 
 
 class Look(NamedTuple):
-    """The time of the last look at one engine, and the requests there that no node sent."""
+    """The time of the last look at one engine, the requests there that no node sent, and those in its queue."""
 
     at: float
     excess: int
+    waiting: int
 
 
 class Calibrating:
@@ -168,11 +169,18 @@ class Calibrating:
         before = self._looks.get(backend)
         sent = slot.inflight + slot.peers.requests
         excess = max(0, (metrics.requests or 0) - sent)
-        self._looks[backend] = Look(self._clock(), excess)
+        self._looks[backend] = Look(self._clock(), excess, metrics.waiting or 0)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         slot.cache_tokens = metrics.capacity_tokens
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         self._registry.page_read(slot, metrics.caches, metrics.hit_tokens)
+
+    def waiting(self, backend: BackendId) -> int:
+        """Return how many requests wait in an engine's queue by the last look; 0 if there was none lately."""
+        look = self._looks.get(backend)
+        return (
+            0 if look is None or self._clock() > look.at + STALE_INTERVALS * self.metrics_interval_s else look.waiting
+        )
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 

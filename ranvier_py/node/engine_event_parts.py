@@ -140,6 +140,10 @@ class EngineEvents:
         for one in self.streams.get(backend, {}).values():
             one.subscriber.carry(one.stream.contradicted(self._clock()))
 
+    def received_at(self, backend: BackendId) -> float:
+        """Return when the last event of an engine came; 0 if none did."""
+        return max([one.subscriber.received_at or 0.0 for one in self.streams.get(backend, {}).values()], default=0.0)
+
     def wake(self) -> None:
         """Look soon."""
         self._woken.set()

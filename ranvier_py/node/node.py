@@ -46,6 +46,7 @@ from ranvier_py.node.parts import (
     authorization_of,
     calibrating_of,
     debugger_of,
+    hang_watch_of,
     indexing_of,
     key_inbox,
     make_router,
@@ -96,9 +97,8 @@ class Node:
         self.scheme = scheme_of(config, tokenizer.facts, key)
         self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
-        self.shadows = shadows_of(config, self.router, rng)
         self.recorder, self.alpha_process = recorder_of(config, self.scheme), alpha_process_of(config, self.router)
-        self.clients = client_reader_of(config, self.scheme, rng)
+        self.shadows, self.clients = shadows_of(config, self.router, rng), client_reader_of(config, self.scheme, rng)
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream, self.asking = Upstream(config.upstream), UsageAsking(enabled=config.ask_usage)
@@ -139,6 +139,7 @@ class Node:
         tls = tls_context(config)
         self.server = DataServer(self.pipeline.handle, config.server, tls=tls, report=report, faults=self.faults)
         self.names = NameParts(self.registry, self.addresses, self.upstream, poller, events)
+        self.hang_watch = hang_watch_of(config, self.pipeline, self.calibrating, events)
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
         index_of = partial(indexing_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)

@@ -55,6 +55,8 @@ from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.node.push_parts import KeyInbox
+from ranvier_py.proxy.hangs.hang_watch import HangWatch
+from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.supervision import Faults
 
@@ -304,6 +306,17 @@ def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_e
         estimated=lambda backend: engine_events.level(backend) is Level.ESTIMATED,
         contradicted=engine_events.contradicted,
         state_block=engine_events.state_block,
+    )
+
+
+def hang_watch_of(config: Config, pipeline: Pipeline, calibrating: Calibrating, events: EngineEvents) -> HangWatch:
+    """Make what watches for engines that hang."""
+    return HangWatch(
+        *(pipeline.router, pipeline.serving, config.polls.hang_s),
+        probe=pipeline.trouble,
+        changed=pipeline.changed,
+        reported_waiting=calibrating.waiting,
+        sent_event_at=events.received_at,
     )
 
 

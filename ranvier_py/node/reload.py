@@ -151,6 +151,7 @@ def replace_needed(old: BackendSpec, new: BackendSpec) -> bool:
 
 def apply_polls(node: Node, _: Config) -> None:
     node.poller.set_options(node.config.polls)
+    node.hang_watch.hangs.hang_s = node.config.polls.hang_s
     node.calibrating.metrics_interval_s = node.config.polls.metrics_interval_s
 
 

@@ -128,6 +128,7 @@ async def run_parts(
         await nursery.start(node.poller.run)
         nursery.start_soon(node.names.run, faults, log_transitions)
         await nursery.start(node.engine_events.run)
+        nursery.start_soon(faults.keep, "hangs", node.hang_watch.run)
         nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
         await nursery.start(node.worker_reports.run)
         with listening_on(config.control):

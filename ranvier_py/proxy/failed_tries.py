@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
-from ranvier_py.core.errors import RanvierError, UpstreamTimeout
+from ranvier_py.core.errors import ConnectFailed, RanvierError, UpstreamError, UpstreamHangs, UpstreamTimeout
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import tokens_in
@@ -36,6 +36,11 @@ from ranvier_py.proxy.upstream import Exchange
 
 ERROR_WAIT_S = 2.0
 """For an error's body, after its head. Engines send both at once; one that does not is judged by its status."""
+
+FIRST_BYTE_TOTAL_S = 600.0
+"""Limit of the waits for a first byte of all tries of one request: openai's SDK waits no longer (its DEFAULT_TIMEOUT).
+So with a limit of seconds for each try a stuck engine is passed over, while the default of 600 s ends in a 504: another
+try would prefill the prompt once more for a client that is gone when the answer comes."""
 
 
 class FailedTries:
@@ -135,6 +140,26 @@ class FailedTries:
     def _kind(self, attempt: Attempt) -> int:
         return kind_of(self._request.path, attempt.prompt.model)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further try is left."""
+        return self._budget.retries >= self._budget.limits.total_retries_max
+
+    def after_error(self, attempt: Attempt, error: UpstreamError, *, is_late: bool) -> PoolMatch | None:
+        """Return whom to ask after a try without an answer; None if the request ends here."""
+        outcome = outcome_of_error(error)
+        if isinstance(error, UpstreamHangs):
+            return self.moved(attempt, error.target) or self.elsewhere(attempt, outcome)
+        return None if is_late and outcome is Outcome.TIMEOUT else self.elsewhere(attempt, outcome)
+
+    def moved(self, attempt: Attempt, target: int) -> PoolMatch | None:
+        """Return the match at the backend that has room for a request whose engine hangs; None if it is gone."""
+        budget, outcome = self._budget, Outcome.TIMEOUT
+        found = self._found_without(attempt, [each.id for each in self._router.registry if each.id != target])
+        budget.failures[attempt.backend] = budget.limits.worker_retries_max  # it is not asked again
+        step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=found is not None)
+        return found if step is Next.ELSEWHERE else None
+
     def elsewhere(self, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
         """Return whom to ask after a failed try; None if the request ends here."""
         if not self._may_repeat(outcome):
@@ -191,6 +216,17 @@ def serves(router: Router, request: HttpRequest, attempt: Attempt) -> Sequence[T
     if not (refusals or refusals.rows) or not attempt.judged:
         return ()
     return refusals.served(attempt.target, kind_of(request.path, attempt.prompt.model), attempt.sent_at)
+
+
+def outcome_of_error(error: UpstreamError) -> Outcome:
+    if isinstance(error, ConnectFailed):
+        return Outcome.CONNECT_ERROR
+    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeout) else Outcome.BROKEN
+
+
+def waited_long(started_at: float, attempt: Attempt, first_byte_s: float) -> bool:
+    """Whether no client would wait for another try after this one timed out."""
+    return attempt.sent_at - started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S
 
 
 def unchunked(data: bytes) -> bytes:

@@ -28,7 +28,6 @@ from ranvier_py.core.clients.body_mender import BodyMender
 from ranvier_py.core.errors import (
     BadRequest,
     ClientGone,
-    ConnectFailed,
     MethodNotAllowed,
     NodeBusy,
     NodeExhausted,
@@ -61,8 +60,16 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
-from ranvier_py.proxy.failed_tries import FailedTries, begun, finished, known_short, passed_over
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.failed_tries import (
+    FailedTries,
+    begun,
+    finished,
+    known_short,
+    outcome_of_error,
+    passed_over,
+    waited_long,
+)
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.proxy.served_request import ServedRequest, mended_by
@@ -74,11 +81,6 @@ CAPTURE_BYTES_MAX = 1 << 20
 OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
 """If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
 may be on its way. Without peers it does not wait."""
-
-FIRST_BYTE_TOTAL_S = 600.0
-"""Limit of the waits for a first byte of all tries of one request: openai's SDK waits no longer (its DEFAULT_TIMEOUT).
-So with a limit of seconds for each try a stuck engine is passed over, while the default of 600 s ends in a 504: another
-try would prefill the prompt once more for a client that is gone when the answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,14 @@ class Pipeline:
     mender: BodyMender | None  # changes bodies, if the operator turned a rule on
     realtime: Realtime = field(default_factory=Realtime)
     router_fields: RouterFields = field(default_factory=RouterFields)
+    serving: dict[int, ServedRequest] = field(default_factory=dict)  # in flight, by descriptor, oldest first
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         if request.fields.reserved:
             request = self.router_fields.admitted(request, self.limits.router_fields)
         client.request_id = request.fields.request_id or next(self.ids)
-        served = ServedRequest(request, client, client.request_id, time.monotonic())
+        served = self.serving[client.fd] = ServedRequest(request, client, client.request_id, time.monotonic())
         try:
             own = self._own_answer(request)
             if own is None:
@@ -153,6 +156,7 @@ class Pipeline:
             served.outcome, served.status = RanvierError.code, served.status or RanvierError.status
             raise
         finally:
+            self.serving.pop(client.fd, None)
             if self.report is not None:
                 self.report(served.summary(time.monotonic()))
 
@@ -296,12 +300,11 @@ class Pipeline:
         self, served: ServedRequest, attempt: Attempt, outcome: Outcome, error: UpstreamError
     ) -> Steps[PoolMatch | None]:
         """Return whom to ask after a try without an answer; None if the client got one after all. Raises `error`."""
-        tried_s = attempt.sent_at - served.started_at  # before this attempt
-        is_last = tried_s + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
         if served.client.started:
             raise error
         failed = self._failed_tries(served)
-        elsewhere = None if is_last and outcome is Outcome.TIMEOUT else failed.elsewhere(attempt, outcome)
+        is_late = waited_long(served.started_at, attempt, self.limits.first_byte_s)
+        elsewhere = failed.after_error(attempt, error, is_late=is_late)
         if elsewhere is not None:
             return elsewhere
         if failed.kept is None:
@@ -403,8 +406,10 @@ class Pipeline:
         is_learned = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
         captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
         data = exchange.take()
+        while not data and not exchange.complete and attempt.prompt.stream:  # a head that came before the prefill
+            data = yield from self._first_data(served, exchange)
         kept = data if remover is None else remover.feed(data, exchange.complete)
-        client.relay_head(head, self._own_fields(served, attempt, head), kept)
+        client.relay_head(head, served.own_fields(attempt, head, self.may_see), kept)
         self._passed(served, attempt, captured, data)
         while not exchange.complete:
             try:
@@ -430,13 +435,26 @@ class Pipeline:
         if captured is not None:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
 
+    def _first_data(self, served: ServedRequest, exchange: Exchange) -> Steps[bytes]:
+        """Wait for the body of an answer whose head is here. Until then the request may still be sent elsewhere."""
+        try:
+            served.client.arm(WaitPhase.STALL, self.limits.stall_s)
+            yield exchange.readable
+        except ClientGone:
+            if served.shared is None or not served.shared.leave():
+                raise
+            return b""
+        return exchange.receive() or b""
+
     def _splice(self, served: ServedRequest, attempt: Attempt, exchange: Exchange) -> Steps[None]:
         """Relay a WebSocket that client and backend have agreed to, in both directions, until both sides have ended."""
         client, limits = served.client, self.limits.realtime
         self.realtime.check(limits)  # others may have been opened since the first check
         head, early = exchange.head, exchange.take()
         served.status = head.status
-        client.send(response_head(head, (*UPGRADE, *self._own_fields(served, attempt, head)), close=False), early)
+        client.send(
+            response_head(head, (*UPGRADE, *served.own_fields(attempt, head, self.may_see)), close=False), early
+        )
         served.first_byte_at = time.monotonic()
         if client.unsent is not None:
             yield client.flush
@@ -448,22 +466,6 @@ class Pipeline:
                 yield partial(self.realtime.splice, splice)
         finally:
             served.sent_bytes = attempt.sent_bytes = len(early) + splice.backend_bytes
-
-    def _own_fields(self, served: ServedRequest, attempt: Attempt, head: HttpResponseHead) -> Fields:
-        """Return the fields that are added to the head of an answer."""
-        fields = []
-        if self.may_see(served.request.fields.control_key):
-            decision = attempt.decision
-            fields = [
-                (b"x-ranvier-backend", decision.backend_name.encode()),
-                (b"x-ranvier-reason", decision.reason.encode()),
-                (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
-            ]
-        if served.cached:
-            fields.append((b"x-cache", served.cached))
-        if not head.fields.names_request:  # else the backend's own id stays
-            fields.append((b"x-request-id", served.request_id))
-        return fields
 
     def _passed(self, served: ServedRequest, attempt: Attempt, captured: bytearray | None, data: bytes) -> None:
         """Account for a piece of the answer that was relayed. `captured` collects an answer that is to be learned."""
@@ -492,9 +494,3 @@ class Pipeline:
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
             self.tokenizer.finish(attempt, raw, chunked=chunked)
-
-
-def outcome_of_error(error: UpstreamError) -> Outcome:
-    if isinstance(error, ConnectFailed):
-        return Outcome.CONNECT_ERROR
-    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeout) else Outcome.BROKEN

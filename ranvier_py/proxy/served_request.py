@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ranvier_py.core.answers.answer_stream import ResponseName
@@ -15,7 +16,7 @@ from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.failed_tries import FailedTries
-from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
 new = tuple.__new__
@@ -47,6 +48,8 @@ class ServedRequest:
     shared: SharedAnswer | None = None  # set if others may get its answer, too
     naming: ResponseName | None = None  # set if an engine may keep its answer; finds the answer's id
     tenant: bytes = b""
+    moved: bool = False  # it was placed again because its engine hung
+    stays: bool = False  # that is not allowed
     upgrades: bool = False  # it asks for a WebSocket
     unmended: HttpRequest | None = None  # the request as it came, if a rule changed its body
 
@@ -68,6 +71,22 @@ class ServedRequest:
         assert self.attempt is not None
         before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
         self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
+
+    def own_fields(self, attempt: Attempt, head: HttpResponseHead, may_see: Callable[[bytes | None], bool]) -> Fields:
+        """Return the fields that are added to the head of an answer."""
+        fields = []
+        if may_see(self.request.fields.control_key):
+            decision = attempt.decision
+            fields = [
+                (b"x-ranvier-backend", decision.backend_name.encode()),
+                (b"x-ranvier-reason", decision.reason.encode()),
+                (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
+            ]
+        if self.cached:
+            fields.append((b"x-cache", self.cached))
+        if not head.fields.names_request:  # else the backend's own id stays
+            fields.append((b"x-request-id", self.request_id))
+        return fields
 
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""

@@ -13,7 +13,7 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.node import node as node_module
-from ranvier_py.proxy import pipeline
+from ranvier_py.proxy import failed_tries
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
     CHUNKED_HEAD,
@@ -204,7 +204,7 @@ async def test_a_backend_too_slow_to_begin_is_passed_over_while_the_client_still
 
 async def test_no_try_begins_that_could_outlast_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 600 s of waiting, another engine would compute the prompt for nobody."""
-    monkeypatch.setattr(pipeline, "FIRST_BYTE_TOTAL_S", 0.85)
+    monkeypatch.setattr(failed_tries, "FIRST_BYTE_TOTAL_S", 0.85)
     backends = [Scripted(HANG) for _ in range(4)]
     async with lab(*backends, first_byte_timeout_s=0.3, total_retries_max=3) as node:
         late = await node.chat()
@@ -214,7 +214,7 @@ async def test_no_try_begins_that_could_outlast_the_client(monkeypatch: pytest.M
 
 
 def test_with_the_default_deadline_there_is_no_second_try() -> None:
-    assert 2 * Config().pipeline.first_byte_s > pipeline.FIRST_BYTE_TOTAL_S
+    assert 2 * Config().pipeline.first_byte_s > failed_tries.FIRST_BYTE_TOTAL_S
 
 
 async def test_the_query_of_a_path_may_be_a_key_and_is_not_logged(logged: list[RequestSummary]) -> None:

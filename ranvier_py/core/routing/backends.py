@@ -375,6 +375,12 @@ class Registry:
         backend.received_at = now
         return self.revive(backend, now)
 
+    def hangs(self, backend: Backend, why: str, now: float) -> Sequence[Transition]:
+        """Call a backend unhealthy until something comes from it."""
+        before = backend.vitals.state
+        backend.vitals.hang(now)
+        return self.settle(backend, before, why)
+
     def revive(self, backend: Backend, now: float) -> Sequence[Transition]:
         """Make a silent backend healthy if it sent something since it was last found silent."""
         vitals = backend.vitals

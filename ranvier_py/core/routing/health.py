@@ -264,6 +264,13 @@ class Vitals:
         if now >= self.wake_at:
             self.feed(Event.WAITED, now)
 
+    def hang(self, now: float) -> None:
+        """Make it unhealthy as enough probes that timed out would."""
+        limit = self.limits.probe_failures_to_unhealthy
+        self.health, self.streak, self.timeouts, self.by_report = Health.UNHEALTHY, -limit, limit, False
+        self.failed_at = now
+        self.feed(Event.PROBE_FAILED, now)
+
     def doubt(self, now: float) -> None:
         """Have one more failed probe decide."""
         almost = self.limits.probe_failures_to_unhealthy - 1

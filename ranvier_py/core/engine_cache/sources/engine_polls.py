@@ -68,6 +68,11 @@ class PollOptions(Options):
         "A probe that takes longer has failed, unless the engine sent something else meanwhile. An engine that only "
         "times out is still asked if no other serves the model.",
     )
+    hang_s: float = seconds(
+        8.0,
+        "An engine with requests in flight hangs if it sends not a byte of anything, probes included, for so long, or "
+        "for twice the predicted time of the work there. Requests without a first event then move where there is room.",
+    )
     metrics_interval_s: float = option(
         5.0,
         "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "

@@ -147,6 +147,11 @@ class Policy:
         slows tokens down returns how many would take as long at a prompt's beginning."""
         return max(0, prompt_tokens - held)
 
+    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:  # noqa: ARG002
+        """Predict the seconds until the first token of a request with so many tokens to compute, behind all that waits
+        there; 0 for a policy that predicts nothing."""
+        return 0.0
+
     def served(self, service: Service) -> None:
         """Learn from a first token. `computed_tokens` in the service is the prediction."""
 

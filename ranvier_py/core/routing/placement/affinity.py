@@ -233,6 +233,9 @@ class Affinity(Policy):
     def work_of(self, held: int, prompt_tokens: int) -> int:
         return self.by_time.work_of(held, prompt_tokens)
 
+    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
+        return self.by_time.predicted_s(candidate, tokens, now)
+
     def served(self, service: Service) -> None:
         self.by_time.served(service)
 

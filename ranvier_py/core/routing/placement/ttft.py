@@ -281,6 +281,10 @@ class Ttft(Policy):
     def work_of(self, held: int, prompt_tokens: int) -> int:
         return self.service_rates.work_of(held, prompt_tokens)
 
+    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
+        ahead = ahead_of(candidate, now)._replace(since_progress_s=0.0)
+        return sum(self.service_rates[candidate.id].predict(tokens, ahead))
+
     def served(self, service: Service) -> None:
         self.service_rates.served(service)
         if not self.decode_rates.count:

@@ -1,0 +1,78 @@
+"""When an engine hangs, and whether another one has room for the requests that wait there. Pure.
+
+An engine is suspected when requests are in flight there and no byte of anything came for a quarter of `hang_s`: it is
+to be probed at once. It hangs when none came for `hang_s`, or twice the predicted time of the work known there if that
+is longer, and a probe that was asked for within that time has failed: unstreamed answers send nothing until their end,
+so an engine that answers probes does not hang.
+
+Room: what hangs where all are full must not take the others along. An engine has room if it admits requests, reports
+none in its queue, lets no stream wait for its first token for longer than a suspicion takes, and would begin within
+`hang_s` by what is predicted. Of those that moved there only a few, or a quarter of its load, may wait at a time: more
+follow as they are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.backend import Backend
+
+SUSPICION_SHARE = 0.25
+"""Of `hang_s`: two of eight seconds. A probe takes three at most, so one or two fit into the rest."""
+
+PREDICTED_FACTOR = 2.0  # a prediction may be wrong by as much
+FEW = 4  # requests that an idle engine takes at once: they begin together in one batch of any engine
+LOAD_SHARE = 4  # a busy one takes one for so many
+
+
+class Silence(Enum):
+    FINE = "fine"
+    SUSPECTED = "suspected"  # probe it now
+    HANGS = "hangs"
+
+
+@dataclass(slots=True)
+class HangCounters:
+    """What happened since the start."""
+
+    suspicions: int = counter("Looks at engines with requests in flight from which nothing came: probed at once.")
+    found: int = counter("Engines found to hang.")
+    moved: int = counter("Requests without a first event that were placed again, away from an engine that hangs.")
+    without_room: int = counter("Looks at requests that had to stay there, since no other engine had room.")
+
+
+class Hangs:
+    """Judges silences, and hands out room. `now` is in seconds of any steady clock."""
+
+    def __init__(self, hang_s: float) -> None:
+        self.hang_s = hang_s
+        self.counters = HangCounters()
+
+    def quiet(self, backends: Iterable[Backend], now: float) -> list[Backend]:
+        """Return those with requests in flight from which nothing came lately."""
+        before = now - SUSPICION_SHARE * self.hang_s
+        return [each for each in backends if each.inflight and each.received_at <= before]
+
+    def judge(self, backend: Backend, sent_at: float, predicted_s: Callable[[], float], now: float) -> Silence:
+        """Judge a backend. `sent_at`: of the oldest request that is in flight there."""
+        since = max(sent_at, backend.received_at)
+        if now - since < SUSPICION_SHARE * self.hang_s:
+            return Silence.FINE
+        probe, vitals = backend.last_probe, backend.vitals
+        has_failed = probe is not None and vitals.streak < 0 and vitals.failed_at - probe.latency_s >= since
+        if has_failed and now - since >= max(self.hang_s, PREDICTED_FACTOR * predicted_s()):
+            return Silence.HANGS
+        self.counters.suspicions += 1
+        return Silence.SUSPECTED
+
+    def has_room(self, backend: Backend, moved: int, reported_waiting: int, predicted_s: float, now: float) -> bool:
+        """Whether one more request may move there. `moved`: those that did, and still wait for a first byte;
+        `reported_waiting`: in its queue, as it says."""
+        if backend.draining or not backend.vitals.admits or reported_waiting or predicted_s > self.hang_s:
+            return False
+        if backend.waiting and now - backend.progress_at > SUSPICION_SHARE * self.hang_s:
+            return False
+        return moved < max(FEW, (backend.load - moved) // LOAD_SHARE)

@@ -1,0 +1,1 @@
+"""Engines that hang with requests in flight."""
