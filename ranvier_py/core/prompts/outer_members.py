@@ -2,7 +2,7 @@
 
 Nothing is guessed: the standard library's scanner walks the JSON, so a place is where engines in Python find it, too.
 Members of one name are all found. All other bytes stay as they came.
-Bounds: only bodies that were parsed before are walked (`body_json`).
+Bounds: only bodies that were parsed before are walked (`body_json`), and at most MEMBERS_MAX members of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ranvier_py.core.prompts.reserved_members import CONTAINERS, ID_MEMBERS, LEVELS_MAX, has_address
+
+MEMBERS_MAX = 4096  # in one body, with those in containers: requests have some twenty
 
 BLANKS = re.compile(r"[ \t\r\n]*")
 MARK = "\ufeff"  # engines in Python skip it at the beginning
@@ -34,8 +36,11 @@ def text_of(body: bytes) -> str:
     return body.decode("utf-8", "surrogatepass")
 
 
-def members_of(text: str, at: int = 0) -> list[OuterMember]:
-    """Return the members of the object that begins at `at`, or behind blanks. Raises ValueError, RecursionError."""
+def members_of(text: str, at: int = 0, most: int = MEMBERS_MAX) -> list[OuterMember]:
+    """Return the members of the object that begins at `at`, or behind blanks. Raises ValueError, also for more than
+    `most` members, and RecursionError."""
+    if most < 0:
+        raise ValueError("too many members")
     found: list[OuterMember] = []
     at = skipped(text, at + (not at and text.startswith(MARK)))
     if text[at : at + 1] != "{":
@@ -50,6 +55,8 @@ def members_of(text: str, at: int = 0) -> list[OuterMember]:
         value = skipped(text, at + 1)
         _, end = value_at(text, value)
         found.append(OuterMember(name, start, value, end))
+        if len(found) > most:
+            raise ValueError("too many members")
         at = skipped(text, end)
         if text[at : at + 1] != ",":
             break
@@ -65,25 +72,31 @@ def without(body: bytes, names: Collection[str]) -> bytes:
     Raises ValueError for a body in another encoding, RecursionError.
     """
     text, pieces, at = text_of(body), list[str](), 0
-    for start, end in sorted(gaps(text, 0, names)):
+    found: list[tuple[int, int]] = []
+    add_gaps(text, 0, names, found)
+    for start, end in sorted(found):
         pieces.append(text[at:start])
         at = end
     return "".join([*pieces, text[at:]]).encode("utf-8", "surrogatepass")
 
 
-def gaps(text: str, at: int, names: Collection[str], level: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the places of members to remove, each with one of its commas."""
-    members = members_of(text, at)
+def add_gaps(
+    text: str, at: int, names: Collection[str], found: list[tuple[int, int]], most: int = MEMBERS_MAX, level: int = 0
+) -> int:
+    """Add the places of members to remove, each with one of its commas. Return how many more members may be walked."""
+    members = members_of(text, at, most)
+    most -= len(members) + 1
     kept = [not is_reserved(text, member, names) for member in members]
     last = max([place for place, stays in enumerate(kept) if stays], default=-1)
     for place, member in enumerate(members[: last + 1]):
         if not kept[place]:
-            yield member.start, members[place + 1].start
+            found.append((member.start, members[place + 1].start))
         elif member.name in CONTAINERS and level < LEVELS_MAX:
             for inner in objects_at(text, member.value):
-                yield from gaps(text, inner, names, level + 1)
+                most = add_gaps(text, inner, names, found, most, level + 1)
     if last + 1 < len(members):
-        yield members[last].end if last >= 0 else members[0].start, members[-1].end
+        found.append((members[last].end if last >= 0 else members[0].start, members[-1].end))
+    return most
 
 
 def is_reserved(text: str, member: OuterMember, names: Collection[str]) -> bool:

@@ -75,7 +75,7 @@ def reserved_in(fields: Mapping[str, Any]) -> Reserved:
     for _ in range(LEVELS_MAX + 1):
         inner: list[Any] = []
         for one in objects:
-            for name in RESERVED.intersection(one) if isinstance(one, Mapping) else ():
+            for name in RESERVED.intersection(one) if type(one) is dict and not RESERVED.isdisjoint(one) else ():
                 if name in CONTAINERS:
                     inner += contained(one[name])
                 elif name in ROUTERS or (name in ID_MEMBERS and has_address(one[name])):

@@ -85,6 +85,19 @@ def test_all_other_bytes_stay(body: str, expected: str) -> None:
     assert found == expected.encode("utf-8", "surrogatepass")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{" + '"a":1,' * 60_000 + '"rid":1}',
+        '{"sampling_params":[' + ",".join(['{"bootstrap_host":1}'] * 40_000) + "]}",
+        '{"sampling_params":[' + ",".join(["{}"] * 60_000) + "]}",
+    ],
+)
+def test_a_body_of_very_many_members_is_not_walked_to_its_end(body: str) -> None:
+    with pytest.raises(ValueError, match="too many"):
+        without(body.encode(), NAMES)
+
+
 def test_a_body_with_none_of_the_names_is_not_looked_at_further() -> None:
     assert reserved_in({"model": "m", "messages": [], "stream": True}) is NOTHING
 
