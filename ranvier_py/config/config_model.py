@@ -138,6 +138,7 @@ class Config(Options):
         "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
         "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
         "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
+        "URL#rank=N is one data-parallel rank of an engine: each is listed, since each has a cache of its own. "
         "hosted=yes is for a provider, or a gateway to one, that its name does not show.",
     )
     reload_allow_empty: bool = key(

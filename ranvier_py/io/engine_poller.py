@@ -19,7 +19,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics, signs_of
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
     METRICS_BYTES_MAX,
@@ -38,7 +38,9 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     MetricsSchedule,
     Page,
     PollOptions,
+    figures_of,
     is_alive,
+    probe_result,
     read_models,
     read_start_time,
 )
@@ -56,6 +58,7 @@ from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_o
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -114,8 +117,8 @@ class Engine:
 
     def __init__(self, id: BackendId, url: str, api_key: str, context: ssl.SSLContext, options: PollOptions) -> None:  # noqa: A002
         self.id = id
-        self.url = httpx.URL(url)
-        self.host = urlsplit(url).hostname or ""
+        self.url = httpx.URL(without_rank(url))
+        self.host, self.rank = urlsplit(url).hostname or "", rank_of(url)
         self.context = context
         self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
         self.rekey(api_key)
@@ -362,12 +365,9 @@ class EnginePoller:
             metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             if metrics.status == 200:
-                started_at, known = read_start_time(metrics.body), read_metrics(metrics.body)
+                started_at, known = read_start_time(metrics.body), figures_of(metrics, engine.rank)
                 engine.health.start_read(started_at)
-        found = ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=known.hybrid)
-        if not known.known:
-            return found
-        return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=known.hit_tokens)
+        return probe_result(page, latency_s, (models, cards), started_at, known)
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
@@ -429,7 +429,7 @@ class EnginePoller:
                         self._note_received(engine)
                         if page.status >= 500:
                             return None
-                        metrics = read_metrics(page.body if page.status == 200 and not page.is_cut else b"")
+                        metrics = figures_of(page, engine.rank)
                         if metrics.known:
                             engine.metrics.path = path
                             return metrics

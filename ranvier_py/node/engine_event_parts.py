@@ -40,6 +40,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backends import Backend, Transition
+from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
@@ -131,7 +132,12 @@ class EngineEvents:
         self.wake()
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
-        """Take where an engine publishes its events, as far as that is known now."""
+        """Take where an engine publishes its events, as far as that is known now; of a rank only its own."""
+        if (known := self._registry.current(backend)) is not None:
+            if known.rank is not None:
+                publishers = tuple(each for each in publishers if each.rank == known.rank)
+            ranks = max(known.ranks, len(publishers))
+            self._log_transitions(count_caches(known, self._clock(), ranks=ranks))
         self._found[backend] = publishers
         self.wake()
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
 from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
 from ranvier_py.proxy.transport import PlainTransport
 
@@ -31,10 +32,10 @@ class BackendAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> BackendAddress:
-        """Parse `http://host:port/prefix`. Raises ValueError with a sentence for the operator."""
-        parts = checked_url(url, ("http", "https"))
+        """Parse `http://host:port/prefix`, without a rank. Raises ValueError with a sentence for the operator."""
+        parts = checked_url(url if rank_of(url) is None else without_rank(url), ("http", "https"))
         if parts.query or parts.fragment or parts.username:
-            raise ValueError("a backend's URL has no query, fragment or user")
+            raise ValueError("a backend's URL has no query, user, or fragment but its rank")
         port = parts.port or DEFAULT_PORTS[parts.scheme]
         return cls(parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
 

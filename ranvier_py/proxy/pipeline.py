@@ -48,6 +48,7 @@ from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.blame.judgements import SERVED
 from ranvier_py.core.routing.health import FAULTS
 from ranvier_py.core.routing.model_list import model_list
+from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.core.routing.retries import RetryLimits, is_inference
 from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
@@ -367,6 +368,8 @@ class Pipeline:
             extra.append((b"x-request-id", served.request_id))
         if self.authorization and not fields.authorized:
             extra.append((b"authorization", self.authorization))
+        if attempt.target.rank is not None:
+            extra.append((RANK_FIELD, b"%d" % attempt.target.rank))
         served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
         if served.upgrades:
             return self.upstream.upgrade(self.address_of(attempt.url), request, extra)

@@ -18,6 +18,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.processes.ranks import rank_of
 from ranvier_py.core.routing.processes.several_processes import SeveralProcesses, advice, same_process
 from ranvier_py.core.routing.rates.work import Work
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
@@ -113,6 +114,7 @@ class ProbeResult:
     the engine may be busy. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
+    `ranks`: how many data-parallel ranks these are of.
     `caches`, `hit_tokens`: whether by its metrics it caches prefixes, and how many tokens it has found so far.
     """
 
@@ -129,6 +131,7 @@ class ProbeResult:
     signs: Signs | None = None
     caches: bool | None = None
     hit_tokens: int | None = None
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ class Backend(Work):
     draining: bool = False
     removed: bool = False
     processes: int = 1  # that surely answer behind its URL
-    rank: int | None = None  # its data-parallel rank, if it is one of several, by its URL
+    rank: int | None = field(init=False)  # its data-parallel rank, if its URL names one
     ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
     hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
@@ -210,6 +213,9 @@ class Backend(Work):
     probes_ok: int = 0
     probes_failed: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+
+    def __post_init__(self) -> None:
+        self.rank = rank_of(self.url)
 
     @property
     def advice(self) -> str:
@@ -268,15 +274,20 @@ class Backend(Work):
 
 
 def normal_url(url: str) -> str:
-    """Return scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
+    """Return scheme://host:port of an http or https origin, and its rank. Raises BadRequest on anything else."""
     try:
         parts = checked_url(url.strip(), ("http", "https"))
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+    if parts.path not in ("", "/") or parts.query or parts.username is not None:
         raise BadRequest("must be a URL without path, query or credentials, like http://10.0.0.1:8000")
+    try:
+        rank = rank_of(url.strip())
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
     assert parts.hostname is not None
-    return f"{parts.scheme}://{spelled((parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]))}"
+    place = f"{parts.scheme}://{spelled((parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]))}"
+    return place if rank is None else f"{place}#rank={rank}"
 
 
 @dataclass(slots=True)

@@ -74,6 +74,7 @@ def test_a_page_of_vllm() -> None:
         hybrid=False,
         states=False,
         engine="vllm",
+        ranks=1,
     )
 
 

@@ -20,6 +20,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
+from ranvier_py.core.routing.processes.ranks import ranks_of
 
 SERIES_MAX = 512
 """Series with our names that one page may have: some ten for each rank."""
@@ -122,6 +123,7 @@ class EngineMetrics:
     state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which block ends it makes states
     retention: str = ""  # vLLM's `prefix_cache_retention_interval`: which states it keeps
     engine: str = ""  # vllm or sglang, if the page has a series named so
+    ranks: int | None = None  # data-parallel ones that the page has series of
 
     @property
     def requests(self) -> int | None:
@@ -146,7 +148,8 @@ def read_metrics(page: bytes) -> EngineMetrics:
     capacity = 0.0
     caches: bool | None = None
     hybrid, engine, mode, retention = False, "", "", ""
-    for series in series_of(page):
+    found_series = list(series_of(page))
+    for series in found_series:
         engine = engine or ENGINES.get(series.name.partition(b":")[0], "")
         if series.name in CONFIGS:
             block, tokens, on = config_of(series)
@@ -185,6 +188,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
         state_mode=mode,
         retention=retention,
         engine=engine,
+        ranks=ranks_of((series.name, series.labels) for series in found_series) or None,
     )
 
 

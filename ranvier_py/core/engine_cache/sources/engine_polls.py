@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics, signs_of
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
 from ranvier_py.core.pauses import doubled
+from ranvier_py.core.routing.backend import ProbeResult
+from ranvier_py.core.routing.processes.ranks import page_of_rank
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
@@ -224,6 +226,27 @@ class MetricsSchedule:
             waiting=sum([each.waiting or 0 for each in loads]),
             capacity_tokens=self._page.capacity_tokens or capacity_tokens or None,
         )
+
+
+def figures_of(page: Page, rank: int | None) -> EngineMetrics:
+    """Return what a metrics page says of an engine, or of one rank of it."""
+    body = page.body if page.status == 200 and not page.is_cut else b""
+    return read_metrics(page_of_rank(body, rank))
+
+
+def probe_result(
+    page: Page,
+    latency_s: float,
+    listed: tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]],
+    started_at: float | None,
+    known: EngineMetrics,
+) -> ProbeResult:
+    """Return the result of a good probe: `listed` models with their cards, and what a metrics page says, if any."""
+    found = ProbeResult(True, False, page.status, latency_s, *listed, started_at, hybrid=known.hybrid)
+    if not known.known:
+        return found
+    hit_tokens, ranks = known.hit_tokens, known.ranks
+    return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=hit_tokens, ranks=ranks)
 
 
 def is_alive(page: Page) -> bool:

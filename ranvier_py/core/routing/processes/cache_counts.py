@@ -8,7 +8,8 @@ from ranvier_py.core.routing.backend import Backend, Transition
 def count_caches(
     backend: Backend, now: float, *, hosts: int | None = None, ranks: int | None = None
 ) -> list[Transition]:
-    """Count the processes behind its URL, of which its name stands for `hosts`, and its ranks; None: as before.
+    """Count the processes behind its URL, of which its name stands for `hosts`, and its ranks; None: as before,
+    or as the last probe found.
 
     That there are several now is a transition, which says what to do.
     """
@@ -16,6 +17,8 @@ def count_caches(
     several.hosts = several.hosts if hosts is None else hosts
     before = (backend.processes, backend.ranks)
     backend.processes = several.count(now)
+    if ranks is None and backend.last_probe is not None:
+        ranks = backend.last_probe.ranks
     if ranks is not None and backend.rank is None:
         backend.ranks = ranks
     counts = (("processes", before[0], backend.processes), ("ranks", before[1], backend.ranks))

@@ -1,0 +1,69 @@
+"""A node before an engine with data-parallel ranks, which have one port and a cache each."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+
+from cluster.engine.engine_process import serve as serve_engine
+from cluster.engine.engine_ranks import Ranks
+from cluster.engine.engine_routes import EngineConfig
+from cluster.engine.engine_text import load_tokenizer
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from tests.node.node_lab import MODEL, Lab, Node, opened, turn
+
+CHATS, TURNS = 8, 4
+
+
+async def start_ranks(place: Lab, count: int) -> tuple[str, Ranks]:
+    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001)
+    config = EngineConfig(name="engine", models=(MODEL,), limits=limits, tokens_max=200_000)
+    ranks = Ranks(config, load_tokenizer("bytes"), count)
+    host, port = await place.nursery.start(partial(serve_engine, ranks, "127.0.0.1", 0))
+    return f"http://{host}:{port}", ranks
+
+
+async def talk(node: Node, ranks: Ranks, *, stream: bool) -> float:
+    """The share of the prompts' tokens that the engine found in its caches, over chats that take turns."""
+    for length in range(1, TURNS + 1):
+        for chat in range(CHATS):
+            messages = turn(
+                *[f"chat {chat}, message {number}: " + "words and words " * 40 for number in range(2 * length - 1)]
+            )
+            messages[0]["content"] = f"You are helper {chat}. " * 40
+            answer = await node.chat(messages, stream=stream)
+            assert answer.status_code == 200, answer.text
+    all_of = [engine.live.statistics() for engine in ranks.engines]
+    return sum(each.cached_tokens for each in all_of) / sum(each.prompt_tokens for each in all_of)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_turn_reaches_the_rank_that_holds_its_chat(stream: bool) -> None:
+    async with opened(Lab, 0, 30) as place:
+        url, ranks = await start_ranks(place, 3)
+        node = await place.start(backend=[f"{url}#rank={rank}" for rank in range(3)])
+        hits = await talk(node, ranks, stream=stream)
+        assert sum(engine.live.statistics().finished > 0 for engine in ranks.engines) > 1
+        assert hits > 0.5  # of four turns, the first finds nothing
+        backends = await node.backends()
+        assert [each["url"] for each in backends] == [f"{url}#rank={rank}" for rank in range(3)]
+        assert {(each["ranks"], each["advice"]) for each in backends} == {(1, "")}
+
+
+async def test_an_engine_with_ranks_as_one_backend_is_reported_with_the_remedy() -> None:
+    async with opened(Lab, 0, 30) as place:
+        url, _ = await start_ranks(place, 2)
+        node = await place.start(backend=[url])
+        await node.until_backend(lambda backend: backend["ranks"] == 2)
+        (backend,) = await node.backends()
+        assert f"{url}#rank=0 to {url}#rank=1" in backend["advice"]
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_backend_ranks{backend="' in page
+        for rank in range(2):
+            added = await node.http.post(f"{node.control}/admin/backends", json={"url": f"{url}#rank={rank}"})
+            assert added.status_code == 200, added.text
+        refused = await node.http.post(f"{node.control}/admin/backends", json={"url": f"{url}#rank=x"})
+        assert refused.status_code == 400
+        assert "rank=N" in refused.text
