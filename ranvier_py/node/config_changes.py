@@ -22,18 +22,22 @@ FOLLOWED = ("tls_certificate_file", "client_rules_file", "chat_template")
 
 
 def changes(before: Config, after: Config, names: Iterable[str]) -> Iterator[str]:
-    """Yield «key old -> new» for these keys."""
+    """Yield «key old -> new» for these keys; of a long list the items that differ."""
     for name in names:
         old, new = KEYS[name].value_in(before), KEYS[name].value_in(after)
-        if isinstance(old, tuple) and isinstance(new, tuple) and set(old) != set(new):  # else another order
-            old, new = (tuple(item for item in one if item not in other) for one, other in ((old, new), (new, old)))
-        texts = written(old), written(new)
-        is_hidden = texts[0] == texts[1] or (name in SECRETS and None not in (old, new))
-        yield f"{name} {texts[0]} -> {texts[1]}" + (" (what is not shown differs)" if is_hidden else "")
+        texts, end = (toml_value(shown(old)), toml_value(shown(new))), ""
+        if texts[0] == texts[1] or (name in SECRETS and None not in (old, new)):
+            end = " (what is not shown differs)"
+        elif max(map(len, texts)) > VALUE_CHARACTERS_MAX and isinstance(old, tuple):
+            texts, end = (without(old, new), without(new, old)), " (only what differs)"
+        yield f"{name} {cut(texts[0])} -> {cut(texts[1])}{end}"
 
 
-def written(value: Any) -> str:
-    text = toml_value(shown(value))
+def without(items: tuple[Any, ...], others: tuple[Any, ...]) -> str:
+    return toml_value(shown(tuple(item for item in items if item not in others)))
+
+
+def cut(text: str) -> str:
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"
 
 

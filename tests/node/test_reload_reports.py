@@ -72,10 +72,12 @@ async def test_a_reload_logs_every_changed_key_with_its_old_and_its_new_value(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with reloadable(tmp_path, load_factor=2.0) as (node, changed):
-        first, second = node.engines
-        await changed(policy="ttft", load_factor=3.5, block_size_tokens=32, backend=[first], control_key=SECRET)
+        specs = [f'{{url = "{url}", weight = 1.0, name = ""}}' for url in node.engines]
+        await changed(
+            policy="ttft", load_factor=3.5, block_size_tokens=32, backend=node.engines[:1], control_key=SECRET
+        )
         assert sorted(lines_of(caplog, "config.changed")) == [
-            f'backend [{{url = "{second}", weight = 1.0, name = ""}}] -> []',
+            f"backend [{', '.join(specs)}] -> [{specs[0]}]",
             "block_size_tokens 16 -> 32; needs a restart",
             'control_key "" -> "***"',
             "load_factor 2.0 -> 3.5",
@@ -119,6 +121,8 @@ def test_a_long_value_is_cut_and_only_items_that_differ_are_named() -> None:
     assert text.count("url") == 2
     (text,) = changes(config_of(backend=many), config_of(), ["backend"])
     assert VALUE_CHARACTERS_MAX < len(text) < VALUE_CHARACTERS_MAX + 100
+    (text,) = changes(config_of(backend=many[:2]), config_of(backend=many[1::-1]), ["backend"])
+    assert text.index("a:1") < text.index("a:2") < text.index(" -> ") < text.rindex("a:2") < text.rindex("a:1")
 
 
 async def test_a_renewed_certificate_is_named_with_its_end_and_its_fingerprint(
