@@ -8,6 +8,7 @@ from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult
 from ranvier_py.core.routing.blame.hangs import Hangs, Silence
 from ranvier_py.core.routing.placement import Service
 from ranvier_py.core.routing.placement.affinity import Affinity
+from ranvier_py.core.routing.rates.work import InFlight
 
 TIMED_OUT = ProbeResult(False, latency_s=3.0, timed_out=True)
 UP = ProbeResult(True, status=200)
@@ -72,7 +73,7 @@ def test_a_policy_that_learns_rates_predicts_the_work_at_an_engine() -> None:
     for _ in range(100):
         policy.served(Service(backend.id, 1000, 1.0, False, 0, 0, 1000))
     before_s = policy.predicted_s(backend, 0, 100.0)
-    registry.dispatched(backend.id, 100.0, 20_000)
+    registry.dispatched(backend.id, 100.0, InFlight(20_000))
     assert policy.predicted_s(backend, 0, 100.0) > before_s + 10.0
     assert policy.predicted_s(backend, 0, 160.0) > before_s + 10.0, "what waits has not been done by waiting"
 
@@ -95,7 +96,7 @@ def test_room_is_where_nothing_queues_and_little_that_moved_there_waits() -> Non
     assert not hangs.has_room(backend, 0, 1, 0.0, 100.0), "it says that requests wait in its queue"
     assert not hangs.has_room(backend, 0, 0, 9.0, 100.0), "its work takes longer than a hang"
     for _ in range(40):
-        registry.dispatched(backend.id, 100.0, seen=False)
+        registry.dispatched(backend.id, 100.0, InFlight(seen=False), 100.0)
     assert hangs.has_room(backend, 6, 0, 0.0, 100.0)
     registry.dispatched(backend.id, 100.0)
     assert not hangs.has_room(backend, 0, 0, 0.0, 102.1), "a stream waits there for its first token"
