@@ -164,12 +164,18 @@ class Node:
             self.calibrating.configured[backend.id] = spec.kv_profile if spec is not None else AUTO
             self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
             undo.pop_all()
+        self._look_for_ranks()
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
+
+    def _look_for_ranks(self) -> None:
+        """Note whether this node chooses ranks, so that clients do not."""
+        self.pipeline.router_fields.places_ranks = any(backend.rank is not None for backend in self.registry)
 
     def remove_backend(self, name_or_url: str) -> None:
         """Have each part forget the backend, even if another part raises. Raises NotFound."""
         backend = self.registry.remove(name_or_url)
+        self._look_for_ranks()
         with ExitStack() as steps:
             if address := self.addresses.pop(backend.url, None):
                 steps.callback(self.upstream.forget, address)

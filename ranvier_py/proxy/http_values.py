@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
 from ranvier_py.core.prompts.reserved_members import has_address
+from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -51,7 +52,7 @@ WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
 """Request fields besides the hop-by-hop ones that are not passed on: we write our own, meet the expectation ourselves,
 and keep the control key to ourselves."""
 
-RANK_FIELD, REQUEST_ID = b"x-data-parallel-rank", b"x-request-id"
+REQUEST_ID = b"x-request-id"
 ROUTER_FIELDS = frozenset(
     (
         b"x-prefiller-host-port",

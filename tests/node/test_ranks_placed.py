@@ -13,6 +13,8 @@ from cluster.engine.engine_routes import EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.node.node_lab import MODEL, Lab, Node, opened, turn
+from tests.node.node_lab import chat as chat_body
+from tests.proxy.wire import GOOD, Scripted
 
 CHATS, TURNS = 8, 4
 
@@ -50,6 +52,19 @@ async def test_each_turn_reaches_the_rank_that_holds_its_chat(stream: bool) -> N
         backends = await node.backends()
         assert [each["url"] for each in backends] == [f"{url}#rank={rank}" for rank in range(3)]
         assert {(each["ranks"], each["advice"]) for each in backends} == {(1, "")}
+
+
+async def test_a_client_chooses_no_rank_where_the_node_does() -> None:
+    engine, chosen = Scripted(GOOD), {"x-data-parallel-rank": "7"}
+    async with opened(Lab, 0, 30) as place:
+        url = await place.listen(engine.serve)
+        node = await place.start(backend=[f"{url}#rank=3"])
+        body = chat_body(data_parallel_rank=7)
+        assert (await place.http.post(f"{node.url}/v1/chat/completions", content=body, headers=chosen)).is_success
+    assert (
+        engine.heads[0].lower().count(b"x-data-parallel-rank") == engine.heads[0].count(b"x-data-parallel-rank: 3") == 1
+    )
+    assert b"data_parallel_rank" not in engine.bodies[0]
 
 
 async def test_an_engine_with_ranks_as_one_backend_is_reported_with_the_remedy() -> None:

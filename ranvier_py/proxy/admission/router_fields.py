@@ -27,8 +27,9 @@ from ranvier_py.core.prompts.reserved_members import (
     BodySearch,
     slices,
 )
+from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import RANK_FIELD, REQUEST_ID, HttpRequest
+from ranvier_py.proxy.http_values import REQUEST_ID, HttpRequest
 
 FORM = re.compile(rb"\s*--")  # begins a form, whatever its fields call it
 
