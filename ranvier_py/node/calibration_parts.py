@@ -173,7 +173,8 @@ class Calibrating:
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         slot.cache_tokens = metrics.capacity_tokens
         self.calibration.report(backend, slot.url, slot.generation, metrics)
-        self._registry.page_read(slot, metrics.caches, metrics.hit_tokens)
+        slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
+        self._registry.reconsider(slot)
 
     def waiting(self, backend: BackendId) -> int:
         """Return how many requests wait in an engine's queue by the last look; 0 if there was none lately."""

@@ -19,10 +19,10 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.processes.ranks import rank_of
+from ranvier_py.core.routing.processes.reuse import Reuse
 from ranvier_py.core.routing.processes.several_processes import SeveralProcesses, advice, same_process
 from ranvier_py.core.routing.rates.work import Work
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
-from ranvier_py.core.routing.reuse import Reuse
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
 MODELS_CHARS_MAX = 300  # of a list of models in the log

@@ -40,7 +40,6 @@ from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.rates.work import InFlight, Load, Unseen
-from ranvier_py.core.routing.reuse import Reuse
 
 __all__ = [
     "Backend",
@@ -276,11 +275,6 @@ class Registry:
             backend.reuse.hit = True
             self.reconsider(backend)
 
-    def page_read(self, backend: Backend, caches: bool | None, hit_tokens: int | None) -> None:
-        """Take in what an engine's metrics page says of its reuse of prefixes, see `Reuse`."""
-        backend.reuse.page_read(caches, hit_tokens)
-        self.reconsider(backend)
-
     def reconsider(self, backend: Backend) -> None:
         """Let pools know whether a backend reuses prefixes, if that has changed."""
         if backend.reuses is not backend.reuse.happens:
@@ -341,7 +335,8 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
-        self.page_read(backend, result.caches, result.hit_tokens)
+        backend.reuse.page_read(result.caches, result.hit_tokens)
+        self.reconsider(backend)
         began = now - result.latency_s
         is_overruled = result.timed_out and backend.received_at > began
         self.counters.probes_overruled += is_overruled
@@ -406,7 +401,7 @@ class Registry:
         before = backend.generation
         backend.generation += 1
         backend.process.has_remote_routes = False
-        backend.reuse, backend.reuses = Reuse(), True
+        backend.reuse, backend.reuses = type(backend.reuse)(), True
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
         self.pauses.forget(backend.id)
@@ -473,8 +468,3 @@ class Registry:
             for what, old, new in pairs
             if old is not new
         ]
-
-    @property
-    def leaving(self) -> int:
-        """How many removed backends still have requests in flight."""
-        return sum(backend is not None for backend in self.slots) - len(self)

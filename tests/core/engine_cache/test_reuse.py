@@ -16,9 +16,9 @@ from ranvier_py.core.engine_cache.sources.publishers import reuse_of_server_info
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backend import ProbeResult
-from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.backends import Backend, Outcome, Registry
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, CacheProfile
-from ranvier_py.core.routing.reuse import COLD_ANSWERS
+from ranvier_py.core.routing.processes.reuse import COLD_ANSWERS
 from ranvier_py.core.routing.router import CHAT_PATH
 from tests.core.routing.test_router import make_router
 
@@ -90,7 +90,12 @@ class Fleet:
         for backend in list(self.registry):
             metrics = read_metrics(page)
             self.calibration.report(backend.id, backend.url, backend.generation, metrics)
-            self.registry.page_read(backend, metrics.caches, metrics.hit_tokens)
+            page_read(self.registry, backend, metrics.caches, metrics.hit_tokens)
+
+
+def page_read(registry: Registry, backend: Backend, caches: bool | None, hit_tokens: int | None) -> None:
+    backend.reuse.page_read(caches, hit_tokens)
+    registry.reconsider(backend)
 
 
 def even(served: Mapping[int, int], engines: int = 4) -> bool:
@@ -152,7 +157,7 @@ def test_an_engine_that_always_counts_zero_but_has_hits_on_its_page_keeps_its_af
 def test_in_a_mixed_fleet_the_engines_that_cache_keep_their_affinity() -> None:
     fleet = Fleet(caching={2: 160, 3: 160})
     for backend in list(fleet.registry)[:2]:
-        fleet.registry.page_read(backend, False, None)
+        page_read(fleet.registry, backend, False, None)
     fleet.ask(40)
     prompt = fleet.send(1, 1000, stream=True)
     assert int(prompt.backend) in (2, 3)
@@ -186,12 +191,12 @@ def test_another_process_is_judged_anew() -> None:
 def test_a_setting_that_changes_on_the_page_voids_what_was_shown_before() -> None:
     fleet = Fleet(1, caching={0: 160})
     (backend,) = fleet.registry
-    fleet.registry.page_read(backend, True, None)
+    page_read(fleet.registry, backend, True, None)
     fleet.ask(5)
     assert backend.reuse.hit
-    fleet.registry.page_read(backend, False, None)
+    page_read(fleet.registry, backend, False, None)
     assert not backend.reuses
-    fleet.registry.page_read(backend, True, None)
+    page_read(fleet.registry, backend, True, None)
     assert backend.reuses
 
 
@@ -205,7 +210,7 @@ def test_engines_of_hybrid_models_are_not_judged_by_cold_answers() -> None:
 
 def test_explain_names_candidates_that_reuse_nothing() -> None:
     fleet = Fleet(2, caching={1: 160})
-    fleet.registry.page_read(fleet.registry[BackendId(0)], False, None)
+    page_read(fleet.registry, fleet.registry[BackendId(0)], False, None)
     fleet.ask(10)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "And now?"}]
     body = json.dumps({"model": "m", "messages": messages}).encode()
@@ -232,5 +237,5 @@ def test_a_page_without_any_word_on_caching_leaves_the_verdict_to_answers() -> N
     fleet = Fleet(1)
     (backend,) = fleet.registry
     metrics = EngineMetrics(running=1)
-    fleet.registry.page_read(backend, metrics.caches, metrics.hit_tokens)
+    page_read(fleet.registry, backend, metrics.caches, metrics.hit_tokens)
     assert backend.reuses

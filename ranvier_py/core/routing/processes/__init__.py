@@ -1,1 +1,1 @@
-"""Which processes answer behind the URL of a backend: restarts, names that move, several of them."""
+"""What is behind one backend's URL: how many processes, at which addresses, and whether they reuse prefixes."""
