@@ -18,6 +18,7 @@ from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Backend, Outcome, Registry
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, CacheProfile
+from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.processes.reuse import COLD_ANSWERS
 from ranvier_py.core.routing.router import CHAT_PATH
 from tests.core.routing.test_router import make_router
@@ -33,6 +34,7 @@ class Fleet:
 
     def __init__(self, engines: int = 4, *, caching: Mapping[int, int] | None = None, counts: bool = True) -> None:
         self.router = make_router(engines)
+        self.router.policy = Affinity(AffinityOptions(placement_compatibility="ranvier"))  # which reads no rates
         self.registry = self.router.registry
         self.calibration = Calibration(
             self.router.routes, checkpoints=self.router.checkpoints, judged=self.registry.reconsider
@@ -75,9 +77,10 @@ class Fleet:
             if len(running) == users:
                 self.end(running.pop(rng.randrange(users)))
             running.append(self.send(number % users, number, stream=stream))
+            self.now += 0.1 if stream else 0.3
             if stream:
                 self.first_token(running[-1])
-            self.now += 0.3
+                self.now += 0.2
             if number % 16 == 15:
                 self.calibration.tick(self.now)
                 if pages is not None:
