@@ -10,15 +10,16 @@ that the events name could be used (`Lack`); otherwise the engine may hold more 
 hybrid engine (attention beside recurrent layers or sliding windows) whose events do not report its states: what it
 stores is no proof of reuse, so nothing is confirmed and the level is ESTIMATED, but what it drops is surely gone. Where
 events report the states, it is known exactly what is held and from where it can be reused. No snapshot contains states.
-Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most, and applies CARRIED_BYTES of messages and the
-one that exceeds them; the rest, which may be all that a gap held back, follows with the next ticks.
+Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most, and applies CARRIED_BYTES of messages, the last
+of which may be longer by one portion; the rest, which may be all that a gap held back, follows with the next ticks. Of
+WAITING_BYTES_MAX of messages the newest is dropped, as if it could not be read.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
@@ -39,8 +40,8 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Lack
 from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
-from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared, Tier
-from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksStored, CacheCleared, Tier
+from ranvier_py.core.engine_cache.sources.events import PORTION_BYTES, EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
@@ -50,12 +51,27 @@ SETTLE_STEPS = 1000
 CARRIED_BYTES = 64 << 10
 """Of messages, in about 10 ms."""
 
+WAITING_BYTES_MAX = 128 << 20
+"""Of messages to be applied: more than a gap holds back, or than an engine sends while they are applied."""
+
 FROZEN_S = 0.1  # between two settles while a snapshot is written
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
 """What the shell has to do."""
 
-InOrder = Apply | StreamReset | Install
+
+@dataclass(slots=True)
+class Reading:
+    """A message that is being applied, portion by portion, and what was in it so far."""
+
+    seq: int
+    size_bytes: int
+    portions: Iterator[Batch]
+    cleared: bool = False
+    unread: bool = False
+
+
+InOrder = Reading | StreamReset | Install
 """What changes the residency."""
 
 
@@ -80,6 +96,7 @@ class EventStream:
         self._engine_caches = engine_caches
         self._hasher = hasher
         self._waiting: deque[InOrder] = deque()
+        self._waiting_bytes = 0
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # to be reported; EXACT waits until all is settled
         self._reason = ""  # of the machine's last change
@@ -200,8 +217,8 @@ class EventStream:
         cleared, room = False, CARRIED_BYTES
         while self._waiting and room > 0:
             effect = self._waiting.popleft()
-            if isinstance(effect, Apply):
-                room -= len(effect.payload)
+            if isinstance(effect, Reading):
+                room -= min(effect.size_bytes, PORTION_BYTES)
                 cleared |= self._apply(effect, outside, now)
             elif isinstance(effect, StreamReset):
                 self._clear()
@@ -231,11 +248,20 @@ class EventStream:
                 self._reason = effect.reason
             elif isinstance(effect, AskReplay | AskPeer):
                 outside.append(effect)
-            else:
-                if not isinstance(effect, Apply):  # what came before is void
-                    self._waiting.clear()
+            elif isinstance(effect, Apply):
+                self._waiting_bytes += len(effect.payload)
+                self._waiting.append(Reading(effect.seq, len(effect.payload), self._portions(effect.payload)))
+            else:  # what came before is void
+                self._waiting.clear()
+                self._waiting_bytes = 0
                 self._waiting.append(effect)
         return outside
+
+    def _portions(self, payload: bytes) -> Iterator[Batch]:
+        if self._waiting_bytes <= WAITING_BYTES_MAX:
+            return self.decoder.portions(payload)
+        self.decoder.counters.dropped += 1
+        return iter((Batch((), unread=1),))
 
     def _why(self) -> str:
         return self._reason if self.level is self.machine.level else self._lack().value
@@ -250,28 +276,37 @@ class EventStream:
             return Lack.MIXED
         return self.residency.lack
 
-    def _apply(self, message: Apply, outside: list[StreamEffect], now: float) -> bool:
-        """Apply a message; what the shell has to do goes to `outside`. Returns whether the cache was cleared."""
+    def _apply(self, message: Reading, outside: list[StreamEffect], now: float) -> bool:
+        """Apply a portion of a message; what the shell has to do goes to `outside`. Returns at the message's end
+        whether it cleared the cache: only there the machine learns what was in it.
+        """
         try:
-            batch = self.decoder.decode(message.payload)
+            batch = next(message.portions)
         except BadBatch:
+            message.unread = True
+        else:
+            self._apply_portion(message, batch, now)
+            if batch.more:
+                self._waiting.appendleft(message)
+                return False
+        self._waiting_bytes -= message.size_bytes
+        if message.cleared:
+            outside += self._queue(self.machine.cleared(message.seq))
+        if message.unread:
             outside += self._queue(self.machine.unreadable(message.seq, now))
-            return False
-        cleared = False
+        return message.cleared
+
+    def _apply_portion(self, message: Reading, batch: Batch, now: float) -> None:
+        message.unread |= batch.unread > 0
         for event in batch.events:
             if isinstance(event, CacheCleared):
                 self._clear()
-                cleared = True
+                message.cleared = True
                 continue
             self.residency.apply(event)
         if batch.events:
             self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
             self._settle_soon(now, SETTLE_S)
-        if cleared:
-            outside += self._queue(self.machine.cleared(message.seq))
-        if batch.unread:
-            outside += self._queue(self.machine.unreadable(message.seq, now))
-        return cleared
 
     def _clear(self) -> None:
         """This rank holds nothing. A single rank begins a generation; of several, its own prefixes are withdrawn."""

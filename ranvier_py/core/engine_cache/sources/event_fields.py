@@ -25,6 +25,8 @@ HASH_BYTES_MAX = 64  # SHA-512; vLLM's own are 32
 TEXT_CHARACTERS_MAX = 1024  # names of adapters, salts, media
 EXTRA_KEYS_MAX = 64  # of one block: for media items that reach into it
 BLOCK_TOKENS_MAX = 65_536
+HASHES_MAX = 131_072
+"""Of one event: a prompt of a million tokens has half as many blocks, and a whole cache is cleared, not removed."""
 U32_MAX, U64 = 0xFFFFFFFF, 1 << 64
 
 REUSED = "REUSED"
@@ -44,7 +46,7 @@ def hash_of(value: object) -> EngineHash:
 
 
 def hashes_of(value: object) -> tuple[EngineHash, ...]:
-    if type(value) is not tuple:
+    if type(value) is not tuple or len(value) > HASHES_MAX:
         raise Unreadable
     for each in value:
         if type(each) is bytes:

@@ -130,7 +130,7 @@ class EngineLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One message of an engine: what changed since the previous one.
+    """One message of an engine, or a portion of it: what changed since the previous one. `more`: portions follow.
 
     `unread` counts events about the cache that had to be skipped: from there on it is less well known what the engine
     holds.
@@ -139,3 +139,4 @@ class Batch:
     events: tuple[Event, ...]
     unread: int = 0
     load: EngineLoad | None = None
+    more: bool = False

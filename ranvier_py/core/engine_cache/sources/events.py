@@ -8,17 +8,18 @@ Rules: unknown tags and fields are skipped one by one and counted. An event of k
 skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. An event of
 unknown tag counts as unread only if its name says that it removes blocks; otherwise one new kind would lower the level
 of all engines of a release for ever. What is no batch at all raises BadBatch, and nothing else is ever raised.
-Bounds: those of frames; the events of a long message are built one at a time. Memory is a small multiple of the largest
-event, plus what the values keep.
+Bounds: those of frames; the events of a long message are built one at a time, and read in `portions`, between which the
+caller lets others have their turn. Memory is a small multiple of the largest event, plus what the values keep.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ranvier_py.core.engine_cache.sources.event_fields import (
@@ -38,6 +39,12 @@ from ranvier_py.core.metrics import counter
 
 EVENT_BYTES_MAX = 2 << 20
 """A prompt of 128k tokens stored at once is 1 MB; while it is read, its objects take some ten times that."""
+
+PORTION_BYTES = 64 << 10
+"""Of events that are read at once, in about 10 ms."""
+
+EVENT_BYTES = 128
+"""What an event counts beside its length, which is about what reading the shortest one takes."""
 
 TAGS_KEPT_MAX = 16  # unknown tags that are remembered by name, for display
 
@@ -59,6 +66,7 @@ class DecoderCounters:
     tags_skipped: int = counter("Events of unknown kinds.")
     fields_skipped: int = counter("Unknown fields.")
     unread: int = counter("Events of a known kind that could not be read.")
+    dropped: int = counter("Messages dropped because too many waited to be applied.")
 
 
 class _Last(NamedTuple):
@@ -77,27 +85,35 @@ class EventDecoder:
         self._last_stored = self._last_removed = _Last({"": None})  # equals no event
 
     def decode(self, payload: bytes) -> Batch:
-        """Decode one message. Raises only BadBatch."""
+        """Decode one message at once. Raises only BadBatch."""
+        first, *rest = self.portions(payload)
+        if not rest:
+            return first
+        parts = (first, *rest)
+        events = tuple([event for part in parts for event in part.events])
+        return Batch(events, sum(part.unread for part in parts))
+
+    def portions(self, payload: bytes) -> Iterator[Batch]:
+        """Decode one message in portions, one at least. Raises only BadBatch, and only before the first one."""
         try:
-            batch = self._batch(payload)
+            head, events, tail, is_built = frame_of(payload)
+            if head != LOAD_STAT and not isinstance(head, int | float):
+                raise BadBatch("no timestamp")
         except BadBatch:
             self.counters.refused += 1
             raise
         self.counters.batches += 1
-        self.counters.events += len(batch.events)
-        return batch
-
-    def _batch(self, payload: bytes) -> Batch:
-        head, events, tail, is_built = frame_of(payload)
         if head == LOAD_STAT:
-            return Batch((), load=self._load(tail))
-        if not isinstance(head, int | float):
-            raise BadBatch("no timestamp")
-        unread_before = self.counters.unread
-        read: Callable[[Any], Event | None] = self._event if is_built else partial(self._event_at, payload)
-        found = tuple([event for each in events if (event := read(each)) is not None])
+            yield Batch((), load=self._load(tail))
+            return
         self.counters.fields_skipped += len(tail[1:])  # after the rank, which is not read: each stream has one rank
-        return Batch(found, self.counters.unread - unread_before)
+        read: Callable[[Any], Event | None] = self._event if is_built else partial(self._event_at, payload)
+        places = portions_of(events, is_built=is_built)
+        for first, end in pairwise(places):
+            unread_before = self.counters.unread
+            found = tuple([event for each in events[first:end] if (event := read(each)) is not None])
+            self.counters.events += len(found)
+            yield Batch(found, self.counters.unread - unread_before, more=end < len(events))
 
     def _load(self, numbers: Sequence[object]) -> EngineLoad:
         """Read the numbers in SGLang's order; fields that are no number stay None."""
@@ -192,3 +208,15 @@ class EventDecoder:
         self.counters.unread += TAKES_AWAY.search(name) is not None
         if name in self.unknown_tags or len(self.unknown_tags) < TAGS_KEPT_MAX:
             self.unknown_tags[name] += 1
+
+
+def portions_of(events: Sequence[Any], *, is_built: bool) -> list[int]:
+    """Return where portions of a message's events begin, and their end. `events`: built, or their places."""
+    places, room = [0], PORTION_BYTES
+    for index, event in enumerate(events):
+        length = EVENT_BYTES if is_built else EVENT_BYTES + event[1] - event[0]
+        if length > room and index > places[-1]:
+            places.append(index)
+            room = PORTION_BYTES
+        room -= length
+    return [*places, len(events)]
