@@ -112,6 +112,7 @@ class RedisAnswers:
         self._generation: Generation | None = None
         self._known = deque[str]((), KNOWN_MAX)  # ids of generations that this node has used
         self._changed_at = -inf  # when this node last learned of another generation or invalidation
+        self._refused = BoundedDict[bytes, None](BATCH_MAX)  # credentials whose answers are void
         self._is_owed = False
         self._outage = 0  # number of outages so far: a reply to a question from before one is not used
         self._server_ms = 0.0  # Redis's clock when ours was 0
@@ -228,6 +229,10 @@ class RedisAnswers:
             return cleared
         return cleared + written if is_all else None
 
+    def refuse(self, credential: bytes) -> None:
+        self._refused[credential] = None
+        self._due.set()
+
     async def _void(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> bool:
         """Add an invalidation to those in Redis; if it takes none, renew the generation. Whether Redis has it."""
         for _ in range(SWAPS_MAX):
@@ -312,7 +317,9 @@ class RedisAnswers:
     async def _round(self) -> None:
         now = time.monotonic()
         due_at = self._tick_at if self.sharing else self._retry_at
-        if now >= due_at:
+        if self._refused:
+            await self.invalidate(None, self._refused.popitem()[0], None)
+        elif now >= due_at:
             await (self._tick() if self.sharing else self._greet())
         elif self.sharing and self._waiting and self._generation is not None:
             await self._write(self._generation)

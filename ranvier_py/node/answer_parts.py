@@ -105,6 +105,9 @@ class ClusterAnswers:
         """Return 0: `ResponseCache.voids` has peers drop their answers, and nobody counts those."""
         return 0
 
+    def refuse(self, credential: bytes) -> None:
+        """Do nothing: `ResponseCache.voids` has peers drop its answers."""
+
     def view(self) -> Mapping[str, Any]:
         return {"peers": values(self._answers.counters)}
 

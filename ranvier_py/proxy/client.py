@@ -164,6 +164,18 @@ class Client:
         if sent != sum(map(len, parts)):
             self.unsent = memoryview(b"".join(parts))[sent:]
 
+    def send_unsent(self) -> bool:
+        """Send of the unsent bytes what the client takes now. Returns whether it took all. Raises ClientGone."""
+        if self.unsent is not None:
+            try:
+                sent = self.transport.send_now((self.unsent,))  # type: ignore[arg-type]  # any buffer will do
+            except OSError as error:
+                raise ClientGone(f"sending failed: {error}") from error
+            self.counters.response_bytes += sent
+            self.window_bytes -= sent
+            self.unsent = self.unsent[sent:] or None
+        return self.unsent is None
+
     async def flush(self) -> None:
         """Wait until the client has taken the unsent bytes. Raises ClientGone."""
         if self.unsent is None:

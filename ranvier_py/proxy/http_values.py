@@ -202,6 +202,16 @@ class ResponseFields(NamedTuple):
 NO_RESPONSE_FIELDS = ResponseFields(b"", False, True)
 
 
+CONNECTION_OPTIONS_MAX = 64
+"""Commas in the Connection fields of a message: those of a whole head take milliseconds to read."""
+
+
+def has_many_options(headers: Headers) -> bool:
+    """Whether the Connection fields name more than anybody needs. Such a head is refused before it is read."""
+    commas = sum([value.count(b",") for name, value in headers if len(name) == 10 and name.lower() == b"connection"])
+    return commas > CONNECTION_OPTIONS_MAX
+
+
 def names_the_message(connection: bytes) -> bool:
     """Whether a Connection field names fields that the message needs."""
     return not OF_THE_MESSAGE.isdisjoint(options_of(connection))

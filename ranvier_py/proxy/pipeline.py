@@ -419,7 +419,7 @@ class Pipeline:
                 if client.unsent is not None:
                     yield client.flush
                 client.arm(WaitPhase.STALL, self.limits.stall_s)
-                yield exchange.readable
+                yield exchange.readable if served.shared is None else served.shared.or_client(exchange.readable)
             except ClientGone:
                 if served.shared is None or not served.shared.leave():
                     raise

@@ -56,6 +56,18 @@ class Watch:
         if call is not None:
             call()
 
+    async def wait(self) -> None:
+        """Wait as the steps do, for who has a task of its own."""
+        if self.ready:
+            await trio.lowlevel.checkpoint()
+            return
+        event = trio.Event()
+        self.call = event.set
+        try:
+            await event.wait()
+        finally:
+            self.call = None
+
     def close(self) -> None:
         """Remove the socket before it is closed; nobody is called any more. May be called twice."""
         self.call = self.hung_up = None  # they refer back to this object

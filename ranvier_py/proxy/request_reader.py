@@ -10,7 +10,14 @@ import httptools
 from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, HeaderTooLarge, MethodNotAllowed
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.admission.request_target import canonical_target, origin_form
-from ranvier_py.proxy.http_values import NO_REQUEST, Headers, HeadShape, HttpRequest, names_the_message
+from ranvier_py.proxy.http_values import (
+    NO_REQUEST,
+    Headers,
+    HeadShape,
+    HttpRequest,
+    has_many_options,
+    names_the_message,
+)
 
 KEPT_HEAD_BYTES_MAX = 8192
 """Longest request head that is kept for the next one, in about three copies: bearer tokens and traces need less."""
@@ -126,10 +133,13 @@ class RequestHead:
             raise BadRequest("only HTTP/1.1 and HTTP/1.0 are served here")
         minor = version[7] - 48
         too_many = len(self.headers) > limits.headers_max  # to read what they mean would take long
-        headers = [] if too_many else self.headers
+        many_options = not too_many and has_many_options(self.headers)
+        headers = [] if too_many or many_options else self.headers
         self.request = HttpRequest(self._parser.get_method(), self._target, headers, b"", minor, minor == 1)
         if too_many:
             raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
+        if many_options:
+            raise BadRequest("connection names too many options")
         self._read_fields(minor)
         self._check_line()
         if self.length > limits.body_bytes_max:

@@ -1,34 +1,49 @@
 """Answers requests without a backend, with the answer that an equal request got before or is getting now.
 
 This is Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at
-the same time one is sent, and all get its answer as it comes; if it fails before the answer began, another one is
-sent. If answers are also kept outside this process, the request that would be sent first looks there, while the others
-wait. An answer that was asked for before an operator invalidated it is not kept, nor given to later requests.
+the same time one is sent, and all get its answer as it comes, or its error: none waits twice for one that fails. If
+answers are also kept outside this process, the request that would be sent first looks there, while the others wait. An
+answer that was asked for before an operator invalidated it is not kept, nor given to later requests.
+
+No engine checks the credential of a hit. So answers belong to it (`askers`), and are void once an engine refuses it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from copy import copy
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ranvier_py.core.errors import ClientGone, UpstreamClosed
+from trio.lowlevel import checkpoint
+
+from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import Sample, increment, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
+from ranvier_py.core.response_cache.askers import Asker, Askers
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
 from ranvier_py.core.response_cache.invalidations import VoidScope
+from ranvier_py.core.response_cache.refused_credentials import RefusedCredentials
 from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, Arrived, StoredAnswer, stored_answer
-from ranvier_py.core.routing.health import Outcome
+from ranvier_py.core.routing.health import outcome_of
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.http_values import Fields, HttpRequest
 from ranvier_py.proxy.served_request import BYPASS, HIT, MISS, ServedRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
 RESULTS = {HIT: "hit", MISS: "miss", BYPASS: "skip"}
 """Continuum's names of results: in the field X-Cache, and in metrics."""
 
+
+REFUSALS = (401, 403)
+
+WAITS_MAX = 2
+"""A request waits for so many others. The first may turn out to be of another kind, and not to be convertible."""
+
+Forward = Callable[[ServedRequest], Steps[None]]
+Made = TypeVar("Made")
 
 CHUNKING_BYTES = 65_536  # room for the framing of an answer that comes in chunks
 
@@ -43,6 +58,9 @@ class AnswersElsewhere(Protocol):
 
     backend: str
     uses_memory: bool
+
+    def refuse(self, credential: bytes) -> None:
+        """Have all answers of this credential dropped. Raises nothing and does not wait."""
 
     def set_options(self, responses: ResponseCacheOptions) -> None:
         """Use these options from now on."""
@@ -76,80 +94,96 @@ class ResponseCache:
         self.store = store
         self.tenants = tenants
         self.elsewhere = elsewhere
+        self._askers = Askers(tenants)
+        self._refused = RefusedCredentials()
         self._uses_memory = elsewhere is None or elsewhere.uses_memory
         self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, giver=1)
         self._shared: dict[bytes, SharedAnswer] = {}  # answers in progress, by key
 
-    def answer(self, served: ServedRequest, forward: Callable[[ServedRequest], Steps[None]]) -> Steps[None]:
+    def answer(self, served: ServedRequest, forward: Forward) -> Steps[None]:
         """Answer a request; `forward` sends it to a backend."""
-        question, tenant = self._question(served.request)
-        result = BYPASS if question is None else MISS
-        while question is not None:
+        asker = self._askers.of(served.request.headers)
+        try:
+            question = self._question(served.request, asker)
+            result = BYPASS if question is None else (yield from self._answer(served, question, asker, forward))
+            if result == BYPASS:
+                self._count(served, result)
+                yield from forward(served)
+        finally:
+            if served.status in REFUSALS:
+                self._refuse(asker.credential)
+
+    def _answer(self, served: ServedRequest, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
+        """Answer a question. Returns BYPASS if the cache could not."""
+        for _ in range(WAITS_MAX + 1):
             stored = self.store.find(question.key, time.monotonic(), question.max_age_s)
             if stored is not None:
-                result = self._replay(served, question, stored)
-                break
+                self._refused.answered(asker.credential)
+                return (yield from self._replay(served, question, stored))
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
-            if shared is not None and (shared.is_left or self._is_void(question, tenant, shared.asked_at)):
+            if shared is not None and (shared.is_left or self._is_void(question, asker.owner, shared.asked_at)):
                 del self._shared[question.key]  # requests that wait for it get it, later ones do not
                 shared = None
             if shared is None:
-                result = yield from self._lead(served, question, tenant, forward)
-                if result == MISS:
-                    return
-                break
+                return (yield from self._lead(served, question, asker, forward))
             if (yield from self._follow(served, question, shared)):
-                result = HIT
-                break
+                return served.cached
             stored = shared.stored
             if stored is not None and time.monotonic() - stored.stored_at <= question.max_age_s:
-                result = self._replay(served, question, stored)
+                return (yield from self._replay(served, question, stored))
+            if not (shared.is_complete or shared.stored):
                 break
-        self._count(served, result)
-        if result != HIT:
-            yield from forward(served)
+        return BYPASS
 
-    def _question(self, request: HttpRequest) -> tuple[Question | None, bytes]:
-        """Return what is asked, and by which tenant. No question: the cache has no part in this request, or it asks for
-        a stream in HTTP/1.0, which has no chunks."""
+    def _question(self, request: HttpRequest, asker: Asker) -> Question | None:
+        """Return what is asked. None: the cache has no part in this request, or it asks for a stream in HTTP/1.0, which
+        has no chunks."""
         fields = request.fields
-        if request.method != b"POST" or not fields.readable or request.path not in APIS:
-            return None, b""
-        tenant = self.tenants.of(request.headers)
-        found = question_of(request.path, request.body, tenant, fields.cache_control, self.store.options.eligible)
-        if found is not None and found.stream and not request.http_minor:
-            return None, tenant
-        return found, tenant
+        if request.method != b"POST" or not fields.readable or request.path not in APIS or not asker.may_share:
+            return None
+        options = self.store.options.eligible
+        found = question_of(request.target, request.body, asker.owner, fields.cache_control, options)
+        return None if found is not None and found.stream and not request.http_minor else found
+
+    def _refuse(self, credential: bytes) -> None:
+        """Drop the answers of a credential that an engine refused."""
+        store, now = self.store, time.monotonic()
+        scope, is_known = VoidScope("", credential), store.has_any(credential)
+        if is_known:
+            store.void(scope)
+        store.counters.refused += 1
+        if self._refused.spreads(credential, now, store.options.ttl_s, is_known=is_known):
+            store.invalidations.expire(now)
+            self.voids(scope, now, now)
+            if self.elsewhere is not None:
+                self.elsewhere.refuse(credential)
+        else:
+            store.counters.refused_unspread += 1
 
     def _count(self, served: ServedRequest, result: bytes) -> None:
         served.cached = result
         increment(self.store.counters.requests, RESULTS[result])
 
-    def _replay(self, served: ServedRequest, question: Question, stored: StoredAnswer) -> bytes:
+    def _replay(self, served: ServedRequest, question: Question, stored: StoredAnswer) -> Steps[bytes]:
         """Answer with a stored answer. Returns BYPASS if it can't be converted to the kind that is asked for."""
-        body = stored.reply(question)
+        body = yield from in_portions(stored.reply(question))
         if body is None:
             return BYPASS
         kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
+        self._count(served, HIT)
         served.client.respond(200, body, ((b"x-cache", HIT), (b"age", age)), kind, chunked=question.stream)
-        self._served(served, stored.tokens, len(body))
+        self._served(served, 200, stored.tokens, len(body))
         return HIT
 
-    def _served(self, served: ServedRequest, tokens: tuple[int, int], sent_bytes: int) -> None:
-        served.status, served.outcome, served.sent_bytes = 200, Outcome.SUCCESS.value, sent_bytes
+    def _served(self, served: ServedRequest, status: int, tokens: tuple[int, int], sent_bytes: int) -> None:
+        served.status, served.outcome, served.sent_bytes = status, outcome_of(status).value, sent_bytes
         served.first_byte_at = served.first_byte_at or time.monotonic()
         counters = self.store.counters
         counters.saved_prompt_tokens += tokens[0]
         counters.saved_output_tokens += tokens[1]
 
-    def _lead(
-        self,
-        served: ServedRequest,
-        question: Question,
-        tenant: bytes,
-        forward: Callable[[ServedRequest], Steps[None]],
-    ) -> Steps[bytes]:
+    def _lead(self, served: ServedRequest, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
         """Look outside, or let a backend answer, for this client and for those that ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
@@ -158,16 +192,25 @@ class ResponseCache:
         try:
             if self.elsewhere is not None and question.max_age_s > 0:
                 shared.stored = yield partial(self._find_elsewhere, question)
-                if shared.stored is not None:
-                    return self._replay(served, question, shared.stored)
-            self._count(served, MISS)
-            served.shared = shared
-            yield from forward(served)
-            self._keep(question, tenant, shared)
+            if shared.stored is None:
+                self._count(served, MISS)
+                served.shared = shared
+                yield from forward(served)
+                self._keep(question, asker, shared)
+        except RanvierError as error:
+            if not isinstance(error, ClientGone):
+                shared.failure = error
+            raise
         finally:
             if self._shared.get(question.key) is shared:
                 del self._shared[question.key]
             shared.end()
+        if served.shared is None:
+            assert shared.stored is not None
+            self._refused.answered(asker.credential)
+            return (yield from self._replay(served, question, shared.stored))
+        while shared.lags:
+            yield shared.flush
         if not shared.has_client:
             raise ClientGone("the client closed the connection")
         return MISS
@@ -210,7 +253,7 @@ class ResponseCache:
             cleared = None if cleared is None or more is None else cleared + more
         return cleared
 
-    def _keep(self, question: Question, tenant: bytes, shared: SharedAnswer) -> None:
+    def _keep(self, question: Question, asker: Asker, shared: SharedAnswer) -> None:
         """Keep the answer, if it is complete and may be kept."""
         head, body = shared.head, shared.body
         found = None
@@ -218,31 +261,38 @@ class ResponseCache:
             kinds = [value for name, value in head.headers if name.lower() == b"content-type"]
             arrived = Arrived(kinds[0] if kinds else CONTENT_TYPES[question.stream], head.framing, body, shared.counts)
             if arrived.content_type.startswith(CONTENT_TYPES[question.stream]):
-                found = stored_answer(question, tenant, arrived, time.monotonic(), self.store.options.answer_bytes_max)
-        if found is None or self._is_void(question, tenant, shared.asked_at):
+                most = self.store.options.answer_bytes_max
+                found = stored_answer(question, asker.owner, arrived, time.monotonic(), most)
+        if found is None or self._is_void(question, asker.owner, shared.asked_at):
             self.store.counters.unkept += 1
         else:
             shared.stored = found
+            self._refused.answered(asker.credential)
             if self._uses_memory:
                 self.store.keep(question.key, found)
             if self.elsewhere is not None:
                 self.elsewhere.keep(question.key, found, shared.asked_at)
 
-    def _is_void(self, question: Question, tenant: bytes, asked_at: float) -> bool:
-        """Whether an operator has invalidated what was asked for at that time."""
-        return self.store.invalidations.void(question.model, tenant, asked_at)
+    def _is_void(self, question: Question, owner: bytes, asked_at: float) -> bool:
+        """Whether what was asked for at that time was invalidated since."""
+        return self.store.invalidations.void(question.model, owner, asked_at)
 
     def _follow(self, served: ServedRequest, question: Question, shared: SharedAnswer) -> Steps[bool]:
-        """Give the client the leader's answer as it comes. Returns False if this client can't use it."""
+        """Give the client the leader's answer as it comes. Returns False if this client can't use it. Raises the error
+        that the leader met before it had one."""
         client = served.client
         with shared.followed() as follower:
-            while not (serves := shared.serves(question, served.request)) and not shared.over:
+            while not (serves := shared.serves(question, served.request)) and not shared.is_decided:
                 yield shared.change
             head = shared.head
             if head is None or not serves:
+                if shared.failure is not None:
+                    raise copy(shared.failure)  # without its traceback
                 return False
+            self._count(served, HIT if head.status == 200 else MISS)
             named = () if head.fields.names_request else ((b"x-request-id", served.request_id),)
-            client.relay_head(head, ((b"x-cache", HIT), (b"age", b"0"), *named))
+            age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
+            client.relay_head(head, ((b"x-cache", served.cached), *age, *named))
             while not (shared.over and shared.is_at_end(follower)):
                 piece = shared.next_piece(follower)
                 if piece:
@@ -251,8 +301,20 @@ class ResponseCache:
                     yield shared.change
                 if client.unsent is not None:
                     yield client.flush
-        if not shared.is_complete:
+        if not shared.is_whole:
             raise UpstreamClosed("the answer that was waited for broke off")
-        self.store.counters.shared += 1
-        self._served(served, shared.stored.tokens if shared.stored is not None else (0, 0), follower.at)
+        self.store.counters.shared += head.status == 200
+        tokens = shared.stored.tokens if shared.stored is not None else (0, 0)
+        self._served(served, head.status, tokens, follower.at)
         return True
+
+
+def in_portions(making: Generator[None, None, Made]) -> Steps[Made]:
+    """Run work that yields after each portion; other tasks have their turn in between."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
+        yield checkpoint

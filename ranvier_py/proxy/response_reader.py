@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import httptools
 
 from ranvier_py.core.errors import UpstreamGarbled
-from ranvier_py.proxy.http_values import Headers, HeadShape, HttpResponseHead, ResponseFields, names_the_message
+from ranvier_py.proxy.http_values import (
+    Headers,
+    HeadShape,
+    HttpResponseHead,
+    ResponseFields,
+    has_many_options,
+    names_the_message,
+)
 
 EMPTY_LINE = b"\r\n\r\n"
 
@@ -181,6 +188,8 @@ class ResponseParser:
             raise UpstreamGarbled("the backend's answer has a malformed head")
         self.done = False  # it may be set for a head without its body
         status = self._parser.get_status_code()
+        if has_many_options(self._headers):
+            raise UpstreamGarbled("the backend's connection names too many options")
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
         return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)

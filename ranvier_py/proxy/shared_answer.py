@@ -1,12 +1,14 @@
 """The answer of one request, relayed to its own client and to all clients that ask the same meanwhile.
 
-The first request is the leader: its steps relay the answer to its client and into the SharedAnswer. The others follow:
-each takes what is here as fast as it can, but never faster than the leader's client takes it, since steps wait for one
-thing at a time. If the leader's client leaves, or is too slow, the leader's steps go on while anybody follows. The
-answer's deadlines remain those of the leader's connection, and the last client to leave ends the request.
+The first request is the leader: its steps relay the answer to its client and into the SharedAnswer. The others follow.
+Each client, the leader's too, takes what is here at its own pace; the engine's pace alone decides when it is here. If
+the leader's client leaves, or is too slow, the leader's steps go on while anybody follows. The answer's deadlines are
+those of the leader's connection, and the last client to leave ends the request. What fails for the leader, fails for
+all; but an answer that the engine wants nobody else to have is the leader's alone, and the others ask for themselves.
 
 Bound: `bytes_max` of the answer are kept. Beyond it nobody new may follow, and the answer is not stored; what all
-followers have taken is dropped, and a follower that lags by more than that is cut off.
+clients have taken is dropped, and one that lags by more than LAG_BYTES_MAX is cut off. A leader whom nobody follows is
+not: beyond `bytes_max` the engine waits for its client.
 """
 
 from __future__ import annotations
@@ -15,19 +17,33 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
+from trio.lowlevel import wait_writable
 
-from ranvier_py.core.errors import ClientGone, ClientTooSlow
-from ranvier_py.core.response_cache.cache_keys import Question
+from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
+from ranvier_py.core.response_cache.cache_keys import Question, forbids_sharing
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.driver import Wait
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.readiness import Watch
+
+PIECE_BYTES_MAX = 262_144
+"""Bytes that a client is given at once: what it has no room for is copied."""
+
+LAG_BYTES_MAX = 16 << 20
+"""Of what is kept for a client that takes less than the engine sends, while others take more. An answer of that size
+comes within a second from an engine nearby, and a client at 10 Mbit/s takes 13."""
+
+PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
+"""Fields of an answer that only the leader's client gets."""
 
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """How many bytes of the body one follower has taken."""
+    """How many bytes of the body one client has taken."""
 
     at: int = 0
 
@@ -36,9 +52,11 @@ class SharedAnswer:
     """Receives the answer from the leader's steps, which use it like a Client.
 
     Attributes:
-        head: of the answer, once it is here, if others may have it.
+        head: of the answer, once it is here, as others get it.
         over: nothing more will come.
-        is_complete: all of the answer came.
+        is_whole: all of the answer came. is_complete: and it is of status 200.
+        is_private: nobody else may have the answer.
+        failure: why there is no answer, or only its beginning.
         counts: the event with counts that was removed from the answer.
         stored: the whole answer, if it was found elsewhere, or once it is kept.
         asked_at: when it was asked for, by the monotonic clock.
@@ -48,7 +66,8 @@ class SharedAnswer:
         self.question = question
         self._codings = codings_of(request)
         self.head: HttpResponseHead | None = None
-        self.over = self.is_complete = False
+        self.over = self.is_whole = self.is_private = False
+        self.failure: RanvierError | None = None
         self.counts = b""
         self.stored: StoredAnswer | None = None
         self.asked_at = time.monotonic()
@@ -58,6 +77,7 @@ class SharedAnswer:
         self._bytes_max = bytes_max
         self._body = bytearray()
         self._begin = 0  # position in the body where `_body` begins
+        self._own = Follower()  # the leader's client
         self._followers: set[Follower] = set()
         self._changed = trio.Event()
 
@@ -65,28 +85,81 @@ class SharedAnswer:
 
     @property
     def unsent(self) -> memoryview | None:
-        return None if self._client is None else self._client.unsent
+        """What the engine has to wait for."""
+        if self._client is None or (self.head is not None and (self._followers or not self.is_outgrown)):
+            return None
+        return self._client.unsent
 
     @property
-    def flush(self) -> Callable[[], Awaitable[None]]:
-        assert self._client is not None
-        return self._client.flush
+    def is_outgrown(self) -> bool:
+        """Whether the answer is too large to be kept, or to be given to anybody who asks from now on."""
+        return bool(self._begin) or len(self._body) > self._bytes_max
+
+    @property
+    def lags(self) -> bool:
+        """Whether the leader's client has not been given all that is here."""
+        return self.head is not None and self._client is not None and not self.is_at_end(self._own)
+
+    async def flush(self) -> None:
+        """Wait until the leader's client has taken what is here. Raises ClientGone."""
+        while (client := self._client) is not None and client.unsent is not None:
+            await client.flush()
+            if self.head is not None:
+                self._to_client(self._pass_on)
+
+    def or_client(self, readable: Wait) -> Wait:
+        """Return what waits for the engine, and passes on to the leader's client meanwhile what it lags behind."""
+        if self._client is None or self._client.unsent is None:
+            return readable
+        return partial(self._await_engine, readable, self._client)
+
+    async def _await_engine(self, readable: Wait, client: Client) -> None:
+        gone: list[ClientGone] = []  # raised outside of the nursery, which would wrap it
+
+        async def pass_on() -> None:
+            while self._client is client and client.unsent is not None:
+                await wait_writable(client.fd)
+                try:
+                    self._to_client(self._pass_on)
+                except ClientGone as error:
+                    gone.append(error)
+                    nursery.cancel_scope.cancel()
+                    return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pass_on)
+            await (readable.wait() if isinstance(readable, Watch) else readable())
+            nursery.cancel_scope.cancel()
+        if gone:
+            raise gone[0]
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
         self._connection.arm(phase, seconds)
 
     def relay_head(self, head: HttpResponseHead, extra: Fields, body: bytes) -> None:
         """Begin the answer. Raises ClientGone if the client has left and nobody follows."""
-        if head.status == 200:
-            self.head = head
-            self._add(body)
+        self._connection.started = True  # also if its client left: nobody may begin another answer
+        control = b",".join(value for name, value in head.headers if name.lower() == b"cache-control")
+        self.is_private = head.status == 200 and forbids_sharing(control)
         self._to_client(lambda client: client.relay_head(head, extra, body))
+        if self.is_private:
+            self._notify()
+            return
+        self.head, self._own.at = without_personal(head), len(body)
+        self._add(body)
 
     def send(self, piece: bytes) -> None:
         """Continue the answer. Raises ClientGone like `relay_head`."""
-        if self.head is not None:
-            self._add(piece)
-        self._to_client(lambda client: client.send(piece))
+        if self.head is None:
+            self._to_client(lambda client: client.send(piece))
+            return
+        self._add(piece)
+        self._to_client(self._pass_on)
+
+    def _pass_on(self, client: Client) -> None:
+        """Give the leader's client what it takes now of what is here."""
+        while client.send_unsent() and (piece := self.next_piece(self._own)):
+            client.send(piece)
 
     def leave(self) -> bool:
         """Note that the leader's client has left. Returns whether anybody follows."""
@@ -107,7 +180,11 @@ class SharedAnswer:
         return self._client is None and not self._followers
 
     def complete(self, counts: bytes) -> None:
-        self.is_complete, self.counts = self.head is not None, counts
+        self.is_whole, self.counts = self.head is not None, counts
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_whole and self.head is not None and self.head.status == 200
 
     def end(self) -> None:
         self.over = True
@@ -126,10 +203,16 @@ class SharedAnswer:
     def _add(self, data: bytes) -> None:
         self._body += data
         if len(self._body) > self._bytes_max:
-            taken = min((each.at for each in self._followers), default=self._begin + len(self._body)) - self._begin
-            least = max(taken, len(self._body) - self._bytes_max)
-            del self._body[:least]
-            self._begin += least
+            clients = [*self._followers, self._own] if self._client is not None else self._followers
+            taken = min((each.at for each in clients), default=self._begin + len(self._body)) - self._begin
+            most = max(self._bytes_max, LAG_BYTES_MAX)
+            least = max(taken, len(self._body) - most) if self._followers else taken
+            if least > 0:
+                del self._body[:least]
+                self._begin += least
+        self._notify()
+
+    def _notify(self) -> None:
         if self._followers:
             self._changed.set()
             self._changed = trio.Event()
@@ -139,7 +222,7 @@ class SharedAnswer:
     @property
     def body(self) -> bytes | None:
         """The whole body; None if it was too large."""
-        return None if self._begin else bytes(self._body)
+        return None if self.is_outgrown else bytes(self._body)
 
     @contextmanager
     def followed(self) -> Iterator[Follower]:
@@ -155,29 +238,45 @@ class SharedAnswer:
     def serves(self, question: Question, request: HttpRequest) -> bool:
         """Whether the answer is here from its first byte, and is what this client asks for and can read."""
         own, head = self.question, self.head
-        if head is None or self._begin or (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
+        if head is None or self.is_outgrown:
+            return False
+        if head.status == 200 and (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
             return False
         if head.framing == "chunked" and not request.http_minor:  # HTTP/1.0 has no chunks: it gets the stored answer
             return False
         return head.fields.readable or codings_of(request) == self._codings
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether nobody needs to wait any longer whom it does not serve yet."""
+        return self.over or self.is_private or self.is_outgrown or (self.head is not None and self.head.status != 200)
+
     def next_piece(self, follower: Follower) -> bytes:
-        """Return what this follower has not taken yet. Raises ClientTooSlow if some of it was dropped."""
+        """Return of what this client has not taken yet as much as it may be given at once. Raises ClientTooSlow if some
+        of it was dropped."""
         start = follower.at - self._begin
         if start < 0:
             raise ClientTooSlow("the client takes its answer too slowly")
-        piece = bytes(self._body[start:])
+        piece = bytes(self._body[start : start + PIECE_BYTES_MAX])
         follower.at += len(piece)
         return piece
 
     def is_at_end(self, follower: Follower) -> bool:
-        """Whether this follower has taken everything so far."""
+        """Whether this client has taken everything so far."""
         return follower.at == self._begin + len(self._body)
 
     @property
     def change(self) -> Callable[[], Awaitable[None]]:
         """What waits for more to come, or for the end, as seen from this moment, however late the wait begins."""
         return self._changed.wait
+
+
+def without_personal(head: HttpResponseHead) -> HttpResponseHead:
+    """Return the head as clients get it that did not ask for this very answer."""
+    kept = [(name, value) for name, value in head.headers if name.lower() not in PERSONAL]
+    if len(kept) == len(head.headers):
+        return head
+    return HttpResponseHead(head.status, head.reason, kept, head.framing)
 
 
 def codings_of(request: HttpRequest) -> list[bytes]:

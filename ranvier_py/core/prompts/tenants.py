@@ -43,11 +43,11 @@ def checked_isolation(text: str) -> str:
 
 
 class Tenants:
-    """Finds the tenant of a request by `isolation`: `credential` or `header:NAME`."""
+    """Finds the tenant of a request by `isolation`: `credential` or `header:NAME`, in the fields `names`."""
 
     def __init__(self, isolation: str, texts: TextHasher) -> None:
         name = isolation.removeprefix(HEADER)
-        self._names = CREDENTIAL_FIELDS if isolation == CREDENTIAL else (name.lower().encode(),)
+        self.names = frozenset(CREDENTIAL_FIELDS if isolation == CREDENTIAL else (name.lower().encode(),))
         self._texts = texts
         # The fields of the last call, and their tenant.
         self._last: tuple[Iterable[tuple[bytes, bytes]], bytes] = ((), b"")
@@ -59,8 +59,12 @@ class Tenants:
         """
         if headers is self._last[0] and headers:
             return self._last[1]
-        self._last = headers, self.named(*tokens_in(headers, self._names))
+        self._last = headers, self.named(*tokens_in(headers, self.names))
         return self._last[1]
+
+    def by_credential(self) -> Tenants:
+        """Return what tells credentials apart: this itself, if it does."""
+        return self if self.names == frozenset(CREDENTIAL_FIELDS) else Tenants(CREDENTIAL, self._texts)
 
     def named(self, *values: bytes) -> bytes:
         """Return the tenant that these tokens or values identify."""

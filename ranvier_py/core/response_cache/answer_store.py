@@ -5,7 +5,7 @@ Bounds: entries and bytes. Cost: a look-up and a move in a dictionary.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +13,7 @@ from math import inf
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions
-from ranvier_py.core.response_cache.invalidations import EVERYTHING, Invalidations, VoidScope
+from ranvier_py.core.response_cache.invalidations import EVERYTHING, Invalidations, VoidScope, parts_of
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 ENTRY_BYTES = 700
@@ -29,8 +29,9 @@ class ResponseCacheOptions(Options):
 
     enabled: bool = option(
         False,
-        "Answer requests of temperature 0 that were answered before without an engine. Each credential, or tenant, has "
-        "answers of its own.",
+        "Answer requests of temperature 0 that were answered before without an engine. Each credential has answers of "
+        "its own, and loses them when an engine refuses it (401, 403). Requests that only a cookie or a forwarded user "
+        "identifies are passed by, and so are answers whose cache-control forbids it.",
         key="response_cache",
     )
     eligible: CacheKeyOptions = part(CacheKeyOptions)
@@ -60,6 +61,8 @@ class ResponseCacheCounters:
     unkept: int = counter(
         "Answers to eligible requests that were not kept: too large, an error, cut off or void by then."
     )
+    refused: int = counter("Requests that an engine refused (401, 403), which voids answers of their credential.")
+    refused_unspread: int = counter("Such refusals that peers and Redis were not told of: too many, or too soon.")
     evictions: int = counter("Answers dropped for want of room.")
     saved_prompt_tokens: int = counter("Prompt tokens of hits, which no engine had to read.")
     saved_output_tokens: int = counter("Output tokens of hits, which no engine had to make.")
@@ -87,6 +90,7 @@ class AnswerStore:
         self.invalidations = Invalidations(options.ttl_s)
         self.kept: Callable[[bytes, StoredAnswer], object] = lambda *_: None
         self.dropped: Callable[[bytes], object] = lambda _: None
+        self._kept_of = Counter[bytes]()  # answers of each credential
         self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
 
     def find(self, key: bytes, now: float, max_age_s: float) -> StoredAnswer | None:
@@ -103,11 +107,16 @@ class AnswerStore:
         self._answers.move_to_end(key)
         return found
 
+    def has_any(self, credential: bytes) -> bool:
+        """Whether an answer of this credential is kept."""
+        return self._kept_of[credential] > 0
+
     def keep(self, key: bytes, answer: StoredAnswer) -> None:
         if key in self._answers:
             self._drop(key)
         counters = self.counters
         self._answers[key] = answer
+        self._kept_of[parts_of(answer.tenant)[-1]] += 1
         counters.entries += 1
         counters.size_bytes += answer.size + ENTRY_BYTES
         self.kept(key, answer)
@@ -132,6 +141,11 @@ class AnswerStore:
         return len(chosen)
 
     def _drop(self, key: bytes) -> None:
+        answer = self._answers.pop(key)
         self.counters.entries -= 1
-        self.counters.size_bytes -= self._answers.pop(key).size + ENTRY_BYTES
+        self.counters.size_bytes -= answer.size + ENTRY_BYTES
+        credential = parts_of(answer.tenant)[-1]
+        self._kept_of[credential] -= 1
+        if not self._kept_of[credential]:
+            del self._kept_of[credential]
         self.dropped(key)

@@ -1,9 +1,9 @@
 """Decides which requests the response cache may answer, and under which key: tier 2 of Continuum Router.
 
 A request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its key is
-the SHA-256 of the path, the tenant and the JSON of the whole body except members that do not change the answer. The
-members are sorted; inside them the order counts, because templates print tools and schemas as they are written. Each
-part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer to one
+the SHA-256 of the target, its owner (`askers`) and the JSON of the body except members that do not change the answer.
+The members are sorted; inside them the order counts, because templates print tools and schemas as they are written.
+Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer to one
 question share a key, because each can be made of the other (`stored_answers`).
 
 The document's own key (`continuum`) covers neither tools nor seeds nor other members that it does not name, so under it
@@ -25,10 +25,11 @@ import orjson
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.body_json import exact_json, excess
 
+CHAT_TARGET = b"/v1/chat/completions"
 CHAT, COMPLETION = "chat", "completion"
 
 APIS = {
-    b"/v1/chat/completions": CHAT,
+    CHAT_TARGET: CHAT,
     b"/v1/completions": COMPLETION,
     b"/v1/embeddings": "embeddings",
     b"/v1/messages": "messages",
@@ -45,6 +46,11 @@ CONTINUUM_KEYED = frozenset(("model", "messages", "temperature", "max_tokens", "
 
 STATEFUL = ("background", "previous_response_id", "conversation")
 """Members of /v1/responses that make an answer depend on what an engine keeps, or make the engine keep something."""
+
+FORBIDS = re.compile(
+    rb"(?:^|,)\s*(?:no-store|private|no-cache|(?:s-maxage|max-age)\s*=\s*\"?(?:-|0+(?![0-9])))\s*(?:[\"=,;]|[0-9]|$)"
+)
+"""What an engine says in Cache-Control of an answer that no other request may get."""
 
 DIRECTIVE = re.compile(rb"(no-cache|no-store|max-age)\s*(?:=\s*\"?(\d{1,9})\"?)?\s*(?:,|$)")
 
@@ -82,10 +88,10 @@ class Question(NamedTuple):
 
 
 def question_of(
-    path: bytes, body: bytes, tenant: bytes, cache_control: bytes, options: CacheKeyOptions
+    target: bytes, body: bytes, owner: bytes, cache_control: bytes, options: CacheKeyOptions
 ) -> Question | None:
     """Return the question that a POST with this body asks; None if the cache takes no part in it."""
-    api = APIS.get(path)
+    api = APIS.get(target.partition(b"?")[0])
     if api is None or b"no-store" in (wishes := directives(cache_control)) or excess(body):
         return None
     try:
@@ -98,11 +104,16 @@ def question_of(
     if stream and (not options.streams or type(asked) is not dict or asked.get("continuous_usage_stats")):
         return None
     try:
-        key = continuum_key(fields, tenant) if options.key == "continuum" else canonical_key(path, fields, tenant)
+        key = (continuum_key if options.key == "continuum" else canonical_key)(target, api, fields, owner)
     except TypeError:  # a number that was rounded
         return None
     max_age_s = 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
     return Question(key, api, fields["model"], stream, stream and bool(asked.get("include_usage")), max_age_s)
+
+
+def forbids_sharing(cache_control: bytes) -> bool:
+    """Whether an engine's Cache-Control says that nobody else may get the answer."""
+    return FORBIDS.search(cache_control.lower()) is not None
 
 
 def directives(cache_control: bytes) -> dict[bytes, float]:
@@ -135,22 +146,23 @@ def is_continuum(fields: Mapping[str, Any]) -> bool:
     return fields.keys() <= CONTINUUM_KEYED | UNKEYED and all(numbers)
 
 
-def canonical_key(path: bytes, fields: Mapping[str, Any], tenant: bytes) -> bytes:
-    unkeyed = SENDING if APIS.get(path) == "responses" else UNKEYED
+def canonical_key(target: bytes, api: str, fields: Mapping[str, Any], owner: bytes) -> bytes:
+    unkeyed = SENDING if api == "responses" else UNKEYED
     kept = {name: value for name, value in fields.items() if name not in unkeyed}
     if kept.get("temperature") == 0:
         kept["temperature"] = 0  # whether it was written 0 or 0.0
     found = sha256()
-    for part in (path, tenant, exact_json(dict(sorted(kept.items())))):
+    for part in (target, owner, exact_json(dict(sorted(kept.items())))):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()
 
 
-def continuum_key(fields: Mapping[str, Any], tenant: bytes) -> bytes:
-    """SHA-256 of model, messages, temperature, max_tokens, top_p and tenant as the document orders them.
+def continuum_key(target: bytes, api: str, fields: Mapping[str, Any], owner: bytes) -> bytes:  # noqa: ARG001
+    """SHA-256 of model, messages, temperature, max_tokens, top_p and owner as the document orders them.
 
-    What it leaves open: numbers are 8 bytes, little endian, messages compact JSON; an absent temperature is 0.
+    The document has chats alone: the key of any other target is the SHA-256 of it and of that. What it leaves open:
+    numbers are 8 bytes, little endian, messages compact JSON; an absent temperature is 0.
     """
     most, top_p = fields.get("max_tokens"), fields.get("top_p")
     parts = (
@@ -159,9 +171,10 @@ def continuum_key(fields: Mapping[str, Any], tenant: bytes) -> bytes:
         struct.pack("<d", fields.get("temperature") or 0),
         tagged(None if most is None else struct.pack("<q", most)),
         tagged(None if top_p is None else struct.pack("<d", top_p)),
-        tagged(tenant or None),
+        tagged(owner or None),
     )
-    return sha256(b"\0".join(parts)).digest()
+    found = sha256(b"\0".join(parts)).digest()
+    return found if target == CHAT_TARGET else sha256(target + b"\0" + found).digest()
 
 
 def tagged(value: bytes | None) -> bytes:

@@ -14,7 +14,7 @@ is forgotten, none is taken that it covers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -23,15 +23,23 @@ COUNT_BITS = 24  # of a number: the giver's count; the bits above name the giver
 GIVER_BITS = 38
 
 
+DIGEST_BYTES = 16  # of a tenant, and of a credential
+
+
+def parts_of(owner: bytes) -> Sequence[bytes]:
+    """Return the tenant and the credential that an answer belongs to; one value where they are the same."""
+    return (owner,) if len(owner) != 2 * DIGEST_BYTES else (owner[:DIGEST_BYTES], owner[DIGEST_BYTES:])
+
+
 class VoidScope(NamedTuple):
-    """Whose answers are void. `model` empty: of all models. `tenant` empty: of all tenants."""
+    """Whose answers are void. `model` empty: of all models. `tenant`, or a credential; empty: of all."""
 
     model: str = ""
     tenant: bytes = b""
 
     def covers(self, model: str, tenant: bytes) -> bool:
         """Whether answers of this model and tenant belong to it."""
-        return self.model in ("", model) and self.tenant in (b"", tenant)
+        return self.model in ("", model) and (not self.tenant or self.tenant in parts_of(tenant))
 
 
 EVERYTHING = VoidScope()
@@ -92,7 +100,7 @@ class Invalidations:
         marks = self._marks
         if not marks:
             return False
-        scopes = (EVERYTHING, VoidScope(model), VoidScope("", tenant), VoidScope(model, tenant))
+        scopes = [VoidScope(one, part) for one in ("", model) for part in (b"", *parts_of(tenant))]
         return any(asked_at <= one.before for scope in scopes if scope in marks for one in marks[scope].values())
 
     def expire(self, now: float) -> None:

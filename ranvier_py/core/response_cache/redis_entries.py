@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgpack  # type: ignore[import-untyped]
 
 from ranvier_py.core.response_cache.answer_frames import decoded, encoded
+from ranvier_py.core.response_cache.invalidations import parts_of
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 VERSION = 1
@@ -69,7 +70,7 @@ class Generation:
         return any(
             each.number > known
             and each.model in (None, answer.model)
-            and each.tenant in (None, answer.tenant)
+            and (each.tenant is None or each.tenant in parts_of(answer.tenant))
             and (each.before_ms is None or stored_ms <= each.before_ms)
             for each in self.invalidations
         )

@@ -12,13 +12,13 @@ that did not. A whole answer always has counts, so none can be made of a stream 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import orjson
 
-from ranvier_py.core.answers.answer_stream import merge_call, read_usage, unchunked
+from ranvier_py.core.answers.answer_stream import merge_call, read_usage
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.response_cache.cache_keys import CHAT, COMPLETION, Question
@@ -41,6 +41,15 @@ FAULT = re.compile(
 )
 """Shows that a stream failed: by how it finished, or by an error event. Quotes in generated text are escaped."""
 
+PORTION_BYTES = 65_536
+"""Of a stream that are merged before other tasks have their turn: some 250 events, which take 3 ms."""
+
+SPLIT_BYTES_MAX = 16 << 20  # of a stream made of a whole answer: each part repeats what belongs to all choices
+
+Made = TypeVar("Made")
+Portions: TypeAlias = Generator[None, None, Made]
+"""Work that yields after each portion."""
+
 MISSHAPEN = (AttributeError, LookupError, TypeError, ValueError)
 """What reading JSON raises that does not have the shape of its API. An engine may send anything: such an answer is not
 kept, or not converted, and no request fails for it. ChunkError is one, too."""
@@ -62,7 +71,7 @@ class Arrived(NamedTuple):
 class StoredAnswer:
     """One answer. `body`: of a stream the chunks before its end. `counts`: its event of counts, or empty.
 
-    `tokens` are those of prompt and output, as far as the engine counted them; `tenant` is the owner.
+    `tokens` are those of prompt and output, as far as the engine counted them; `tenant` is the owner (`askers`).
     """
 
     api: str
@@ -80,11 +89,13 @@ class StoredAnswer:
         """Bytes of this answer, beside what every entry takes."""
         return len(self.body) + len(self.counts)
 
-    def reply(self, question: Question) -> bytes | None:
+    def reply(self, question: Question) -> Portions[bytes | None]:
         """Return the body that answers this question, a stream in chunks; None if it cannot be made of this."""
         if self.stream != question.stream:
             try:
-                return split_answer(self, wants_usage=question.wants_usage) if question.stream else merged_answer(self)
+                if question.stream:
+                    return split_answer(self, wants_usage=question.wants_usage)
+                return (yield from merged_answer(self))
             except MISSHAPEN:
                 return None
         if not question.stream:
@@ -210,23 +221,50 @@ def tokens_of(usage: object) -> tuple[int, int]:
 # --- the other kind ---------------------------------------------------------------------------------------------------
 
 
-def merged_answer(stored: StoredAnswer) -> bytes | None:
+def merged_answer(stored: StoredAnswer) -> Portions[bytes | None]:
     """Return the whole answer that a stream adds up to, or None."""
     counts = object_in(stored.counts) if stored.counts else None
     if stored.api not in OBJECTS or counts is None or excess(stored.body):
         return None
-    payload = unchunked(stored.body + LAST_CHUNK)
-    events = [object_in(event) for event in payload.split(b"\n\n") if event.strip()]
-    if not events or any(event is None for event in events):
-        return None
+    yield
+    payload = yield from unchunked_in_portions(stored.body)
+    first: Mapping[str, Any] | None = None
     choices: dict[int, dict[str, Any]] = {}
-    for event in events:
-        for one in (event or {}).get("choices") or ():
+    at = done = 0
+    while at < len(payload):
+        end = payload.find(b"\n\n", at)
+        end = len(payload) if end < 0 else end
+        piece, at = payload[at:end], end + 2
+        if not piece.strip():
+            continue
+        event = object_in(piece)
+        if event is None:
+            return None
+        first = first or event
+        for one in event.get("choices") or ():
             merge_choice(choices.setdefault(one.get("index", 0), {}), one, stored.api)
-    rest = {name: value for name, value in (events[0] or {}).items() if name not in ("choices", "usage")}
+        if at - done >= PORTION_BYTES:
+            done = at
+            yield
+    if first is None:
+        return None
+    rest = {name: value for name, value in first.items() if name not in ("choices", "usage")}
     found = [finished_choice(choices[index]) for index in sorted(choices)]
     whole = {**rest, "object": OBJECTS[stored.api][0], "choices": found, "usage": counts.get("usage")}
-    return orjson.dumps(whole)
+    yield
+    return orjson.dumps(whole, default=joined)
+
+
+def unchunked_in_portions(body: bytes) -> Portions[bytes]:
+    """Return the data of chunks, without the last one. Raises ChunkError."""
+    reader = ChunkedReader(keep=True)
+    for start in range(0, len(body), PORTION_BYTES):
+        reader.feed(body[start : start + PORTION_BYTES])
+        yield
+    reader.feed(LAST_CHUNK)
+    if not reader.done:
+        raise ChunkError("the answer is not complete")
+    return b"".join(reader.payload or ())
 
 
 def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> None:
@@ -236,14 +274,15 @@ def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> 
         if name == "tool_calls":
             calls = into.setdefault("tool_calls", {})
             for call in value or ():
-                merge_call(calls.setdefault(call.get("index", 0), {"function": {"name": "", "arguments": ""}}), call)
+                index = call.get("index", 0)
+                merge_call(calls.setdefault(index, {"function": {"name": Parts(), "arguments": Parts()}}), call)
         elif type(value) is str and name != "role":
-            into[name] = (into.get(name) or "") + value
+            add_text(into, name, value)
         elif value is not None or name not in into:
             into[name] = value
     for name, value in piece.items():
         if name == "text":
-            choice["text"] = choice.get("text", "") + value
+            add_text(choice, name, value)
         elif name == "logprobs" and value:
             merge_logprobs(choice, value)
         elif name != "delta" and (value is not None or name not in choice):
@@ -254,7 +293,44 @@ def merge_logprobs(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add one event's logprobs: lists are extended, by name."""
     into = choice["logprobs"] = choice.get("logprobs") or {}
     for name, value in piece.items():
-        into[name] = [*(into.get(name) or ()), *value] if type(value) is list else value
+        known = into.get(name)
+        if type(value) is not list:
+            into[name] = value
+        elif type(known) is list:
+            known += value
+        else:
+            into[name] = [*(known or ()), *value]
+
+
+class Parts:
+    """A text that grows: adding to a long one copies nothing."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __iadd__(self, text: str) -> Self:
+        self.texts.append(text)
+        return self
+
+    def __bool__(self) -> bool:
+        return any(self.texts)
+
+
+def joined(value: object) -> str:
+    """Return a text that has grown, for orjson."""
+    if type(value) is not Parts:
+        raise TypeError(type(value).__name__)
+    return "".join(value.texts)
+
+
+def add_text(into: dict[str, Any], name: str, text: str) -> None:
+    known = into.get(name) or Parts()
+    if type(known) is not Parts or type(text) is not str:
+        raise TypeError(f"{name} is no text")
+    known += text
+    into[name] = known
 
 
 def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
@@ -275,6 +351,8 @@ def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
         return None
     choices = fields.pop("choices")
     head = {**fields, "object": OBJECTS[stored.api][1]}
+    if len(orjson.dumps(head)) * 2 * len(choices) + len(stored.body) > SPLIT_BYTES_MAX:
+        return None
     parts = [{**head, "choices": [part]} for one in choices for part in parts_of(one, stored.api)]
     if wants_usage:
         parts.append({**head, "choices": [], "usage": usage})

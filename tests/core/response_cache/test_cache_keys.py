@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions, Question, question_of
+from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions, Question, forbids_sharing, question_of
 
 CHAT = b"/v1/chat/completions"
 FIELDS: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -115,6 +115,12 @@ def test_all_that_changes_an_answer_changes_the_key_none_and_0_included() -> Non
 
 
 @pytest.mark.parametrize("kind", ["canonical", "continuum"])
+def test_the_target_is_part_of_every_key(kind: str) -> None:
+    targets = (CHAT, CHAT + b"?beta=true", b"/v1/completions", b"/v1/messages", b"/v1/embeddings")
+    assert len({key(path=target, key=kind) for target in targets}) == len(targets)
+
+
+@pytest.mark.parametrize("kind", ["canonical", "continuum"])
 def test_what_changes_no_answer_changes_no_key(kind: str) -> None:
     same = [{"user": "u"}, {"metadata": {"a": 1}}, {"stream": True}, {"stream_options": {"include_usage": True}}]
     assert {key(key=kind, **each) for each in same} == {key(key=kind)}
@@ -152,6 +158,18 @@ def test_no_two_questions_have_one_key_by_being_cut_elsewhere(one: bytes, a: str
         assert key(tenant=one, model=a) != key(tenant=other, model=b)
     elif equal:
         assert key(tenant=one, model=a) == key(tenant=other, model=b)
+
+
+@pytest.mark.parametrize(
+    ("control", "forbids"),
+    [
+        *((each, True) for each in (b"no-store", b"Private", b"no-cache", b"max-age=0", b"public, s-maxage=0")),
+        *((each, True) for each in (b'private="set-cookie"', b"max-age=60,no-store", b"max-age = 0, x", b"max-age=-1")),
+        *((each, False) for each in (b"", b"public", b"max-age=60", b"max-age=05", b"x-private", b"no-storey")),
+    ],
+)
+def test_an_engines_cache_control_forbids_sharing(control: bytes, *, forbids: bool) -> None:
+    assert forbids_sharing(control) is forbids
 
 
 # Computed apart from this code: SHA-256 of model, SHA-256 of compact JSON, and 8 bytes little endian for each number.

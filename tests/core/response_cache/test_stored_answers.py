@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def delta(finish: str | None = None, index: int = 0, **message: Any) -> bytes:
 
 
 COUNTS = event({**HEAD, "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
+DONE_EVENTS = (delta("stop"), COUNTS, DONE)
 OUTPUT = [delta(role="assistant", content=""), delta(content="Hel"), delta(content="lo"), delta("stop")]
 
 
@@ -50,9 +52,19 @@ def completion(finish: str | None = "stop", **message: Any) -> dict[str, Any]:
     return {**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE}
 
 
+def made(stored: StoredAnswer, question: Question) -> bytes | None:
+    """Its reply, made in one go."""
+    making = stored.reply(question)
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            return end.value
+
+
 def reply(stored: StoredAnswer | None, question: Question) -> bytes:
     assert stored is not None
-    body = stored.reply(question)
+    body = made(stored, question)
     assert body is not None
     return body
 
@@ -75,8 +87,8 @@ def test_counts_are_for_those_who_ask_for_them_whoever_asked_first(asked_by_us: 
 def test_who_asks_for_counts_that_nobody_knows_is_for_the_engine() -> None:
     stored = streamed(*OUTPUT, DONE)
     assert stored is not None
-    assert stored.reply(asked(stream=True, usage=True)) is None
-    assert stored.reply(asked()) is None, "a whole answer always has counts"
+    assert made(stored, asked(stream=True, usage=True)) is None
+    assert made(stored, asked()) is None, "a whole answer always has counts"
 
 
 def test_a_stream_adds_up_to_the_whole_answer() -> None:
@@ -141,7 +153,7 @@ def test_streams_of_other_apis_are_replayed_whole_and_made_into_nothing_else(api
     stored = streamed(begin, end, api=api)
     assert unchunked(reply(stored, asked(api, stream=True))) == begin + end
     assert stored is not None
-    assert stored.reply(asked(api)) is None
+    assert made(stored, asked(api)) is None
     assert streamed(begin, api=api) is None, "not complete"
 
 
@@ -180,7 +192,7 @@ def test_an_answer_of_another_shape_than_its_api_has_is_not_converted_and_fails_
     for fields in ({"choices": odd}, *({"choices": [choice]} for choice in choices)):
         kept = streamed(event({**HEAD, **fields}), COUNTS, DONE), whole({**HEAD, **fields, "usage": USAGE})
         for stored, stream in product(filter(None, kept), (True, False)):
-            assert stored.reply(asked(stream=stream, usage=True)) is not None or stored.stream is not stream
+            assert made(stored, asked(stream=stream, usage=True)) is not None or stored.stream is not stream
 
 
 def test_what_is_too_large_is_not_kept_and_a_stream_counts_as_the_answer_it_adds_up_to() -> None:
@@ -203,3 +215,28 @@ def test_embeddings_are_kept_as_they_came() -> None:
     assert json.loads(reply(stored, asked("embeddings"))) == fields
     assert stored is not None
     assert stored.tokens == (2, 0)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_whole_answer_is_made_of_a_large_stream_in_short_portions(logprobs: bool) -> None:
+    """Each would hold up all other requests; their number shows that the work does not grow with its square."""
+    more = {"logprobs": {"content": [{"token": "x", "logprob": -0.5}]}} if logprobs else {}
+    one = {"index": 0, "delta": {"content": "word " * 10}, "finish_reason": None, **more}
+    count = 4000
+    stored = streamed(*[event({**HEAD, "choices": [one]})] * count, *DONE_EVENTS)
+    assert stored is not None
+    making, took_s = stored.reply(asked()), []
+    body = None
+    while body is None:
+        began = perf_counter()
+        try:
+            next(making)
+        except StopIteration as end:
+            body = end.value
+            assert body is not None
+        took_s.append(perf_counter() - began)
+    choice = json.loads(body)["choices"][0]
+    assert choice["message"]["content"] == "word " * 10 * count
+    assert len((choice.get("logprobs") or {"content": [0] * count})["content"]) == count
+    assert sorted(took_s)[len(took_s) // 2] < 0.025
+    assert len(took_s) > 10
