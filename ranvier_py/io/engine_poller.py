@@ -19,7 +19,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     MISSING_STATUSES,
     MODELS_BYTES_MAX,
     HealthSchedule,
+    KeyRefusals,
     MetricsSchedule,
     Page,
     PollOptions,
@@ -122,6 +123,7 @@ class Engine:
         self.context = context
         self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
         self.rekey(api_key)
+        self.refusals = KeyRefusals()
         self.scope = trio.CancelScope()
         self.health = HealthSchedule(options)
         self.metrics = MetricsSchedule(options)
@@ -163,6 +165,7 @@ class Engine:
                 raise
         finally:
             await response.aclose()
+        self.refusals.answered(path, response.status_code)
         return Page(response.status_code, bytes(body[:bytes_max]), is_cut)
 
 
@@ -338,7 +341,7 @@ class EnginePoller:
         if result is not None and self._is_watched(engine):
             assert self._probed is not None
             self.counters.probes += 1
-            self._probed(engine.id, result)
+            self._probed(engine.id, replace(result, key_refused=engine.refusals.text))
             engine.probed.set()
         interval_s = engine.health.interval_s(len(self._engines))
         await engine.probe_soon.wait(self._jittered(interval_s), self._options.probe_gap_s)

@@ -26,6 +26,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.core.routing.backend import KEY_ACCEPTED
 from ranvier_py.core.routing.backends import Backend, ProbeResult, Registry, Transition
 from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
@@ -286,7 +287,7 @@ class SilentResorts:
             log.warning("pool.silent all backends of %r only time out: %s%s", model or "any model", words, suffix)
 
 
-WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES)
+WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES, KEY_ACCEPTED)
 """States that need no attention."""
 
 ORDERED = ("models", "draining")

@@ -131,6 +131,7 @@ class ProbeResult:
     signs: Signs | None = None
     caches: bool | None = None
     hit_tokens: int | None = None
+    key_refused: str = ""  # the pages that it refuses to our key, with 401 or 403
     ranks: int | None = None
 
 
@@ -145,6 +146,9 @@ class Transition:
     after: str
     why: str
 
+
+KEY_ACCEPTED, KEY_REFUSED = "accepted", "refused"
+"""Whether an engine gives its pages to a node that asks with `backend_api_key`."""
 
 SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Owners in the model cards of engines that know a `cache_salt` in requests."""
@@ -199,6 +203,7 @@ class Backend(Work):
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
     reuses: bool = True  # `reuse.happens`, as pools know it
+    key_refused: str = ""  # the pages that it refuses to our key, by the last probe
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
@@ -231,6 +236,15 @@ class Backend(Work):
         """Whether this process has ever reported cached tokens in an answer of this API. Until then its zeros mean
         nothing there: some engines count in one API and not in another."""
         return self.hit_generations.get(api) == self.generation
+
+    def key_changed(self, refused: str) -> list[Transition]:
+        """Take in which pages it refuses to our key. That it begins or ends to refuse any is a transition."""
+        before, self.key_refused = self.key_refused, refused
+        if bool(before) is bool(refused):
+            return []
+        names = (KEY_REFUSED, KEY_ACCEPTED) if before else (KEY_ACCEPTED, KEY_REFUSED)
+        why = f"{refused}: see backend_api_key" if refused else "all its pages are given to us"
+        return [Transition(self.id, self.name, "key", *names, why)]
 
     @property
     def owners(self) -> frozenset[str]:

@@ -337,6 +337,7 @@ class Registry:
         changed = self.judge(backend, result, now)
         backend.reuse.page_read(result.caches, result.hit_tokens)
         self.reconsider(backend)
+        changed += backend.key_changed(result.key_refused)
         began = now - result.latency_s
         is_overruled = result.timed_out and backend.received_at > began
         self.counters.probes_overruled += is_overruled

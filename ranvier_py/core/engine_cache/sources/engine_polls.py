@@ -249,6 +249,26 @@ def probe_result(
     return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=hit_tokens, ranks=ranks)
 
 
+class KeyRefusals:
+    """The pages of one engine that it refuses to our key, or to us without one, as last answered. Bound: the paths."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(self) -> None:
+        self._refused: dict[str, int] = {}
+
+    def answered(self, path: str, status: int) -> None:
+        if status in ALIVE_STATUSES:
+            self._refused[path] = status
+        else:
+            self._refused.pop(path, None)
+
+    @property
+    def text(self) -> str:
+        """Which pages, with their statuses; "" if there are none."""
+        return ", ".join(f"{status} at {path}" for path, status in sorted(self._refused.items()))
+
+
 def is_alive(page: Page) -> bool:
     return 200 <= page.status < 300 or page.status in ALIVE_STATUSES
 
