@@ -205,7 +205,7 @@ class UpstreamTimeout(UpstreamError):
 class UpstreamHangs(UpstreamTimeout):
     """The backend hangs, and the request is to be placed again, on the backend with the id `target`."""
 
-    def __init__(self, words: str, target: int) -> None:
+    def __init__(self, words: str, target: int = -1) -> None:
         super().__init__(words)
         self.target = target
 
