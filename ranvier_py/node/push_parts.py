@@ -158,7 +158,7 @@ class WorkerReports(Observer):
 
     async def batched(self, report: EventReport) -> Mapping[str, Any]:
         """Take a report of event batches. Raises NotFound for a worker that is no backend, and Unavailable."""
-        return await self.events.take(self._backend(report.worker), report)
+        return await self.events.take(self.backend_of(report.worker), report)
 
     def views(self, key: int | None = None) -> list[dict[str, Any]]:
         """Return a row for each worker that reports; given a prefix hash, also whether the worker holds it."""
@@ -260,14 +260,14 @@ class WorkerReports(Observer):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _backend(self, name: str) -> Backend:
+    def backend_of(self, name: str) -> Backend:
         backend = self._registry.find(name)
         if backend is None:
             raise NotFound(f"worker_id: no backend {name!r}")
         return backend
 
     def _worker(self, report: PrefixReport) -> tuple[BackendId, PushWorker]:
-        backend, now = self._backend(report.worker), self._clock()
+        backend, now = self.backend_of(report.worker), self._clock()
         known = self.map.workers.get(backend.id)
         worker = self.map.report(backend.id, report.model, now, backend.generation)
         if worker is not known:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.control import worker_reports
 from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
 from ranvier_py.core.ids import BackendId
@@ -148,3 +149,28 @@ def test_pu12_a_credential_is_made_of_the_control_key_and_the_name() -> None:
     name = credential(CONTROL_KEY, "w0").partition(".")[0]
     for forged in ("", ".", name, f"{name}.", f"{name}.00", "\x00.x", "ä.b", "w" * 5000):
         assert worker_of(forged, CONTROL_KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("eviction", "evicted_hashes"), ("sync", "active_hashes"), ("events", "messages")]
+)
+@pytest.mark.parametrize("item", ["{}", "[]", "1", '""', '"a"', "null", '{"a":1}', "[[[]]]", '[1,"QUFB"]'])
+async def test_a_body_of_many_small_parts_is_refused_before_it_is_parsed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, name: str, item: str
+) -> None:
+    """Parsing 16 MiB of them took seconds."""
+    parsed: list[int] = []
+    monkeypatch.setattr(worker_reports, "object_of", lambda data: parsed.append(len(data)) or {})
+    body = f'{{"worker_id":"w0","{name}":[{",".join([item] * 300_000)}]}}'
+    answer = await served.post(f"/internal/{path}", body.encode())
+    assert (answer.status_code, parsed) == (400, [])
+
+
+async def test_the_report_of_a_worker_that_is_no_backend_is_refused_before_it_is_parsed(
+    locked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(worker_reports, "object_of", lambda data: parsed.append(len(data)) or {})
+    body = {"worker_id": "stranger", "messages": [[1, "QUFB" * 100_000]]}
+    answer = await locked.post("/internal/events", body, credential(CONTROL_KEY, "stranger"))
+    assert (answer.status_code, parsed) == (404, [])

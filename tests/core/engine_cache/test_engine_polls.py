@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from math import inf
 
@@ -11,6 +12,7 @@ import pytest
 
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
+    MODELS_BYTES_MAX,
     MODELS_MAX,
     STARTS_AFTER_CHANGE,
     HealthSchedule,
@@ -200,3 +202,11 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         PollOptions(probe_interval_s=0, jitter=1.0, probes_at_once_max=0, publishers_gap_s=-1)
     assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize("card", [b"{}", b"[]", b"1", b'{"id":"m"}'])
+def test_a_list_of_a_million_models_is_not_parsed(card: bytes) -> None:
+    page = b'{"data":[%b]}' % b",".join([card] * (MODELS_BYTES_MAX // (len(card) + 1) - 10))
+    began = time.thread_time()
+    assert read_models(Page(200, page)) == (None, ())
+    assert time.thread_time() - began < 0.05

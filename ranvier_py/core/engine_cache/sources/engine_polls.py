@@ -27,6 +27,7 @@ from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
 from ranvier_py.core.pauses import doubled
+from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.processes.ranks import page_of_rank
 
@@ -276,10 +277,10 @@ def is_alive(page: Page) -> bool:
 def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
     """Return names and entries of a /v1/models page; (None, ()) if it has none.
 
-    Entries without a name are skipped, and members that JSON cannot express again, because the entries of all engines
-    are served in one list.
+    A page with too many parts (`excess`) is not read. Entries without a name are skipped, and members that JSON cannot
+    express again, because the entries of all engines are served in one list.
     """
-    if page.status != 200 or page.is_cut:
+    if page.status != 200 or page.is_cut or excess(page.body):
         return None, ()
     try:
         listed = json.loads(page.body, parse_int=number_of)

@@ -19,6 +19,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from ranvier_py.core.addresses import PORT, PORT_MAX, beside_port, is_address
+from ranvier_py.core.prompts.body_json import excess
 
 RANKS_MAX = 64
 """Data-parallel ranks of one engine: each is a connection."""
@@ -248,8 +249,8 @@ def _topic(value: object) -> str:
 
 
 def _json(text: object) -> Any:
-    """Parse JSON; None if it is none."""
-    if not isinstance(text, str | bytes):
+    """Parse JSON; None if it is none, or has too many parts."""
+    if not isinstance(text, str | bytes) or excess(text.encode(errors="replace") if isinstance(text, str) else text):
         return None
     try:
         return json.loads(text)

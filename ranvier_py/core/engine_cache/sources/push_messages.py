@@ -13,7 +13,8 @@ number after all messages reported so far. The answer is {"status":"ok"}; to eve
 if the router lacks messages.
 
 Rules: a body of another form raises BadRequest, which says where. Unknown members are ignored.
-Bounds: hashes, messages and bytes of one message; large bodies are read in a thread.
+Bounds: hashes, messages and bytes of one message; `check_structure` counts what a body would build before it is parsed;
+large bodies are read in a thread.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ NAME_CHARACTERS_MAX = 300  # of a worker (which may be a URL), or of a model
 HASH_DIGITS = 64
 MESSAGES_MAX = 1_000  # fewer than a GapMachine recognises if they are repeated
 NUMBER_MAX = (1 << 63) - 1
+OTHER_MARKS_MAX = 1_000
+"""Brackets, commas and colons of the rest of a body: names, which may be URLs, and members that are not known."""
 
 
 class PrefixReport(NamedTuple):
@@ -62,6 +65,26 @@ class EventReport(NamedTuple):
     ask: int
     replayed: Messages
     ended: bool
+
+
+class Structure(NamedTuple):
+    """How many lists and objects a body may have, and how many elements: so many, or one in so many bytes."""
+
+    containers: int
+    elements: int
+    bytes_each: int = 0
+
+
+PREFIXES = Structure(OTHER_MARKS_MAX, OTHER_MARKS_MAX, HASH_DIGITS)
+EVENTS = Structure(2 * MESSAGES_MAX + OTHER_MARKS_MAX, 4 * MESSAGES_MAX + OTHER_MARKS_MAX)
+
+
+def check_structure(data: bytes, most: Structure) -> None:
+    """Raise BadRequest for a body with too many parts, without parsing it: neither hashes nor base64 have marks."""
+    containers, members = data.count(b"[") + data.count(b"{"), data.count(b":")
+    elements = most.elements + (len(data) // most.bytes_each if most.bytes_each else 0)
+    if containers > most.containers or members > OTHER_MARKS_MAX or data.count(b",") > elements:
+        raise BadRequest("the body has too many lists, members or elements")
 
 
 def read_eviction(body: Mapping[str, Any]) -> PrefixReport:
