@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five pause_long engine_restart engine_lost \
-	disk_full descriptors key_rotation dns_flapping
+	disk_full descriptors key_rotation dns_flapping odd_engines
 SOAK_S ?= 600
 FUZZ_S ?= 120
 FUZZ := .venv-fuzz

@@ -116,6 +116,7 @@ class Step:
     dns: Dns = "all"
     keys: tuple[Count, ...] = ()  # the key ring from now on, primary first: numbers here, secrets in a run
     label: str = ""  # of the other cluster
+    fault: str = ""  # of an engine, as JSON for its /admin/faults
     chats_per_s: Seconds = 0.0
     packets_per_s: Seconds = 0.0
 
@@ -195,6 +196,7 @@ VERBS: Mapping[str, Verb] = {
     "engine_stop": Verb(("engines",), ("for_s",), "engine"),
     "engine_restart": Verb(("engines",), ("down_s",), "engine", "engine_stop", "down_s"),  # with an empty cache
     "engine_slow": Verb(("engines", "factor"), ("for_s",), "engine"),
+    "engine_fault": Verb(("engines", "fault", "for_s"), (), "engine", runs_on=("processes",)),
     "events_cut": Verb(("engines",), ("for_s",), "engine", runs_on=SIM),  # no node reaches the publisher
     "events_loss": Verb(("engines", "loss"), ("for_s",), "engine", runs_on=SIM),  # share of its messages
     "events_garbage": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # its messages are unreadable

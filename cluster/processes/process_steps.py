@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from cluster.dns.dns_server import DnsFault, DnsFaultKind, Zone
+from cluster.load.http_client import fetch
 from cluster.network.links import Links
 from cluster.overlapping import Overlapping
 from cluster.processes.chaos_plan import PEERS_NAME, Plan, write_keys
@@ -22,6 +23,7 @@ from cluster.processes.link_control import LinkControl
 from cluster.processes.peer_watch import Watch
 from cluster.scenario import VERBS, Step, numbers, rule_of, targets
 
+OK = 200
 LOOK_S = 0.5
 """How often it is checked whether the machine keeps up with the scenario's time."""
 
@@ -234,6 +236,18 @@ class ProcessSteps:
 
     async def do_engine_slow(self, step: Step, number: int) -> Undo:
         return self.fleet.slow(self.engines[number], step.factor)
+
+    async def do_engine_fault(self, step: Step, number: int) -> Undo:
+        await self.set_fault(number, step.fault)
+        return partial(self.set_fault, number, '{"kind": "none"}')
+
+    async def set_fault(self, number: int, fault: str) -> None:
+        place = self.plan.engines[number]
+        body = fault.encode()
+        status, answer = await fetch(place.ip, place.port, "/admin/faults", method="POST", body=body)
+        if status != OK:
+            raise ValueError(f"{place.name}: {fault}: {answer.decode(errors='replace')}")
+        self.fleet.note(f"{place.name}: fault {fault}")
 
     async def do_load(self, step: Step, _whom: Any) -> None:
         """Note the step in the diary only; the clients know their rates from the beginning."""

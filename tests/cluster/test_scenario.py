@@ -1,7 +1,10 @@
 """Scenario files: read strictly, written back equal, victims drawn by the seed."""
 
+import json
+
 import pytest
 
+from cluster.engine.engine_faults import Fault
 from cluster.scenario import (
     VERBS,
     ScenarioError,
@@ -88,3 +91,12 @@ def test_every_verb_takes_only_fields_that_a_step_has() -> None:
     names = set(Step.__dataclass_fields__)
     for name, verb in VERBS.items():
         assert names.issuperset((*verb.needs, *verb.may, verb.lasts)), name
+
+
+def test_every_fault_of_a_scenario_is_one_that_engines_know() -> None:
+    faults = [
+        step.fault for name in scenario_names() for step in load_scenario(name).steps if step.do == "engine_fault"
+    ]
+    assert faults
+    for fault in faults:
+        Fault.read(json.loads(fault))
