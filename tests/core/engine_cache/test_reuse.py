@@ -18,7 +18,6 @@ from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Backend, Outcome, Registry
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, CacheProfile
-from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.processes.reuse import COLD_ANSWERS
 from ranvier_py.core.routing.router import CHAT_PATH
 from tests.core.routing.test_router import make_router
@@ -34,7 +33,6 @@ class Fleet:
 
     def __init__(self, engines: int = 4, *, caching: Mapping[int, int] | None = None, counts: bool = True) -> None:
         self.router = make_router(engines)
-        self.router.policy = Affinity(AffinityOptions(placement_compatibility="ranvier"))  # which reads no rates
         self.registry = self.router.registry
         self.calibration = Calibration(
             self.router.routes, checkpoints=self.router.checkpoints, judged=self.registry.reconsider

@@ -140,7 +140,7 @@ class Ttft(Policy):
         if best != home:
             error_s, whole_s = self.service_rates.fleet.error_s, prefill_s[best]
             stake_s = whole_s - prefill_s[home]
-            if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s < COMMON_SHARE * whole_s:
+            if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s <= COMMON_SHARE * whole_s:
                 return best, "common"
             if sums[home] - sums[best] > error_s:
                 return best, "moved"

@@ -31,8 +31,9 @@ ANSWER_TOKENS = 200.0
 WINDOW = 200.0  # answers that count, as for service rates
 ASSUMED = 4.0  # how many answers the assumptions count for
 UNKNOWN_FACTOR = 0.5
-"""A backend that has shown nothing yet counts as twice as fast as the others: that is worth a look, and one answer
-settles it. Else a single user stays for ever at the first one, however slow."""
+"""A backend that has shown nothing counts as twice as fast as the others: that is worth a look, and its first answer
+settles it. Else a single user stays for ever at the first one, however slow. What it showed is forgotten while others
+answer WINDOW times each: it may be faster by now, or have been slow by chance."""
 LENGTHS_MAX = 4096  # applications whose lengths are kept; the one asked for longest ago is forgotten
 LENGTH_WINDOW = 50.0  # answers of one application that count
 
@@ -56,7 +57,10 @@ class DecodeRates:
         self._x = self._xx = self._p = self._pp = self._xp = 0.0
         self._y = self._xy = self._py = 0.0
         self.count = 0.0
-        self._shown: dict[BackendId, tuple[float, float]] = {}  # fading seconds that answers took, and as predicted
+        self._seen = 0
+        self._shown: dict[BackendId, tuple[float, float, int]] = {}
+        """Fading seconds that answers took and were predicted to take, and `_seen` at the last one."""
+        self._answer_s = 0.0  # the mean time that answers are predicted to take
         self.assume(NOMINAL_S_PER_TOKEN)
 
     def __copy__(self) -> DecodeRates:
@@ -73,10 +77,14 @@ class DecodeRates:
 
     def factor(self, backend: BackendId) -> float:
         """Return how many times as long this backend takes as the fleet's line says."""
-        shown = self._shown.get(backend)
-        if shown is None:
-            return UNKNOWN_FACTOR if self.count else 1.0
-        return shown[0] / shown[1]
+        if not self.count:
+            return 1.0
+        took_s, predicted_s, seen = self._shown.get(backend, (0.0, 0.0, 0))
+        left = 1.0 - (self._seen - seen) / (WINDOW * len(self._shown))
+        if left <= 0.0 or predicted_s <= 0.0:
+            return UNKNOWN_FACTOR
+        assumed_s = ASSUMED * self._answer_s
+        return (left * took_s + assumed_s) / (left * predicted_s + assumed_s)
 
     def observe(self, decoded: Decoded, per_token_s: float | None) -> None:
         """Learn from an answer. `per_token_s`: what a prompt token takes there; None: no first token has shown it."""
@@ -97,11 +105,12 @@ class DecodeRates:
         self._py += computed * seconds
         self._fit()
         predicted_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
-        if seconds <= 0.0 or predicted_s <= 0.0:
-            return
-        took, predicted = self._shown.get(decoded.backend, (predicted_s, predicted_s))
+        took_s, predicted_before_s, _ = self._shown.get(decoded.backend, (0.0, 0.0, 0))
         keep = 1.0 - 1.0 / LENGTH_WINDOW
-        self._shown[decoded.backend] = (took * keep + seconds, predicted * keep + predicted_s)
+        self._seen += 1
+        self._answer_s += (tokens * predicted_s - self._answer_s) / min(self._seen, WINDOW)
+        shown = (took_s * keep + tokens * seconds, predicted_before_s * keep + tokens * predicted_s, self._seen)
+        self._shown[decoded.backend] = shown
 
     def forget(self, backend: BackendId) -> None:
         self._shown.pop(backend, None)
