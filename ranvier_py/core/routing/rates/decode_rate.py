@@ -31,9 +31,10 @@ ANSWER_TOKENS = 200.0
 WINDOW = 200.0  # answers that count, as for service rates
 ASSUMED = 4.0  # how many answers the assumptions count for
 UNKNOWN_FACTOR = 0.5
-"""A backend that has shown nothing counts as twice as fast as the others: that is worth a look, and its first answer
-settles it. Else a single user stays for ever at the first one, however slow. What it showed is forgotten while others
-answer WINDOW times each: it may be faster by now, or have been slow by chance."""
+LOOK_EVERY = 8
+"""After each so many answers, a backend that has shown nothing counts as twice as fast as the others: that is worth a
+look, and its first answer settles it. Else a single user stays for ever at the first one, however slow. What it showed
+is forgotten while others answer WINDOW times each: it may be faster by now, or have been slow by chance."""
 LENGTHS_MAX = 4096  # applications whose lengths are kept; the one asked for longest ago is forgotten
 LENGTH_WINDOW = 50.0  # answers of one application that count
 
@@ -82,7 +83,7 @@ class DecodeRates:
         took_s, predicted_s, seen = self._shown.get(backend, (0.0, 0.0, 0))
         left = 1.0 - (self._seen - seen) / (WINDOW * len(self._shown))
         if left <= 0.0 or predicted_s <= 0.0:
-            return UNKNOWN_FACTOR
+            return 1.0 if self._seen % LOOK_EVERY else UNKNOWN_FACTOR
         assumed_s = ASSUMED * self._answer_s
         return (left * took_s + assumed_s) / (left * predicted_s + assumed_s)
 

@@ -14,7 +14,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.rates.decode_rate import Decoded
+from ranvier_py.core.routing.rates.decode_rate import LOOK_EVERY, Decoded
 from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
 COLD = match_of()
@@ -320,13 +320,13 @@ def test_a_holder_that_answers_half_as_fast_as_an_idle_other_is_left() -> None:
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
 
 
-def test_a_backend_that_has_shown_no_rate_is_worth_a_look() -> None:
-    policy = Affinity()
-    for _ in range(20):
+def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None:
+    policy, looked = Affinity(), 0
+    for _ in range(4 * LOOK_EVERY):
+        looked += policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend
         policy.served(Service(BackendId(0), 1000, 0.1, False, 0, 0))
         policy.decoded(Decoded(BackendId(0), 100, 1.0, 1000, 0))
-    first = policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1))
-    assert first.backend == 1
+    assert looked == 3
     for _ in range(20):
         policy.decoded(Decoded(BackendId(1), 100, 1.0, 1000, 0))
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend == 0, "it is no faster"
