@@ -41,7 +41,7 @@ class Conversation:
     @property
     def rules(self) -> str:
         """Of its own, so that conversations spread."""
-        return f"You work in room {self.number}. {RULES}"
+        return f"You work in room {self.number}. {RULES * 8}"  # so long that nobody computes it anew to save a wait
 
     @property
     def question(self) -> str:

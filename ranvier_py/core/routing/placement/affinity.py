@@ -7,7 +7,7 @@ ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that runn
 what decoding costs; by itself until the first token, or until the last. An engine's slowness counts as well: who is
 alone at a slow one has nobody ahead, and still waits.
 
-While no answer has shown any rate, requests decide: a holder is left if its load exceeds twice the median +
+While few answers have shown any rate, requests decide: a holder is left if its load exceeds twice the median +
 `divert_floor` (2). The median is the upper one over all candidates; of two candidates the lower one, for nothing ever
 exceeds twice that of the busier one. Of many candidates those near the median number of requests stand for all. The
 table learns who served, not who was preferred.

@@ -17,7 +17,7 @@ first in rendezvous order of the prompt itself. A prefix that all hold favours n
 work. Nor is a holder favoured that saves less than half of the prompt and no more than chance does (`common`).
 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
-unless another is better by more than `error_s`. So nodes agree on two before any gossip.
+unless another is better by more than that. So nodes agree on two before any gossip.
 
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
 earlier, on purpose (`spread`), once the requests for it of the last minutes have together waited at its best holder, in
@@ -45,7 +45,7 @@ from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Ho
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import Decoded, DecodeRates
-from ranvier_py.core.routing.rates.service_rate import ServiceRates, ahead_of, new
+from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
 COMMON_SHARE = 0.5
@@ -63,6 +63,8 @@ DECODE_SHARE = 0.25
 """What a second of decoding counts, of this request's or of others', beside one before a first token. A client waits
 for both the first token and the last: a second before the first delays both, and is felt, while one of decoding is
 spread over an answer. Half or twice as much moves p90s by a few per cent, first tokens against last ones."""
+
+SLOWER = 1.5  # times as long as at the fastest: short answers of equal engines differ by less
 
 OTHERS_SHARE = 0.03
 """Share of a prefill that counts as the delay of each request that decodes where it is computed, beside what any place
@@ -183,13 +185,16 @@ class Ttft(Policy):
 
     @property
     def has_rates(self) -> bool:
-        """Whether any answer has shown a rate."""
-        return self.service_rates.fleet.count > 0.0 or self.decode_rates.count > 0.0
+        """Whether rates rest on more that answers have shown than on what is assumed."""
+        return self.service_rates.fleet.count + self.decode_rates.count > BORROWED
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
-        """Return by how many seconds an answer takes longer there than at the fastest candidate."""
+        """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be
+        chance."""
         factor = self.decode_rates.factor
         least = min([factor(candidate.id) for candidate in candidates])
+        if factor(candidates[position].id) < SLOWER * least:
+            return 0.0
         answer_s = match.answer_tokens * self.decode_rates.per_answer_token_s
         return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
 

@@ -313,20 +313,20 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
 
 
-def test_a_holder_that_answers_half_as_fast_as_an_idle_other_is_left() -> None:
+def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> None:
     policy = trained()
     for _ in range(50):
-        policy.decoded(Decoded(BackendId(0), 100, 2.0, 3000, 0))
+        policy.decoded(Decoded(BackendId(0), 100, 4.0, 3000, 0))
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
 
 
 def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None:
     policy, looked = Affinity(), 0
-    for _ in range(4 * LOOK_EVERY):
+    for _ in range(6 * LOOK_EVERY):
         looked += policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend
         policy.served(Service(BackendId(0), 1000, 0.1, False, 0, 0))
         policy.decoded(Decoded(BackendId(0), 100, 1.0, 1000, 0))
-    assert looked == 3
+    assert looked in (4, 5), "of six: at first nothing is known of rates"
     for _ in range(20):
         policy.decoded(Decoded(BackendId(1), 100, 1.0, 1000, 0))
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend == 0, "it is no faster"
