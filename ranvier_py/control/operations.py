@@ -281,12 +281,13 @@ def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
 
 def shadow_view(shadow: Shadow) -> dict[str, Any]:
     """Return what a policy would have done with the requests so far. Less than 0 saved is a loss."""
-    own, counters = shadow.counters, shadow.router.counters
+    own = shadow.counters
     return {
         "policy": shadow.router.policy.name,
         "placed": own.placed,
         "elsewhere_share": share(own.elsewhere, own.placed),
-        "predicted_share": share(counters.predicted_tokens, counters.prompt_tokens),
+        "predicted_share": share(own.predicted_tokens, own.prompt_tokens),
+        "saved_share": share(own.saved_tokens, own.prompt_tokens),
         "saved_tokens": own.saved_tokens,
         "saved_s": round(own.saved_seconds, 3),
         "saved_ms_per_request": round(1000 * own.saved_seconds / max(1, own.placed), 2),
@@ -297,8 +298,6 @@ def shadow_samples(shadow: Shadow) -> Iterator[Sample]:
     label = {"policy": shadow.router.policy.name}
     counters = shadow.router.counters
     yield from samples("shadow", shadow.counters, label)
-    help_text = "Prompt tokens that it believed to find."
-    yield Sample("shadow_predicted_tokens", "counter", help_text, counters.predicted_tokens, label)
     for reason, number in counters.decisions.items():
         labels = {**label, "reason": reason}
         yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)

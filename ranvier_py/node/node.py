@@ -242,10 +242,12 @@ class Node:
             ]
             with self.faults.caught("sweep"):
                 self.engine_events.sweep(time.monotonic())
-            shadows = self.shadows.shadows if self.shadows is not None else ()
-            for router in (self.router, *(shadow.router for shadow in shadows)):
+            if self.shadows is not None:
                 with self.faults.caught("sweep"):
-                    router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
+                    self.shadows.limit(self.calibrating.calibration.backends())
+            for routes in (self.router.routes, *(self.shadows.tables if self.shadows is not None else ())):
+                with self.faults.caught("sweep"):
+                    routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
             self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -251,7 +251,7 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
         make_shadow(router, make_policy(name, options), make_routes(config), Random(rng.getrandbits(64)))  # noqa: S311
         for name in dict.fromkeys(config.shadow)
     ]
-    return Shadows(made, router.registry)
+    return Shadows(made, router.registry, make_routes(config))
 
 
 def indexing_of(  # the parts that it joins

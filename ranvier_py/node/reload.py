@@ -186,8 +186,8 @@ def apply_tokens(node: Node, _: Config) -> None:
 
 def apply_route_life(node: Node, _: Config) -> None:
     """Set the lifetime of this node's routes. Peers' updates keep that of the start, or end if the table drops them."""
-    for router in (node.router, *(each.router for each in (node.shadows.shadows if node.shadows is not None else ()))):
-        router.routes.ttl_s = node.config.route_ttl_s
+    for routes in (node.router.routes, *(node.shadows.tables if node.shadows is not None else ())):
+        routes.ttl_s = node.config.route_ttl_s
     node.router.checkpoints.ttl_s = node.config.checkpoint_ttl_s
 
 

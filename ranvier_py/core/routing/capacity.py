@@ -45,6 +45,9 @@ BORROWED = 40.0
 
 RESCALE = 1e9
 
+EVERY_SECOND = 1 << 40
+"""Hides routes of any age: an engine that keeps nothing has none, not even those of this second."""
+
 
 class StackClock:
     """Counts the tokens that one engine has used, by the second of their last use."""

@@ -52,6 +52,32 @@ def test_a_shadow_lives_in_the_world_of_its_own_choices() -> None:
     assert shadow.router.counters.predicted_tokens > router.counters.predicted_tokens == 0
 
 
+def test_what_engines_would_hold_is_counted_for_policies_that_look_nothing_up() -> None:
+    router, (same, follows) = shadowed("round_robin", "affinity", real="round_robin")
+    bodies = turns(8)
+    for body in bodies:
+        serve(router, body)
+    assert (same.counters.elsewhere, same.counters.saved_tokens) == (0, 0)
+    assert 0 < same.counters.predicted_tokens < follows.counters.predicted_tokens
+    assert follows.counters.saved_tokens == follows.counters.predicted_tokens - same.counters.predicted_tokens
+    assert same.counters.prompt_tokens == follows.counters.prompt_tokens == router.counters.prompt_tokens
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "affinity"])
+def test_a_prompt_that_an_engine_computes_is_counted_for_the_next_one_there(policy: str) -> None:
+    """With one engine all worlds are alike."""
+    router, (shadow,) = shadowed(policy, real="least_loaded")
+    for backend in list(router.registry)[1:]:
+        router.registry.remove(backend.name)
+    attempts = [start_attempt(router, chat("one", system=LONG)) for _ in range(3)]
+    assert shadow.counters.predicted_tokens == 2 * attempts[0].prompt.tokens
+    for attempt in attempts:
+        router.finish_attempt(attempt, Outcome.BROKEN, 1.0)
+    again = start_attempt(router, chat("one", system=LONG), 2.0)
+    assert shadow.counters.predicted_tokens == 2 * attempts[0].prompt.tokens, "a failed request left nothing"
+    assert (shadow.attempts[again].backend, shadow.counters.saved_tokens) == (again.backend, 0)
+
+
 def test_shadows_change_nothing_of_what_really_happens() -> None:
     alone, (watched, _) = make_router(), shadowed("least_loaded", "ttft", "random")
     for body in turns(8):

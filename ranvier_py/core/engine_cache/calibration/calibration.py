@@ -43,7 +43,7 @@ from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.backends import Backend, Outcome
-from ranvier_py.core.routing.capacity import CapacityEstimate
+from ranvier_py.core.routing.capacity import EVERY_SECOND, CapacityEstimate
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
@@ -73,9 +73,6 @@ SMALL_SHARE = 0.7
 
 NO_URL = ""
 """Stands for the URL of a backend that only peers have used so far, or wherever the URL does not matter."""
-
-EVERY_SECOND = 1 << 40
-"""Hides routes of any age: an engine that keeps nothing has none, not even those of this second."""
 
 RENEW_SHARE = 0.25
 """Share of the capacity that an engine uses before the evidence of a running request is renewed."""
