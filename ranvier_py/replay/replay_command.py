@@ -99,7 +99,7 @@ def read_trace(path: Path, wanted: ReplayRequest) -> Ready:
         raise RequestRefused(f"{path}: {error.strerror or error}") from error
     if not trace.requests:
         raise RequestRefused(f"{path}: there is no request in it")
-    ready = make_ready(trace)
+    ready = make_ready(trace, stream=wanted.stream)
     wanted.plans(
         ready.summary.block_tokens, wanted.caches[0]
     )  # refuses a cache below one block before the next file is read

@@ -44,6 +44,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
     add("--sweep", metavar="rate=0.5,1,2", help="several speeds, for curves up to saturation")
     add("--seed", default="1", metavar="N", help="of everything that is drawn (1)")
+    add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
+    add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
     add("--gossip-delay", metavar="S", help="seconds that a packet from node to node takes (0.0005)")
     add(
         "--knowledge",

@@ -64,6 +64,7 @@ class ReplayRequest:
     jobs: int
     out: Path | None
     per_request: Path | None
+    stream: bool  # whether routers see the first token of each answer
 
     def plans(self, block_tokens: int, cache: CacheName | None) -> list[Plan]:
         """Return the plans of one trace, for engines with this cache, or for None with their presets' caches. An oracle
@@ -103,6 +104,7 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         knowledge=one_of("--knowledge", given.knowledge, get_args(KnowledgeName)),
         routes_max=read("--routes", given.routes, whole(1, ROUTES_MAX)),
         routes=RouteTableOptions(eviction=one_of("--eviction", given.eviction, (LRU, UTILITY))),
+        think_s=optional("--think", given.think, positive(3600)),
     )
     return ReplayRequest(
         traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),
@@ -115,6 +117,7 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         jobs=optional("--jobs", given.jobs, whole(1, JOBS_MAX)) or cores,
         out=given.out,
         per_request=given.per_request,
+        stream=not given.unstreamed,
     )
 
 

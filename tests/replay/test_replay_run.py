@@ -132,6 +132,25 @@ def test_a_full_queue_is_counted_as_failed_and_the_rest_is_served() -> None:
     assert max(max(row[1:]) for row in result.load_over_time) <= 3
 
 
+@pytest.mark.parametrize("policy", ["affinity", "ttft"])
+def test_answers_that_come_as_a_whole_spread_as_streams_do(policy: str) -> None:
+    """A router that took them for decoding at once would see no work anywhere, and send all to one engine."""
+    streams, whole = READY, make_ready(chats(), stream=False)
+    results = [done(plan(policy, speed=10.0), ready).result for ready in (streams, whole)]
+    assert results[1].ttft_s["p90"] < 2 * results[0].ttft_s["p90"]
+    assert max(results[1].requests_by_engine) < 2 * 200 / 4
+
+
+def test_in_a_closed_loop_each_turn_comes_after_the_answer_before_it() -> None:
+    think_s = 3.0
+    found = rows(done(plan("affinity", think_s=think_s, per_request=True)))
+    ends: dict[str, float] = {}
+    for row in found:
+        assert row["at"] >= ends.get(row["session"], -think_s) + think_s - 1e-6
+        ends[row["session"]] = row["at"] + row["ttft_s"]
+    assert len(found) == 200
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_restart_ends_what_the_engine_had_and_empties_its_cache(nodes: int) -> None:
     calm = done(plan("affinity", nodes)).result
