@@ -105,7 +105,7 @@ class Affinity(Policy):
         """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if self.options.load_aware:
+        if self.options.load_aware and (holder.load or self.by_time.looks):
             divert = self.divert_by_requests if self.counts_requests else self.divert_by_time
             if diverted := divert(match, candidates, position, rng):
                 return diverted
@@ -141,10 +141,13 @@ class Affinity(Policy):
         self, match: Match, candidates: Sequence[Candidate], position: int, rng: Random
     ) -> Choice | None:
         """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
+        holder = candidates[position]
         loads = relative_loads(candidates)
+        if not holder.waiting and loads[position] <= median_of(loads, self.options.median) and not self.by_time.looks:
+            return None  # no more decode there than elsewhere, and nothing waits
         others = range(len(loads)) if len(loads) <= LIGHTEST else self.near_the_median(loads)
         ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in others]
-        first_s, all_s = self.by_time.ahead_s(match, candidates[position])
+        first_s, all_s = self.by_time.ahead_s(match, holder)
         all_s += self.by_time.slower_s(match, candidates, position)
         factor, median = self.options.divert_factor, self.options.median
         if first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
@@ -154,7 +157,7 @@ class Affinity(Policy):
         holders = match.more_holders()
         weighed = self.by_time.weigh(self.lightest(match, loads, [position]), match, holders, candidates)
         chosen = candidates[self.by_time.warm(match, weighed, holders, rng)[0]]
-        if chosen is candidates[position]:
+        if chosen is holder:
             return None
         return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
 
@@ -166,7 +169,11 @@ class Affinity(Policy):
         return order[half - 1 : half + 2]
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """Choose by the predicted time, held tokens counted."""
+        """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
+        first = match.holders[0]
+        much = 2 * first.tokens >= match.prompt_tokens and not self.by_time.looks
+        if much and candidates[position_of(first.backend, candidates)].load == 0:
+            return Choice(first.backend, "affinity", first.tokens)
         loads, holders = relative_loads(candidates), match.more_holders()
         among = self.lightest(match, loads, positions_of(holders, candidates))
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]

@@ -184,6 +184,11 @@ class Ttft(Policy):
         return copy
 
     @property
+    def looks(self) -> bool:
+        """Whether the next request may go to a backend only because it might be faster."""
+        return self.decode_rates.looks
+
+    @property
     def has_rates(self) -> bool:
         """Whether rates rest on more that answers have shown than on what is assumed."""
         return self.service_rates.fleet.count + self.decode_rates.count > BORROWED

@@ -76,6 +76,11 @@ class DecodeRates:
         self.per_answer_token_s = STEP_TOKENS * per_token_s
         self.per_context_s = self._assumed_s = CONTEXT_TOKENS * per_token_s
 
+    @property
+    def looks(self) -> bool:
+        """Whether backends that have shown nothing are worth a look now."""
+        return self._seen % LOOK_EVERY == 0
+
     def factor(self, backend: BackendId) -> float:
         """Return how many times as long this backend takes as the fleet's line says."""
         if not self.count:
@@ -83,7 +88,7 @@ class DecodeRates:
         took_s, predicted_s, seen = self._shown.get(backend, (0.0, 0.0, 0))
         left = 1.0 - (self._seen - seen) / (WINDOW * len(self._shown))
         if left <= 0.0 or predicted_s <= 0.0:
-            return 1.0 if self._seen % LOOK_EVERY else UNKNOWN_FACTOR
+            return UNKNOWN_FACTOR if self.looks else 1.0
         assumed_s = ASSUMED * self._answer_s
         return (left * took_s + assumed_s) / (left * predicted_s + assumed_s)
 
