@@ -82,8 +82,13 @@ async def built(clustering: Clustering, **settings: Any) -> AsyncIterator[Node]:
         nursery.cancel_scope.cancel()
 
 
+def leaving(node: Node) -> int:
+    """How many removed backends still have requests in flight."""
+    return sum(backend is not None for backend in node.registry.slots) - len(node.registry)
+
+
 def known(node: Node) -> tuple[list[str], list[str], int]:
-    return [backend.url for backend in node.registry], list(node.addresses), node.registry.leaving
+    return [backend.url for backend in node.registry], list(node.addresses), leaving(node)
 
 
 STEPS = [

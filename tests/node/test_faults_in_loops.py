@@ -38,6 +38,8 @@ ELSEWHERE = {
     "TlsTransport.handshake": "a part of one connection by TLS; test_realtime.py has it meet a bug",
     "Wire._watch": "goes round for events that no connection has",
     "WorkerReports._reconcile": "a part of the answer to one report",
+    "SharedAnswer.flush": "a part of one request, which others share, and ends with its answer",
+    "SharedAnswer._await_engine.pass_on": "a part of one request, which others share, and ends with its answer",
     "receive_frame": "a part of TokenizerProcess.run; a node does not start without",
 }
 """Loops that nothing here reaches, and why none of them is one that serves for ever."""

@@ -219,7 +219,7 @@ def test_each_request_is_reported_alone_where_that_is_wanted() -> None:
 @pytest.mark.parametrize("per_depth_s", some([1e-8, 0.0]))
 def test_ttft_predicts_an_engine_whose_tokens_take_longer_the_deeper_they_are(per_depth_s: float) -> None:
     """Chats of up to 13,000 tokens, where a token takes up to 3.6 times as long as the first, or as long."""
-    chats_of_length = [conversation(number, number * 0.9, 12, turn_blocks=64) for number in range(30)]
+    chats_of_length = [conversation(number, number * 0.9, 12, turn_blocks=64) for number in range(40)]
     found = sorted((request for each in chats_of_length for request in each), key=lambda request: request.at)
     limits = replace(LIMITS, prefill_tokens_per_s=50_000.0, prefill_s_per_depth=per_depth_s)
     wanted = plan("ttft", per_request=True, engines=(limits,) * 4)
