@@ -6,6 +6,7 @@ It imports little on purpose: the command line imports it before it knows which 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from ranvier_py.core.routing.placement.policies import POLICIES
@@ -28,6 +29,12 @@ exit codes:
   130  interrupted; nothing was written"""
 
 
+def add_answers(add: Callable[..., object]) -> None:
+    """Add the flags that say what routers and clients see of answers."""
+    add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
+    add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the command to `parser`. Only a trace is required."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
@@ -44,8 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
     add("--sweep", metavar="rate=0.5,1,2", help="several speeds, for curves up to saturation")
     add("--seed", default="1", metavar="N", help="of everything that is drawn (1)")
-    add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
-    add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
+    add_answers(add)
     add("--gossip-delay", metavar="S", help="seconds that a packet from node to node takes (0.0005)")
     add(
         "--knowledge",
