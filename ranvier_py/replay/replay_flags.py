@@ -30,7 +30,8 @@ exit codes:
 
 
 def add_answers(add: Callable[..., object]) -> None:
-    """Add the flags that say what routers and clients see of answers."""
+    """Add the flags that say when requests come and what routers see of answers."""
+    add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
     add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
     add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
 
@@ -48,7 +49,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--policy-option", action="append", default=[], metavar="NAME=VALUE", help="for all policies")
     add("--nodes", default="1", metavar="1,4", help="nodes that requests enter at random (1)")
-    add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
     add("--sweep", metavar="rate=0.5,1,2", help="several speeds, for curves up to saturation")
     add("--seed", default="1", metavar="N", help="of everything that is drawn (1)")
     add_answers(add)

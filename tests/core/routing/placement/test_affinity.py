@@ -315,8 +315,9 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
 
 def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> None:
     policy = trained()
-    while not (policy.by_time.looks and policy.by_time.decode_rates.factor(BackendId(0)) > 2.0):
-        policy.decoded(Decoded(BackendId(0), 100, 4.0, 3000, 0))
+    for number in range(12 * LOOK_EVERY):
+        policy.decoded(Decoded(BackendId(number % 4), 100, 1.0 if number % 4 else 4.0, 3000, 0))
+    assert policy.by_time.looks
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
 
 
