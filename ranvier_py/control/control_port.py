@@ -185,11 +185,11 @@ class Handlers:
         return Response(body, content_type=content_type)
 
     async def add_backend(self) -> Mapping[str, Any]:
-        return self._port.add_backend(
-            await json_body(
-                "url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", "hosted", others=True
-            )
+        fields = await json_body(
+            "url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", "hosted", others=True
         )
+        await self._node.names.refuse_twin(fields.get("url"))
+        return self._port.add_backend(fields)
 
     async def remove_backend(self) -> Mapping[str, Any]:
         return self._port.remove_backend(request.args.get("url") or text_of(await json_body("url"), "url"))
@@ -217,8 +217,9 @@ class Handlers:
     async def invalidate_responses(self) -> Mapping[str, Any]:
         return await invalidate_responses(self._node.pipeline.responses, await json_body("clear_all", *CHOICES))
 
-    def add_worker(self) -> Response:
+    async def add_worker(self) -> Response:
         url = worker_url()
+        await self._node.names.refuse_twin(url)
         self._port.add_backend({"url": url})
         return Response(f"Successfully added worker: {url}", content_type="text/plain; charset=utf-8")
 

@@ -22,6 +22,7 @@ from ranvier_py.supervision import Faults
 INTERVAL_S = 5.0  # the default interval of probes, which follow the name at once
 LOOKUPS_PER_S_MAX = 20.0  # of one node: the name server's other clients need it as well
 DEADLINE_S = 10.0  # the resolver's own
+ASKED_S = 2.0  # for what an operator waits for; an answer of a resolver takes milliseconds
 
 
 class HostNames:
@@ -62,17 +63,38 @@ class HostNames:
                 await trio.sleep(1 / LOOKUPS_PER_S_MAX)
             await trio.sleep_until(began + INTERVAL_S)
 
+    async def addresses(self, hosts: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        """Return the addresses of these hosts: those that are known, else as they are found within ASKED_S."""
+        found: dict[str, frozenset[str]] = {}
+
+        async def look_up(host: str) -> None:
+            known = self._names.get(host)
+            found[host] = known.addresses if known is not None else frozenset()
+            if not found[host]:
+                found[host] = frozenset([host] if is_address(host) else await addresses_of(host, ASKED_S))
+
+        async with trio.open_nursery() as nursery:
+            for host in set(hosts):
+                nursery.start_soon(look_up, host)
+        return found
+
     async def _look_up(self, host: str) -> None:
-        found: list[str] = []
         try:
-            with trio.move_on_after(DEADLINE_S):
-                infos = await trio.socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-                found = [str(address[0]).partition("%")[0] for *_, address in infos]
-        except OSError:
-            pass  # the resolver logs it
+            found = await addresses_of(host, DEADLINE_S)
         finally:
             self._running.discard(host)
         name = self._names.get(host)
         if name is not None and found:
             moved = name.answered(found)
             self._answered(host, name.addresses, moved)
+
+
+async def addresses_of(host: str, deadline_s: float) -> list[str]:
+    """Look a name up. Returns nothing if that fails, which the resolver logs, or takes too long."""
+    try:
+        with trio.move_on_after(deadline_s):
+            infos = await trio.socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+            return [str(address[0]).partition("%")[0] for *_, address in infos]
+    except OSError:
+        pass
+    return []

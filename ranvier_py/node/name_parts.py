@@ -6,9 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ranvier_py.core.errors import BadRequest, RequestError
+from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.backends import Backend, Registry, Transition
 from ranvier_py.core.routing.processes.cache_counts import count_caches
-from ranvier_py.core.routing.processes.name_addresses import in_short
+from ranvier_py.core.routing.processes.name_addresses import (
+    have_same_addresses,
+    host_and_port,
+    in_short,
+    may_share_a_place,
+)
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.host_names import HostNames
 from ranvier_py.node.engine_event_parts import EngineEvents
@@ -43,6 +50,28 @@ class NameParts:
         """Run until cancelled. `changed` gets changes of backends, for the log."""
         self._changed = changed
         await self.names.run(faults)
+
+    async def refuse_twin(self, url: object) -> None:
+        """Raise BadRequest if a backend with another URL is at the resolved address and port of this one.
+
+        What is no URL, or was not found in time, passes. Nothing can be added between this look and the return.
+        """
+        try:
+            url = normal_url(url) if isinstance(url, str) else ""
+        except RequestError:
+            return
+        known: dict[str, frozenset[str]] = {}
+        while url not in self._registry.by_url:
+            near = [each for each in self._registry if url and may_share_a_place(url, each.url)]
+            hosts = {place: host_and_port(place)[0] for place in (url, *(each.url for each in near))} if near else {}
+            if missing := set(hosts.values()) - known.keys():
+                known |= await self.names.addresses(missing)
+                continue
+            for each in near:
+                if have_same_addresses(known[hosts[url]], known[hosts[each.url]]):
+                    found = in_short(known[hosts[url]])
+                    raise BadRequest(f"{url} is where backend {each.name!r} at {each.url} is already: at {found}")
+            return
 
     def _restarted(self, backend: Backend) -> None:
         if address := self._addresses.get(backend.url):

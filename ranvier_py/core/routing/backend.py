@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, spelled
+from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, is_address, spelled
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
@@ -300,7 +301,8 @@ def normal_url(url: str) -> str:
     except ValueError as error:
         raise BadRequest(str(error)) from error
     assert parts.hostname is not None
-    place = f"{parts.scheme}://{spelled((parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]))}"
+    host = str(ip_address(parts.hostname)) if is_address(parts.hostname) else parts.hostname
+    place = f"{parts.scheme}://{spelled((host, parts.port or DEFAULT_PORTS[parts.scheme]))}"
     return place if rank is None else f"{place}#rank={rank}"
 
 

@@ -1,12 +1,19 @@
-"""The addresses that a backend's host name has had, and what a new answer of the resolver means."""
+"""The addresses that a backend's host name has had, what a new answer of the resolver means, and whether two URLs lead
+to one place: the same port and rank, and the same addresses in each family that both hosts have."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from ranvier_py.core.addresses import DEFAULT_PORTS, is_address
+from ranvier_py.core.routing.processes.ranks import rank_of
 
 SHOWN_MAX = 8  # addresses of one name in the log and the status; a few show what kind of name it is
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a connection to «any address» leads  # noqa: S104
 
 
 @dataclass(slots=True)
@@ -32,3 +39,36 @@ def in_short(addresses: Collection[str]) -> str:
     shown = sorted(addresses)[:SHOWN_MAX]
     more = len(addresses) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def may_share_a_place(url: str, other: str) -> bool:
+    """Whether two backends' URLs lead to one place if their hosts have the same addresses.
+
+    Behind the ports of HTTP and HTTPS one address may serve many names: there two names are two places.
+    """
+    (host, port), (other_host, other_port) = host_and_port(url), host_and_port(other)
+    by_name = port in DEFAULT_PORTS.values() and not is_address(host) and not is_address(other_host)
+    return port == other_port and rank_of(url) == rank_of(other) and (host == other_host or not by_name)
+
+
+def have_same_addresses(addresses: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether two hosts are one: in a family that both have, they have the same addresses, and they share a family."""
+    found, other = by_family(addresses), by_family(others)
+    common = found.keys() & other.keys()
+    return bool(common) and all(found[family] == other[family] for family in common)
+
+
+def by_family(addresses: Iterable[str]) -> dict[int, set[str]]:
+    """Return addresses as they are connected to, by the version of IP."""
+    families: dict[int, set[str]] = {}
+    for text in addresses:
+        address = ip_address(LOOPBACK.get(text, text))
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        families.setdefault((mapped or address).version, set()).add(str(mapped or address))
+    return families
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return the host and the port of a backend's URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
