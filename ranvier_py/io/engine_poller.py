@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_start_time
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
     METRICS_BYTES_MAX,
@@ -43,7 +43,6 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     is_alive,
     probe_result,
     read_models,
-    read_start_time,
 )
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import (

@@ -1,12 +1,11 @@
 """No body that comes to the control port holds up the event loop of a node, nor takes much more memory than itself.
 
-What counts is processor time in one turn of a task, as in tests/node/test_hostile_uploads.py.
+What counts is processor time in one turn of a task (tests/node/turns.py).
 """
 
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import suppress
 
 import pytest
@@ -15,10 +14,8 @@ import trio
 from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX
 from tests.core.routing.hostile_bodies import filled, messages, numbered
 from tests.node.node_lab import lab
+from tests.node.turns import DEADLINE_S, OCCUPIED_S_MAX, TRIES, watched
 
-OCCUPIED_S_MAX = 0.050
-TRIES = 3
-DEADLINE_S = 60.0
 LIMIT = 16 * 2**20
 """Of a body on this port."""
 
@@ -55,22 +52,6 @@ ADMITTED = {
 }
 
 
-class Turns(trio.abc.Instrument):
-    """The longest turn of any task but a test's."""
-
-    def __init__(self) -> None:
-        self.longest = (0.0, "")
-        self._began = 0.0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took_s = time.thread_time() - self._began
-        if not task.name.startswith(("tests.", "<test")):
-            self.longest = max(self.longest, (took_s, task.name))
-
-
 def status_of(port: int, route: str, body: bytes) -> int:
     """What is answered. In a thread of its own."""
     method, path = route.split()
@@ -88,15 +69,15 @@ async def longest_turn(route: str, body: bytes, statuses: tuple[int, ...]) -> tu
     """Of a few tries the best one."""
     async with lab(engines=1, response_cache=True, deadline_s=DEADLINE_S) as node:
         port = int(node.control.rpartition(":")[2])
+        longest = (0.0, "")
         for _ in range(TRIES):
-            turns = Turns()
-            trio.lowlevel.add_instrument(turns)
-            status = await trio.to_thread.run_sync(status_of, port, route, body)
-            trio.lowlevel.remove_instrument(turns)
+            async with watched() as turns:
+                status = await trio.to_thread.run_sync(status_of, port, route, body)
             assert status in statuses
-            if turns.longest[0] <= OCCUPIED_S_MAX:
+            longest = turns.take()
+            if longest[0] <= OCCUPIED_S_MAX:
                 break
-        return turns.longest
+        return longest
 
 
 @pytest.mark.parametrize("name", EXPLAINED)

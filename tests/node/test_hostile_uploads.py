@@ -1,7 +1,6 @@
 """No body on the wire holds up the event loop of a node: its control port, its peers and everybody else would wait.
 
-What counts is processor time in one turn of a task of the node, so that a busy machine does not. A first try may find
-caches, or the host of a virtual machine, at their worst: what is too slow is tried twice more.
+What counts is processor time in one turn of a task of the node (tests/node/turns.py).
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -31,33 +29,11 @@ from tests.core.routing.hostile_bodies import (
     roles,
 )
 from tests.node.node_lab import Node, cluster_lab, lab
+from tests.node.turns import DEADLINE_S, OCCUPIED_S_MAX, TRIES, Turns, watched
 
-OCCUPIED_S_MAX = 0.050
-TRIES = 3
 SOAK_S = 60.0
-DEADLINE_S = 60.0
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (len(EVENTS), EVENTS)
-
-
-class Turns(trio.abc.Instrument):
-    """The longest turn of a task of the node since it was last asked, in seconds of processor time."""
-
-    def __init__(self) -> None:
-        self._longest = (0.0, "")
-        self._began = 0.0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._began = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took_s = time.thread_time() - self._began
-        if took_s > self._longest[0] and task.name.startswith("ranvier_py."):
-            self._longest = (took_s, task.name)
-
-    def take(self) -> tuple[float, str]:
-        found, self._longest = self._longest, (0.0, "")
-        return found
 
 
 class Swallowing:
@@ -96,16 +72,6 @@ def send(port: int, hostile: Hostile, chunk_bytes: int) -> bytes:
         while more := sock.recv(65_536):
             data += more
     return data.partition(b"\r\n")[0]
-
-
-@asynccontextmanager
-async def watched() -> AsyncIterator[Turns]:
-    turns = Turns()
-    trio.lowlevel.add_instrument(turns)
-    try:
-        yield turns
-    finally:
-        trio.lowlevel.remove_instrument(turns)
 
 
 async def longest_turn(

@@ -115,6 +115,27 @@ def load_leniently(body: bytes, reason: str) -> Any:
         return None
 
 
+def engine_json(data: bytes) -> Any:
+    """Parse what an engine answers, also NaN and lone surrogates as Python writes them; None if it has too many parts
+    (`excess`) or cannot be read. Raises nothing."""
+    if excess(data):
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if len(data) > UNCOUNTED_BYTES_MAX:
+            return None
+    try:
+        return json.loads(data, parse_int=number_of)
+    except (ValueError, RecursionError):
+        return None
+
+
+def number_of(digits: str) -> float:
+    """Return a whole number, as a float beyond 64 bits, as in JavaScript."""
+    return int(digits) if len(digits) < 20 else float(digits)
+
+
 def object_of(data: bytes) -> dict[str, Any] | None:
     """Parse `data` and return the object; None if it is not JSON or not an object."""
     try:

@@ -10,7 +10,7 @@ from math import inf
 import orjson
 import pytest
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_start_time
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     MODELS_BYTES_MAX,
     MODELS_MAX,
@@ -20,7 +20,6 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     Page,
     PollOptions,
     read_models,
-    read_start_time,
 )
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.errors import ConfigError

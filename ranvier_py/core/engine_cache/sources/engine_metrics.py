@@ -7,8 +7,9 @@ repeats a number for each rank of tensor and pipeline parallelism, and by priori
 recurrent states and windows are 0 where there are none. vLLM labels the size of a state's block, or None.
 
 Rules: everything but the names below is skipped unread. A value that is no number, negative, infinite or absurd counts
-as missing. Labels are read as Prometheus writes them. Nothing raises.
-Bounds: LINES_MAX, SERIES_MAX, LABEL_BYTES_MAX.
+as missing. Labels are read as Prometheus writes them. A line is taken apart without a pattern, which could look through
+each again and again. Nothing raises.
+Bounds: LINES_MAX, SERIES_MAX, LINE_BYTES_MAX, LABEL_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from math import isfinite
 from typing import NamedTuple
 
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
-from ranvier_py.core.routing.processes.ranks import ranks_of
+from ranvier_py.core.routing.processes.ranks import rank_in, ranks_of
 
-SERIES_MAX = 512
-"""Series with our names that one page may have: some ten for each rank."""
+SERIES_MAX = 1024
+"""Series with our names that are read of one page: some ten for each rank."""
 
 LINES_MAX = 50_000
 """A longer page is not an engine's: those have some 2,000 lines."""
@@ -32,7 +33,7 @@ LABEL_BYTES_MAX = 128 * 1024
 """Bytes of all labels of one page together."""
 
 LINE_BYTES_MAX = 4096
-"""vLLM's cache_config_info has some 1,500 bytes of labels."""
+"""Of a series; a longer one is skipped. vLLM's cache_config_info has some 1,500 bytes of labels."""
 
 VALUE_MAX = 2.0**53
 TOKENS_MAX = 2**40
@@ -84,11 +85,15 @@ TRITON: Mapping[tuple[bytes, str], str] = {
 CONFIGS = (b"vllm:cache_config_info", b"sglang:cache_config_info")
 
 NAMES = (*FIELDS, *dict.fromkeys(name for name, _ in TRITON), *CONFIGS)
-SERIES = re.compile(
-    rb"^(%b)(?:\{([^\n]{0,%d})\})?[ \t]+([^\s{}]{1,40})(?:[ \t]+-?\d{1,20})?[ \t]*\r?$"
-    % (b"|".join(re.escape(name) for name in sorted(NAMES, key=len, reverse=True)), LINE_BYTES_MAX),
-    re.MULTILINE,
+OURS = re.compile(
+    rb"^(%b)(?=[{ \t])" % b"|".join(re.escape(name) for name in sorted(NAMES, key=len, reverse=True)), re.MULTILINE
 )
+TIME = re.compile(rb"-?\d{1,20}")  # the time stamp behind a value
+VALUE_BYTES_MAX = 40
+
+START_TIME = b"process_start_time_seconds"
+START_TIMES_MAX = 16  # lines with that name that are looked at
+
 LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 ENGINES: Mapping[bytes, str] = {b"vllm": "vllm", b"sglang": "sglang"}
@@ -142,13 +147,13 @@ class Series(NamedTuple):
     value: float
 
 
-def read_metrics(page: bytes) -> EngineMetrics:
-    """Read a page. Never raises."""
+def read_metrics(page: bytes, rank: int | None = None) -> EngineMetrics:
+    """Read a page; with `rank` without the series of other ranks. Never raises."""
     sums: dict[str, float] = {}
     capacity = 0.0
     caches: bool | None = None
     hybrid, engine, mode, retention = False, "", "", ""
-    found_series = list(series_of(page))
+    found_series = list(series_of(page, rank))
     for series in found_series:
         engine = engine or ENGINES.get(series.name.partition(b":")[0], "")
         if series.name in CONFIGS:
@@ -203,23 +208,55 @@ def signs_of(metrics: EngineMetrics) -> Signs:
     )
 
 
-def series_of(page: bytes) -> Iterator[Series]:
+def series_of(page: bytes, rank: int | None) -> Iterator[Series]:
     """Yield the series with our names and a valid number."""
     if page.count(b"\n") > LINES_MAX:
         return
     label_bytes = 0
-    for number, found in enumerate(SERIES.finditer(page)):
-        label_bytes += len(found[2] or b"")
-        if number >= SERIES_MAX or label_bytes > LABEL_BYTES_MAX:
+    for number, found in enumerate(OURS.finditer(page)):
+        if number >= SERIES_MAX:
             return
-        try:
-            value = float(found[3])
-        except ValueError:
+        rest = rest_of_line(page, found.end())
+        if rest is None or (rank is not None and rank_in(rest[0]) not in (None, rank)):
             continue
-        if not isfinite(value) or not 0 <= value <= VALUE_MAX:
-            continue
-        labels = dict(LABEL.findall((found[2] or b"").decode("utf-8", "replace")))
-        yield Series(found[1], labels, value)
+        label_bytes += len(rest[0])
+        if label_bytes > LABEL_BYTES_MAX:
+            return
+        if rest[1] is not None and 0 <= rest[1] <= VALUE_MAX:
+            yield Series(found[1], dict(LABEL.findall(rest[0].decode("utf-8", "replace"))), rest[1])
+
+
+def rest_of_line(page: bytes, start: int) -> tuple[bytes, float | None] | None:
+    """Return labels and value of the series whose name ends here, no value if it is not finite; None: no series."""
+    end = page.find(b"\n", start)
+    end = len(page) if end < 0 else end
+    if end - start > LINE_BYTES_MAX:
+        return None
+    labels, brace, tail = page[start:end].rpartition(b"}")
+    parts = tail.split(None, 2)
+    if labels[:1] != (b"{" if brace else b"") or tail[:1] not in (b" ", b"\t") or not 1 <= len(parts) <= 2:
+        return None
+    if len(parts[0]) > VALUE_BYTES_MAX or (len(parts) == 2 and TIME.fullmatch(parts[1]) is None):
+        return None
+    try:
+        value = float(parts[0])
+    except ValueError:
+        return None
+    return labels[1:], value if isfinite(value) else None
+
+
+def read_start_time(page: bytes) -> float | None:
+    """Return the value of process_start_time_seconds in a Prometheus page, with or without labels and time stamp."""
+    at = -1
+    for _ in range(START_TIMES_MAX):
+        at = page.find(START_TIME, at + 1)
+        if at < 0:
+            break
+        start = at + len(START_TIME)
+        rest = rest_of_line(page, start) if page[max(at - 1, 0) : at] in (b"", b"\n") else None
+        if rest is not None and page.find(b"\n", start) >= 0:  # else the page was cut within the line
+            return rest[1] if rest[1] is not None and rest[1] > 0 else None
+    return None
 
 
 def counts(series: Series) -> bool:

@@ -12,11 +12,9 @@ Publishers (where an engine publishes its KV events): asked for seldom once an e
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
@@ -27,9 +25,8 @@ from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
 from ranvier_py.core.pauses import doubled
-from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.prompts.body_json import engine_json
 from ranvier_py.core.routing.backend import ProbeResult
-from ranvier_py.core.routing.processes.ranks import page_of_rank
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
@@ -46,9 +43,6 @@ finds the other one with an even chance. After a restart they cost five pages.""
 
 LOAD_LIFE_S = 10.0
 """A rank reports its load many times a second: one that is silent for this long is gone, as after a restart."""
-
-START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^\n]{0,400}\})?[ \t]+(\S{1,40})[^\n]{0,40}\n", re.MULTILINE)
-"""The series has only a few labels."""
 
 
 class Page(NamedTuple):
@@ -232,7 +226,7 @@ class MetricsSchedule:
 def figures_of(page: Page, rank: int | None) -> EngineMetrics:
     """Return what a metrics page says of an engine, or of one rank of it."""
     body = page.body if page.status == 200 and not page.is_cut else b""
-    return read_metrics(page_of_rank(body, rank))
+    return read_metrics(body, rank)
 
 
 def probe_result(
@@ -277,15 +271,12 @@ def is_alive(page: Page) -> bool:
 def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
     """Return names and entries of a /v1/models page; (None, ()) if it has none.
 
-    A page with too many parts (`excess`) is not read. Entries without a name are skipped, and members that JSON cannot
+    A page with too many parts is not read. Entries without a name are skipped, and members that JSON cannot
     express again, because the entries of all engines are served in one list.
     """
-    if page.status != 200 or page.is_cut or excess(page.body):
+    if page.status != 200 or page.is_cut:
         return None, ()
-    try:
-        listed = json.loads(page.body, parse_int=number_of)
-    except (ValueError, RecursionError):
-        return None, ()
+    listed = engine_json(page.body)
     data = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(data, list):
         return None, ()
@@ -295,11 +286,6 @@ def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, 
     return (tuple(card["id"] for card in cards), cards) if cards else (None, ())
 
 
-def number_of(digits: str) -> float:
-    """Return a whole number, as a float beyond 64 bits, as in JavaScript."""
-    return int(digits) if len(digits) < 20 else float(digits)
-
-
 def is_json(name: str, value: object) -> bool:
     """Whether a member can be written as JSON again: not with a lone surrogate, or nested too deeply."""
     try:
@@ -307,13 +293,3 @@ def is_json(name: str, value: object) -> bool:
     except (TypeError, RecursionError):  # orjson's own error is the former
         return False
     return True
-
-
-def read_start_time(metrics: bytes) -> float | None:
-    """Return the value of process_start_time_seconds in a Prometheus page, with or without labels and time stamp."""
-    found = START_TIME.search(metrics)
-    try:
-        value = float(found[1]) if found is not None else -inf
-    except ValueError:
-        return None
-    return value if isfinite(value) and value > 0 else None

@@ -12,14 +12,14 @@ Bounds: RANKS_MAX publishers, names and topics of limited length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ranvier_py.core.addresses import PORT, PORT_MAX, beside_port, is_address
-from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.prompts.body_json import engine_json
 
 RANKS_MAX = 64
 """Data-parallel ranks of one engine: each is a connection."""
@@ -147,11 +147,11 @@ def read_event_sources(body: bytes) -> FoundPublishers:
         reported = reported["sources"]
     if not isinstance(reported, dict | list):
         return NOTHING
-    by_rank = reported.items() if isinstance(reported, dict) else enumerate(reported)
+    by_rank = islice(reported.items() if isinstance(reported, dict) else enumerate(reported), RANKS_MAX + 1)
     entries = [{"data_parallel_rank": rank, **value} for rank, value in by_rank if isinstance(value, dict)]
     if not any(_publishes(entry) for entry in entries):
         return NOTHING
-    return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1]])
+    return _checked([_of_vllm(entry) for entry in entries])
 
 
 def read_server_info(body: bytes) -> FoundPublishers:
@@ -250,12 +250,8 @@ def _topic(value: object) -> str:
 
 def _json(text: object) -> Any:
     """Parse JSON; None if it is none, or has too many parts."""
-    if not isinstance(text, str | bytes) or excess(text.encode(errors="replace") if isinstance(text, str) else text):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    return engine_json(data) if isinstance(data, bytes) else None
 
 
 class Room(NamedTuple):

@@ -13,7 +13,7 @@ from urllib.parse import urldefrag
 
 RANK_FIELD = b"x-data-parallel-rank"
 RANK = re.compile(r"rank=([0-9]|[1-5][0-9]|6[0-3])")  # as many as `publishers.RANKS_MAX`
-ENGINE_LABEL = re.compile(rb'[{,]engine="([0-9]{1,4})"')
+ENGINE_LABEL = re.compile(rb'(?:^|,)engine="([0-9]{1,4})"')
 RANKED = b"vllm:"  # begins the names of series that have the label
 
 
@@ -32,14 +32,10 @@ def without_rank(url: str) -> str:
     return urldefrag(url).url
 
 
-def page_of_rank(page: bytes, rank: int | None) -> bytes:
-    """Return a metrics page without the series of other ranks."""
-    if rank is None:
-        return page
-    own = b"%d" % rank
-    return b"\n".join(
-        line for line in page.split(b"\n") if (found := ENGINE_LABEL.search(line)) is None or found[1] == own
-    )
+def rank_in(labels: bytes) -> int | None:
+    """Return the rank that the labels of a series name; None if they name none."""
+    found = ENGINE_LABEL.search(labels)
+    return int(found[1]) if found is not None else None
 
 
 def ranks_of(labels: Iterable[tuple[bytes, Mapping[str, str]]]) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.engine.engine_metrics import merged
 from ranvier_py.core.engine_cache.sources.engine_metrics import read_metrics
-from ranvier_py.core.routing.processes.ranks import page_of_rank, rank_of, without_rank
+from ranvier_py.core.routing.processes.ranks import rank_in, rank_of, without_rank
 
 PAGE = b'# TYPE x gauge\nvllm:num_requests_running{engine="0",model_name="m"} 3.0\nprocess_start_time_seconds 7\n'
 
@@ -25,8 +25,6 @@ def test_a_url_may_name_a_rank() -> None:
 def test_the_page_of_an_engine_with_ranks_has_the_figures_of_each() -> None:
     page = merged([PAGE, PAGE.replace(b"3.0", b"4.0")])
     assert (read_metrics(page).ranks, read_metrics(page).running) == (2, 7)
-    own = page_of_rank(page, 1)
-    assert (read_metrics(own).ranks, read_metrics(own).running) == (1, 4)
-    assert b"process_start_time_seconds" in own
-    assert page_of_rank(page, None) == page
+    assert (read_metrics(page, 1).ranks, read_metrics(page, 1).running) == (1, 4)
+    assert (rank_in(b'model="m",engine="7"'), rank_in(b'my_engine="7"')) == (7, None)
     assert read_metrics(b'sglang:num_running_reqs{engine="1"} 1\n').ranks is None
