@@ -23,7 +23,7 @@ from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
 from ranvier_py.core.routing.backends import Registry, Transition
 from ranvier_py.core.routing.blame.context_lengths import not_longer, too_short
-from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, Judgement, judgement_of, wants_body
+from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, SERVED, Judgement, judgement_of, wants_body
 from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
@@ -61,6 +61,8 @@ class FailedTries:
     def judge(self, attempt: Attempt, exchange: Exchange) -> Steps[Judgement]:
         """Return what an error answer shows of its backend, and note a pause that it asks for."""
         head, body = exchange.head, b""
+        if head.status < 400 and not attempt.judged:  # a redirect
+            return SERVED
         if attempt.judged and wants_body(head.status):
             body = yield from self._read(exchange)
         retry_after = next((value for name, value in head.headers if name.lower() == b"retry-after"), None)

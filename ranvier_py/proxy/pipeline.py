@@ -265,7 +265,7 @@ class Pipeline:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
             judgement = SERVED
-            if attempt.status >= 400:
+            if attempt.status >= 300:
                 failed = self._failed_tries(served)
                 judgement = yield from failed.judge(attempt, exchange)
                 if judgement.outcome is not Outcome.SUCCESS:

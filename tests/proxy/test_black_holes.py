@@ -16,6 +16,8 @@ from tests.proxy.wire import CLOSE, END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripte
 NO = b'{"error":{"message":"no"}}'
 NO_MODEL = b'{"error":{"message":"The model `m` does not exist.","code":404}}'
 REFUSALS = {
+    "301": answer(b"<html><center>nginx</center></html>", b"location: https://10.0.0.1/", status=301),
+    "307": answer(b"", b"location: http://10.0.0.1:8000/login", status=307),
     "400": answer(NO, status=400),
     "400, no such model": answer(NO_MODEL, status=400),
     "401": answer(b'{"error":{"code":401}}', status=401),
@@ -28,7 +30,7 @@ REFUSALS = {
     "422": answer(NO, status=422),
     "501": answer(b"", status=501),
 }
-OF_KEYS_AND_MODELS = ("401", "403", "404", "404, no path", "400, no such model")
+OF_KEYS_AND_MODELS = ("301", "307", "401", "403", "404", "404, no path", "400, no such model")
 BUSY_S = 0.02
 
 
@@ -180,6 +182,15 @@ async def test_a_refusal_of_a_stored_response_is_tried_elsewhere_as_well() -> No
     async with lab(*engines) as node:
         for _ in range(2):
             assert (await node.http.post(f"{node.url}/v1/responses", json={"input": "hi"})).status_code == 200
+
+
+@pytest.mark.parametrize("status", [302, 304])
+async def test_a_redirect_of_what_is_no_inference_is_an_answer_like_others(status: int) -> None:
+    engine = Scripted(answer(b"", status=status))
+    async with lab(engine, Scripted(GOOD), policy="round_robin") as node:
+        for _ in range(4):
+            assert (await node.http.get(f"{node.url}/v1/files/f1")).status_code in (status, 200)
+        assert (await at_rest(node))["outcomes"] == {"success": 4}
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

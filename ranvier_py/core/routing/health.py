@@ -52,7 +52,7 @@ class Outcome(Enum):
 
     __hash__ = object.__hash__  # Enum's own is in Python, hence slow, and each request is counted by its outcome
 
-    SUCCESS = "success"  # a complete answer below 400: the engine did its work
+    SUCCESS = "success"  # a complete answer below 400, to inference below 300: the engine did its work
     REFUSED = "refused"  # a complete answer that says no to this one request: neutral
     SERVER_ERROR = "server_error"  # a complete answer of ILL_STATUSES
     CONNECT_ERROR = "connect_error"  # no connection was made, so nothing was sent

@@ -2,7 +2,8 @@
 
 A backend that has no room is well: 429 (too much of one credential), 529, and a 503 that has a Retry-After or speaks of
 a full queue. Such an answer asks for a pause. Any other 503 is a fault, like 500, 502 and 504 (`health.ILL_STATUSES`).
-What else refuses is about the request, unless another backend serves it (`preferences`).
+What else refuses is about the request, unless another backend serves it (`refusals`). A redirect computes nothing: for
+inference it is a refusal, mostly of a proxy before one backend.
 
 Pure: the body is at most ERROR_BYTES_MAX, without its transfer coding.
 """
@@ -77,8 +78,10 @@ def wants_body(status: int) -> bool:
 
 
 def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = None, *, wall_s: float) -> Judgement:
-    """Judge an answer. `retry_after`: the value of that field; `wall_s`: seconds since 1970, for one that is a date."""
+    """Judge an answer to a request for inference. `retry_after`: the value of that field; `wall_s`: seconds since 1970, for one that is a date."""
     outcome = outcome_of(status)
+    if 300 <= status < 400:
+        return Judgement(Outcome.REFUSED, is_own=True)
     if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
         outcome = Outcome.OVERLOADED
     if outcome is Outcome.REFUSED:

@@ -111,6 +111,8 @@ def test_a_refusal_asks_for_no_pause(status: int) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "is_own"),
     [
+        (302, b"", True),
+        (308, b"moved", True),
         (401, b"", True),
         (403, b"", True),
         (404, b'{"error":{"message":"The model `m` does not exist."}}', True),
