@@ -23,7 +23,14 @@ from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
 from ranvier_py.core.routing.backends import Registry, Transition
 from ranvier_py.core.routing.blame.context_lengths import not_longer, too_short
-from ranvier_py.core.routing.blame.judgements import ERROR_BYTES_MAX, SERVED, Judgement, judgement_of, wants_body
+from ranvier_py.core.routing.blame.judgements import (
+    ERROR_BYTES_MAX,
+    SERVED,
+    Judgement,
+    judgement_of,
+    retry_after_of,
+    wants_body,
+)
 from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
@@ -65,8 +72,7 @@ class FailedTries:
             return SERVED
         if attempt.judged and wants_body(head.status):
             body = yield from self._read(exchange)
-        retry_after = next((value for name, value in head.headers if name.lower() == b"retry-after"), None)
-        judgement = judgement_of(head.status, body, retry_after, wall_s=time.time())
+        judgement = judgement_of(head.status, body, retry_after_of(head.headers), wall_s=time.time())
         if judgement.outcome is Outcome.OVERLOADED and exchange.complete:
             self.kept = attempt, exchange
         if judgement.pause_s and attempt.judged:

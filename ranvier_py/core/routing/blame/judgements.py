@@ -11,6 +11,7 @@ Pure: the body is at most ERROR_BYTES_MAX, without its transfer coding.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -26,20 +27,25 @@ PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
 """The pause of a backend that asks for none, and the longest. A second lets some requests of a full queue end; after
 half a minute an open circuit, too, would be tried again."""
 
+IN_SECONDS, IN_MILLISECONDS = b"retry-after", b"retry-after-ms"
 SECONDS = re.compile(rb"(\d{1,9})(?:\.\d{0,9})?")
 BETWEEN_WORDS = re.compile(r"[\W_]+")
+WITHIN_NAMES = re.compile(r"(?<=[a-z])(?=[A-Z])")  # as in QueueFullError
 SENTENCE_CHARS_MAX = 2_000  # of an error's words that are looked at; what it quotes of a prompt stands behind them
 
 FULL = re.compile(
-    r"\bqueue (is |was )?(now |currently )?(full|at capacity|timeout)\b|\bfull queue\b"
-    r"|\bmax(imum)? queue (size|length)\b|\boverload|\bat (full |max |maximum )?capacity\b|\b(is|are) (too )?busy\b"
-    r"|\brate limit|\btoo many (\w+ )?(requests|connections)\b"
+    r"\boverload|\breason overflow\b|\bback ?pressure\b|\bbusy\b|\brate limit|\btoo many\b|\bqueue timeout\b"
+    r"|\b(at|no|insufficient|out of)( \w+){0,2} capacity\b|\bcapacity( is)? (full|reached|exceeded|exhausted)\b"
+    r"|\bno( \w+)? slots?\b"
+    r"|\b(queue|concurren\w+|pending|waiting)\b.{0,40}\b(full|limit|maximum|capacity|reached|exceed\w*)\b"
+    r"|\b(full|limit|max|maximum)\b.{0,40}\b(queue|concurren\w+|pending|waiting)\b"
 )
-"""Of SGLang, TGI («Model is overloaded»), Dynamo («All workers are busy»), Triton («exceeds maximum queue size»), and
-hosted providers (`overloaded_error`), in lower case and with blanks alone between words."""
+"""How engines (SGLang, vLLM, TGI, Dynamo, Triton, Ollama, llama.cpp, Ray Serve), proxies and hosted providers say that
+they are at a limit of what they take at once, in lower case and with blanks alone between words. What is taken for that
+by mistake is asked last for a second; the reverse costs half a minute of an engine that is well."""
 
 NO_MODEL = re.compile(
-    r"\bmodel( \S+){0,12} (does not exist|not (found|exist|loaded|available|supported))\b"
+    r"\b(model|adapters?)( \S+){0,12} (does not exist|(not|never been) (found|exist|loaded|available|supported))\b"
     r"|\b(unknown|invalid|no such) model\b|\bmodel not found\b"
 )
 """Most engines answer 404 for a model that they lack; some, and proxies before them, 400."""
@@ -52,8 +58,10 @@ TOO_LONG = re.compile(
 )
 """Of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TensorRT-LLM and TGI; some count the answer as well."""
 
-ERROR_MEMBERS = ("type", "error_type", "code", "message")
-"""Of an error object, that have words; TGI has the second."""
+ERROR_MEMBERS = ("type", "error_type", "code", "message", "msg", "reason", "error", "detail", "errors")
+"""That have words of an error, or an error; others may quote the request. TGI has the second, FastAPI `detail`."""
+
+LEVELS_MAX, ERRORS_MAX = 4, 4  # of errors in errors, and of errors in a list
 
 
 class Judgement(NamedTuple):
@@ -78,7 +86,8 @@ def wants_body(status: int) -> bool:
 
 
 def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = None, *, wall_s: float) -> Judgement:
-    """Judge an answer to a request for inference. `retry_after`: the value of that field; `wall_s`: seconds since 1970, for one that is a date."""
+    """Judge an answer to a request for inference. `retry_after`: the value of that field; `wall_s`: seconds since 1970,
+    for one that is a date."""
     outcome = outcome_of(status)
     if 300 <= status < 400:
         return Judgement(Outcome.REFUSED, is_own=True)
@@ -93,6 +102,14 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None
     return Judgement(outcome, PAUSE_S if pause_s is None else min(pause_s, PAUSE_MAX_S), personal=status == 429)
+
+
+def retry_after_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the value of Retry-After; None without one. As in OpenAI's SDKs `retry-after-ms` goes first."""
+    found = {key: value.strip() for name, value in headers if (key := name.lower()) in (IN_SECONDS, IN_MILLISECONDS)}
+    if SECONDS.fullmatch(found.get(IN_MILLISECONDS, b"")) is not None:
+        return b"%.3f" % (float(found[IN_MILLISECONDS]) / 1000)
+    return found.get(IN_SECONDS, found.get(IN_MILLISECONDS))
 
 
 def seconds_of(retry_after: bytes, wall_s: float) -> float | None:
@@ -110,18 +127,23 @@ def seconds_of(retry_after: bytes, wall_s: float) -> float | None:
 
 def error_words(body: bytes) -> str:
     """Return the type, code and message of an error in lower case, with single blanks between words; or what else it
-    is, such as a page. Knows the forms of OpenAI, Anthropic, FastAPI, vLLM, SGLang and TGI."""
+    is, such as a page."""
     found: Any
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
         found = body[:SENTENCE_CHARS_MAX].decode("utf-8", "replace")
-    words: list[str] = []
-    for each in (found, *(found.get(name) for name in ("error", "detail") if isinstance(found, dict))):
-        members = (
-            (each.get(name) for name in ("type", "error_type", "code", "message"))
-            if isinstance(each, dict)
-            else (each,)
-        )
-        words += [member[:SENTENCE_CHARS_MAX] for member in members if isinstance(member, str)]
-    return BETWEEN_WORDS.sub(" ", " ".join(words)[:SENTENCE_CHARS_MAX]).strip().lower()
+    words = " ".join(texts_of(found, LEVELS_MAX))[:SENTENCE_CHARS_MAX]
+    return BETWEEN_WORDS.sub(" ", WITHIN_NAMES.sub(" ", words)).strip().lower()
+
+
+def texts_of(found: Any, levels: int) -> Iterator[str]:
+    """Yield the texts of an error, from its outermost object inwards."""
+    if isinstance(found, str):
+        yield found[:SENTENCE_CHARS_MAX]
+    elif isinstance(found, list) and levels:
+        for each in found[:ERRORS_MAX]:
+            yield from texts_of(each, levels - 1)
+    elif isinstance(found, dict) and levels:
+        for name in ERROR_MEMBERS:
+            yield from texts_of(found.get(name), levels - 1)

@@ -12,6 +12,7 @@ from ranvier_py.core.routing.blame.judgements import (
     Judgement,
     error_words,
     judgement_of,
+    retry_after_of,
     seconds_of,
 )
 from ranvier_py.core.routing.health import Outcome
@@ -27,6 +28,22 @@ FULL_BODIES = (
     b'{"error":"Exceeds maximum queue size"}',  # Triton
     b'{"detail":"Too many concurrent requests"}',
     b"Server overloaded, please try again",
+    b'{"error":"server busy, please try again.  maximum pending requests exceeded"}',  # Ollama
+    b'{"error":{"code":503,"message":"no slot available","type":"unavailable_error"}}',  # llama.cpp
+    b"Request dropped due to backpressure (num_queued_requests=10, max_queued_requests=10).",  # Ray Serve
+    b"upstream connect error or disconnect/reset before headers. reset reason: overflow",  # Envoy
+    b"pending request queue full\n",  # Knative
+    b'{"error":{"message":"Maximum number of concurrent requests reached","type":"server_error"}}',
+    b'{"detail":"concurrency limit exceeded"}',
+    b'{"error":{"message":"Rejected: the waiting queue has reached its limit","type":"ServiceUnavailableError"}}',
+    b'{"error":{"message":"Number of waiting requests exceeds the limit of 100"}}',
+    b'{"error":{"type":"QueueFullError","message":""}}',
+    b'{"error":{"type":"EngineOverloadedError","message":"x"}}',
+    b'{"error":{"code":"server_busy"}}',
+    b'{"detail":{"error":{"message":"queue is full"}}}',
+    b'{"errors":[{"message":"queue is full"}]}',
+    b'{"status":"error","reason":"No capacity, try again later"}',
+    b'{"error":{"message":"insufficient capacity"}}',
 )
 
 
@@ -46,6 +63,10 @@ def test_a_503_that_speaks_of_a_full_queue_asks_everybody_for_a_pause_and_is_no_
         b"Service Unavailable",
         b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}',  # llama.cpp
         b'{"object":"error","message":"engine is dead","type":"service_unavailable"}',
+        b"upstream connect error or disconnect/reset before headers. reset reason: connection failure",  # Envoy
+        b"no healthy upstream",
+        b'{"error":{"message":"No available workers (all circuits open or unhealthy)"}}',  # sglang-router
+        b'{"error":{"message":"The request timed out after 30 s"}}',
         b'{"error":null}',
         b"[" * 5000,
         b"\xff\xfe",
@@ -57,6 +78,23 @@ def test_any_other_503_is_a_fault(body: bytes) -> None:
 
 def test_a_503_with_retry_after_pauses_for_that_time() -> None:
     assert judged(503, b"", b"7") == Judgement(Outcome.OVERLOADED, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "pause_s"),
+    [
+        ([(b"Retry-After", b"7"), (b"retry-after-ms", b"500")], 0.5),
+        ([(b"Retry-After-Ms", b" 1500 ")], 1.5),
+        ([(b"retry-after-ms", b"soon"), (b"retry-after", b"3")], 3.0),
+        ([(b"retry-after-ms", b"soon")], PAUSE_S),
+    ],
+)
+def test_a_pause_may_be_asked_for_in_milliseconds(headers: list[tuple[bytes, bytes]], pause_s: float) -> None:
+    assert judged(503, b"", retry_after_of(headers)) == Judgement(Outcome.OVERLOADED, pause_s)
+
+
+def test_without_either_field_nothing_is_asked_for() -> None:
+    assert retry_after_of([(b"content-type", b"text/plain")]) is None
 
 
 def test_a_429_pauses_for_its_credential_and_a_529_for_everybody() -> None:
@@ -120,6 +158,12 @@ def test_a_refusal_asks_for_no_pause(status: int) -> None:
         (404, b"", False),
         (400, b'{"object":"error","message":"The model `a/b-7b` does not exist.","code":404}', True),
         (422, b'{"detail":"unknown model: m"}', True),
+        (
+            400,
+            b'{"object":"error","message":"Got LoRA adapter that has never been loaded: x","code":400}',
+            True,
+        ),  # SGLang
+        (400, b'{"error":{"message":"The following requested LoRA adapters are not loaded: {\'x\'}"}}', True),
         (400, b'{"error":{"message":"This model does not support images","code":"bad"}}', False),
         (400, b'{"error":{"message":"max_tokens must be at least 1"}}', False),
         (405, b"", False),
