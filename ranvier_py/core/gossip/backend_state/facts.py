@@ -29,11 +29,11 @@ from typing import NamedTuple
 from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, FactCounters, PeerLoads
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.table_gossip import TableGossip
+from ranvier_py.core.gossip.wire.columns import FACTS_MAX
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.processes.several_processes import same_process
 
-FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
 ASK_S = 0.5  # before a missing count is asked for; doubled for each further question
 HELD_S = 3 * REPAIR_INTERVAL_S  # without any peer that has the draining backend: its order ends
@@ -110,7 +110,7 @@ class BackendFacts(TableGossip[int, Fact]):
     `plane_of` returns how short and frequent messages reach a session.
     """
 
-    ROWS_MAX = FACTS_PER_MESSAGE
+    ROWS_MAX = FACTS_MAX
     REPEAT_S = REPAIR_INTERVAL_S
     EVERYONE_MAX = EVERYONE_MAX
 

@@ -21,9 +21,9 @@ from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.messages import Record, Update
-from ranvier_py.core.gossip.wire.records import size_of
+from ranvier_py.core.gossip.wire.records import ROWS_MAX, size_of
 
-LIST_RECORDS = 256  # in one part: some 20 KB, 54 KB if all names are as long as they may be
+LIST_RECORDS = ROWS_MAX  # in one part: some 20 KB, 54 KB if all names are as long as they may be
 SMALL_LIST_RECORDS = 32  # more never fit a datagram: each takes 40 bytes at least
 DEAD_LISTED = 1024  # the last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange
 JOIN_LISTS = 3  # members whose lists a joining node reads quickly, or all if there are fewer

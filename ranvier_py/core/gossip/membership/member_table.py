@@ -11,7 +11,7 @@ The dead stay in the roster for a day, so that a stale report of their life is r
 the planes above forget the session (`gone`): routes learned from it have expired by then.
 
 Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
-CHANGES_MAX undrained changes. Cost: O(1) for each step, except for suspicions.
+CHANGES_MAX undrained changes. Cost: O(1) for each step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Suspicions under way: which members are suspected, by whom, until when (SWIM; confirmations shorten them: Lifeguard).
 
 A suspicion starts with one accuser and the longest time-out. Each further accuser, counted once, brings the deadline
-nearer; after `confirmations` of them it is the shortest. Cost: O(suspicions) for each change. Bounds: one suspicion for
-each live member, `confirmations + 1` accusers in each.
+nearer; after `confirmations` of them it is the shortest. Cost: O(1) for each change, O(suspicions) when a deadline may
+have passed. Bounds: one suspicion for each live member, `confirmations + 1` accusers in each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Suspicion:
 
 
 class Suspicions(dict[int, Suspicion]):
-    """All suspicions by session, to be changed by these methods alone. `wake_at` is the nearest deadline."""
+    """All suspicions by session, to be changed by these methods alone. No deadline is before `wake_at`, which is looked
+    for anew only then: thousands may begin and end with one packet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +38,9 @@ class Suspicions(dict[int, Suspicion]):
 
     def begin(self, session: int, accuser: int, profile: Profile, members: int, now: float) -> None:
         """Start a suspicion, or start it again at a new incarnation: accusers of the old one do not count."""
-        self[session] = Suspicion(now, {accuser: None}, now + profile.suspicion_s(members, 0))
-        self._arm()
+        deadline = now + profile.suspicion_s(members, 0)
+        self[session] = Suspicion(now, {accuser: None}, deadline)
+        self.wake_at = min(self.wake_at, deadline)
 
     def confirm(self, session: int, accuser: int, profile: Profile, members: int) -> bool:
         """Add an accuser. Returns whether that shortened the suspicion, so that others should know."""
@@ -55,26 +57,23 @@ class Suspicions(dict[int, Suspicion]):
     def rearm(self, session: int, deadline: float) -> None:
         """Set the deadline: nearer by a confirmation, later since a packet of the member itself came."""
         self[session].deadline = deadline
-        self._arm()
+        self.wake_at = min(self.wake_at, deadline)
 
     def postpone(self, by_s: float) -> None:
         """Postpone all deadlines: this node was not awake to receive a refutation."""
         for suspicion in self.values():
             suspicion.deadline += by_s
             suspicion.postponed_s += by_s
-        self._arm()
+        self.wake_at += by_s
 
     def end(self, session: int) -> None:
         """End a suspicion, if there is one: its member has refuted it, is dead or forgotten."""
-        if self.pop(session, None) is not None:
-            self._arm()
+        self.pop(session, None)
 
     def expired(self, now: float) -> list[int]:
         """Return the sessions whose suspicion is over, by deadline. The caller must end or re-arm each."""
         if now < self.wake_at:
             return []
         over = [(one.deadline, session) for session, one in self.items() if one.deadline <= now]
+        self.wake_at = min((one.deadline for one in self.values() if one.deadline > now), default=inf)
         return [session for _, session in sorted(over)]
-
-    def _arm(self) -> None:
-        self.wake_at = min((suspicion.deadline for suspicion in self.values()), default=inf)

@@ -16,12 +16,12 @@ from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.table_gossip import TableGossip
+from ranvier_py.core.gossip.wire.columns import READER_CLAIMS_MAX
 from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
 CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
 CLOCK_MAX = 2**32 - 1  # the wire's limit
 CLOCK_STEP_MAX = 2**30  # most that a report may be ahead: ten changes a second for three years
-PER_MESSAGE = 2048  # 43 kB: far below a frame
 REPORT_INTERVAL_S = 0.25  # the level of an engine whose stream has gaps changes many times a second
 REPAIR_INTERVAL_S = 10.0
 EVERYONE_MAX = 16  # further peers get reports through others
@@ -32,7 +32,7 @@ Place = tuple[int, int]  # a member and a backend
 class ReaderClaimTable(TableGossip[Place, ReaderClaim]):
     """The reports of this node and those that it has received. `new`: those just received; the owner drains it."""
 
-    ROWS_MAX = PER_MESSAGE
+    ROWS_MAX = READER_CLAIMS_MAX
     REPEAT_S = REPAIR_INTERVAL_S
     GATHER_S = REPORT_INTERVAL_S
     EVERYONE_MAX = EVERYONE_MAX

@@ -18,6 +18,7 @@ from struct import Struct
 from ranvier_py.core.gossip.wire.frame import bad, text
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
+ROWS_MAX = 256  # in a message: as many as one part of a list of members has; a datagram has room for 28
 NAME_BYTES_MAX = 64
 PUBLIC_BYTES_MAX = 80
 ROWS_REMEMBERED = 4096  # as many as 1000 members have in a storm of updates, 3 MiB; forgetting only costs time
@@ -112,11 +113,11 @@ def unpack_updates(rows: object) -> tuple[Update, ...]:
     """Return the updates in all rows of a field. Raises BadFrame."""
     if type(rows) is not bytes:
         bad("rows")
-    updates = []
+    updates: list[Update] = []
     at, end = 0, len(rows)
     while at < end:
-        if end - at < HEAD.size:
-            bad("row cut off")
+        if end - at < HEAD.size or len(updates) == ROWS_MAX:
+            bad("row cut off, or too many")
         flags, name_bytes, public_bytes = LENGTHS.unpack_from(rows, at)
         stop = at + HEAD.size + name_bytes + public_bytes
         stop += HOST_BYTES_6 if flags & IS_IPV6 else HOST_BYTES_4

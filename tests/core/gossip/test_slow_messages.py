@@ -1,0 +1,187 @@
+"""No message of a member holds up the event loop, as large and as new as it may be, the first time or again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Peer, Plane
+from ranvier_py.core.gossip.replication import route_updates
+from ranvier_py.core.gossip.replication.route_updates import UpdateRow, encode_rows
+from ranvier_py.core.gossip.replication.table_copy import TableCopy
+from ranvier_py.core.gossip.wire import columns, records
+from ranvier_py.core.gossip.wire import messages as m
+from ranvier_py.core.gossip.wire.codec import LAYOUT, encode
+from tests.core.gossip.replication.route_net import ENGINE, RouteNode
+from tests.core.gossip.test_gossip_state import URL, started
+from tests.core.gossip.test_hostile_member import carry
+from tests.node.turns import OCCUPIED_S_MAX, TRIES
+
+rng = Random(7)
+Name = tuple[int, int]  # of a backend: its key, and the generation
+SOME_BYTES = FRAME_BYTES_MAX - 4096
+
+
+def u64() -> int:
+    return rng.getrandbits(64) | 1
+
+
+def record(number: int, state: m.State) -> m.Record:
+    return m.Record(f"n{number}", u64(), 5, 3, state, f"10.{number // 256}.{number % 256}.9", 7946, 99, "")
+
+
+def updates() -> tuple[m.Update, ...]:
+    return tuple(m.Update(record(number, m.State.SUSPECT), 77) for number in range(records.ROWS_MAX))
+
+
+def rows(backend: Name) -> m.RouteUpdates:
+    """As many rows as fit in a frame, each new."""
+    count = route_updates.ROWS_MAX
+    paths = [
+        encode_rows([UpdateRow(backend, u64(), 16 * place, u64(), u64()) for place in range(1, count + 1)])
+        for _ in range(SOME_BYTES // (29 * count))
+    ]
+    return m.RouteUpdates(0, 0, tuple(m.Entry(0, path) for path in paths))
+
+
+def short_rows(backend: Name) -> m.RouteUpdates:
+    """As many updates as fit in a frame, each of one new row."""
+    entries = many(columns.ENTRIES_MAX, lambda _: m.Entry(0, encode_rows([UpdateRow(backend, 0, 16, u64(), u64())])))
+    return m.RouteUpdates(0, 0, entries)
+
+
+def table(backend: Name) -> m.TableRows:
+    """Claims of a table that nobody has asked for."""
+    count = SOME_BYTES // 34
+    names, tokens = rng.randbytes(8 * count), b"".join((16 * place).to_bytes(4, "little") for place in range(count))
+    return m.TableRows(
+        1, 0, True, (backend,), bytes(8) + names[:-8], tokens, names, names, bytes(2 * count), bytes(2 * count)
+    )
+
+
+def many(count: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
+    return tuple(map(make, range(count)))
+
+
+def command(number: int) -> m.Command:
+    return m.Command(3, 1_795_000_000_000, "add", f"http://10.0.0.{number}:8000", 1.0, "e", rng.randbytes(32))
+
+
+def prefills(backend: Name) -> m.Prefills:
+    size = 8 * columns.PREFILL_FINGERPRINTS_MAX
+    begun = many(columns.PREFILLS_MAX, lambda number: m.SharedPrefill(number, *backend, rng.randbytes(size)))
+    return m.Prefills(begun, rng.randbytes(4 * columns.ENTRIES_MAX))
+
+
+def part_sums(_: Name) -> m.PartSums:
+    return m.PartSums(bytes(range(columns.GROUPS)), rng.randbytes(columns.GROUP_BYTES * columns.GROUPS), True, 8)
+
+
+def answer_keys(_: Name) -> m.AnswerKeys:
+    count = columns.ANSWER_KEYS_MAX
+    return m.AnswerKeys(7, True, rng.randbytes(8 * count), bytes(2 * count), b"")
+
+
+def voided(number: int) -> m.VoidedAnswers:
+    return m.VoidedAnswers(u64(), 60_000, f"m{number}", rng.randbytes(16), rng.randbytes(32))
+
+
+LARGEST: Mapping[type[Any], Callable[[Name], m.Message]] = {
+    m.Ping: lambda _: m.Ping(1, updates()),
+    m.Ack: lambda _: m.Ack(1, updates()),
+    m.PingRequest: lambda _: m.PingRequest(1, 99, "10.9.9.9", 7946, updates()),
+    m.Push: lambda _: m.Push(updates()),
+    m.Members: lambda _: m.Members(tuple(update.record for update in updates()), True),
+    m.RouteUpdates: rows,
+    m.Vector: lambda _: m.Vector(many(columns.VECTOR_ENTRIES_MAX, lambda _: (u64(), u64() >> 1)), True),
+    m.RowsWanted: lambda _: m.RowsWanted(9, 0, b"", True),
+    m.TableRows: table,
+    m.TotalSum: lambda _: m.TotalSum(1, rng.randbytes(8 * columns.GROUPS), True, 8),
+    m.PartSums: part_sums,
+    m.SideState: lambda backend: m.SideState(9, 0, True, short_rows(backend).entries),
+    m.Loads: lambda _: m.Loads(4, many(columns.BACKENDS_MAX, lambda _: (u64(), 1, 1, 100))),
+    m.Facts: lambda _: m.Facts(many(columns.FACTS_MAX, lambda _: m.Fact(u64(), 2, 1.5, 3, True, 9))),
+    m.Commands: lambda _: m.Commands(many(columns.COMMANDS_MAX, command)),
+    m.ReaderClaims: lambda _: m.ReaderClaims(
+        many(columns.READER_CLAIMS_MAX, lambda _: m.ReaderClaim(u64(), u64(), 7, 5))
+    ),
+    m.Prefills: prefills,
+    m.SnapshotWanted: lambda backend: m.SnapshotWanted(6, backend[0], 0, 0),
+    m.SnapshotChunk: lambda _: m.SnapshotChunk(
+        6, 0, True, rng.randbytes(24), *many(7, lambda _: rng.randbytes(SOME_BYTES // 7))
+    ),
+    m.AnswerKeys: answer_keys,
+    m.AnswerDigest: lambda _: m.AnswerDigest(7, 1, True),
+    m.AnswerWanted: lambda _: m.AnswerWanted(8, rng.randbytes(32), 60_000),
+    m.AnswerPart: lambda _: m.AnswerPart(8, 0, 1, rng.randbytes(SOME_BYTES)),
+    m.Voided: lambda _: m.Voided(many(columns.VOIDED_MAX, voided)),
+    m.RuleVerdicts: lambda _: m.RuleVerdicts(
+        1, many(columns.VERDICTS_MAX, lambda number: m.TrialResult("r", "c", f"m{number}", "off", "", "n"))
+    ),
+}
+
+
+def counted(backends: RegistrySync, url: str) -> Name:
+    """The name of a backend whose generation a peer has told."""
+    backends.look(0.0)
+    backend = backends.registry.find(url)
+    name = backends.name_of(backend.id, backend.generation) if backend is not None else None
+    assert name is not None
+    backends.facts.receive(Peer(2, ("10.0.0.2", 7946)), m.Facts((m.Fact(*name, 0.0, 1, False, 0),)), 0.0)
+    assert backends.holder(*name, 0.0)
+    return name
+
+
+def longest_s(make: Callable[[Name], m.Message]) -> float:
+    """The longest step of a node to which a member sends three such messages, with ticks in between."""
+    now, longest, node, member = 1.0, 0.0, started(), started(number=2)
+    member.contact([(node.me.host, node.me.port)], now)
+    carry([node, member], now)
+    backend = counted(node.backends, URL)
+
+    def timed(step: Callable[[], object]) -> None:
+        nonlocal longest
+        began = time.thread_time()
+        step()
+        longest = max(longest, time.thread_time() - began)
+
+    for _ in range(3):
+        packet = member.sealer.seal(Plane.BULK, node.me.session, *encode(make(backend)))
+        timed(partial(node.receive, packet, (member.me.host, 1), Plane.BULK, now))
+        for _ in range(4):
+            now += 0.3
+            timed(partial(node.tick, now))
+            timed(node.take)
+        timed(node.state)
+    return longest
+
+
+def test_every_message_that_may_be_long_is_tried() -> None:
+    short = (m.Hello, m.Echo, m.Challenge, m.Nack, m.Digest, m.Reset, m.Busy, m.SnapshotRefused, m.AnswerRefused)
+    assert {make for _, _, make, _ in LAYOUT} == {*LARGEST, *short}
+
+
+@pytest.mark.parametrize("kind", LARGEST, ids=lambda kind: kind.__name__)
+def test_no_message_of_a_member_holds_up_the_event_loop(kind: type[Any]) -> None:
+    assert min(longest_s(LARGEST[kind]) for _ in range(TRIES)) <= OCCUPIED_S_MAX
+
+
+def test_updates_of_one_row_each_hold_up_nobody() -> None:
+    assert min(longest_s(short_rows) for _ in range(TRIES)) <= OCCUPIED_S_MAX
+
+
+def test_no_chunk_of_a_table_that_was_asked_for_holds_up_the_event_loop() -> None:
+    longest = []
+    for _ in range(TRIES):
+        node = RouteNode(1)
+        chunk = table(counted(node.backends, ENGINE))
+        began = time.thread_time()
+        assert TableCopy(node.table, node.backends).merge(chunk, 1.0, 1.0) > 0
+        longest.append(time.thread_time() - began)
+    assert min(longest) <= OCCUPIED_S_MAX
