@@ -137,7 +137,8 @@ def test_pages_of_tensorrt_llm_and_of_triton() -> None:
 
 
 def test_an_engine_without_prefix_caching_states_so() -> None:
-    assert read_metrics(VLLM.replace(b'caching="True"', b'caching="False"')).caches is False
+    for off in (b"False", b"false", b"0"):
+        assert read_metrics(VLLM.replace(b'caching="True"', b'caching="%b"' % off)).caches is False
 
 
 def test_the_labs_engine_is_read_like_vllm() -> None:

@@ -101,6 +101,8 @@ ENGINES: Mapping[bytes, str] = {b"vllm": "vllm", b"sglang": "sglang"}
 OTHERS = frozenset(("states", "windows"))
 """Quantities of caches beside those of attention."""
 
+OFF = ("false", "0")
+
 MODE_CHARACTERS_MAX = 16
 
 FIRST_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")
@@ -280,7 +282,7 @@ def config_of(series: Series) -> tuple[float, float, bool]:
     block = number_of(labels.get("block_size") or labels.get("page_size"))
     blocks = number_of(labels.get("num_gpu_blocks") or labels.get("num_pages"))
     tokens = number_of(labels.get("kv_cache_size_tokens")) or block * blocks
-    return block, tokens, labels.get("enable_prefix_caching") != "False"
+    return block, tokens, labels.get("enable_prefix_caching", "").lower() not in OFF
 
 
 def number_of(text: str | None) -> float:
