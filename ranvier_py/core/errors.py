@@ -8,11 +8,13 @@
     │   ├── Unauthorized        401
     │   ├── Forbidden           403
     │   ├── NotFound            404
+    │   │   ├── ModelNotFound   404
     │   │   └── ResponseLost    404
     │   ├── MethodNotAllowed    405
     │   ├── RequestTimeout      408
     │   ├── BodyTooLarge        413
     │   ├── ExpectationFailed   417
+    │   ├── UpgradeRefused      426
     │   └── HeaderTooLarge      431
     ├── Unavailable                 ours: no backend can be asked just now
     │   ├── NoBackend           503
@@ -129,6 +131,12 @@ class NotFound(RequestError):
     status, code = 404, "not_found"
 
 
+class ModelNotFound(NotFound):
+    """No backend serves the model that a request names."""
+
+    code, param = "model_not_found", "model"
+
+
 class ResponseLost(NotFound):
     """No engine keeps the response that a request names, or nobody knows which."""
 
@@ -149,6 +157,12 @@ class BodyTooLarge(RequestError):
 
 class ExpectationFailed(RequestError):
     status, code = 417, "expectation_failed"
+
+
+class UpgradeRefused(RequestError):
+    """A WebSocket is asked for where there is none."""
+
+    status, code = 426, "upgrade_refused"
 
 
 class HeaderTooLarge(RequestError):

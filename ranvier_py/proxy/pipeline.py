@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import orjson
 import trio
 
 from ranvier_py.core.answers.answer_stream import ResponseName, counted_prompt, has_finished, has_token
@@ -26,12 +25,9 @@ from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.clients.body_mender import BodyMender
 from ranvier_py.core.errors import (
-    BadRequest,
     ClientGone,
-    MethodNotAllowed,
     NodeBusy,
     NodeExhausted,
-    NotFound,
     RanvierError,
     ResponseLost,
     UpstreamError,
@@ -47,16 +43,16 @@ from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.blame.judgements import SERVED
 from ranvier_py.core.routing.health import FAULTS
-from ranvier_py.core.routing.model_list import model_list
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
-from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.retries import RetryLimits, is_inference
 from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
 from ranvier_py.core.routing.stored_paths import response_of
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.proxy.admission.request_target import misleads
 from ranvier_py.proxy.admission.router_fields import RouterFieldOptions, RouterFields
 from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
+from ranvier_py.proxy.answers.locations import without_hosts
+from ranvier_py.proxy.answers.own_answers import own_answer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
@@ -139,7 +135,7 @@ class Pipeline:
         client.request_id = request.fields.request_id or next(self.ids)
         served = self.serving[client.fd] = ServedRequest(request, client, client.request_id, time.monotonic())
         try:
-            own = self._own_answer(request)
+            own = own_answer(self.router.registry, request, client)
             if own is None:
                 yield from (
                     self._forward(served) if self.responses is None else self.responses.answer(served, self._forward)
@@ -160,27 +156,6 @@ class Pipeline:
             self.serving.pop(client.fd, None)
             if self.report is not None:
                 self.report(served.summary(time.monotonic()))
-
-    def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
-        """Return status and body of what the node answers itself; None for what goes to a backend."""
-        path, method = request.path, request.method
-        of_v1 = path.startswith(b"/v1/")
-        if path in PATHS and (method == b"POST" or path in (CHAT_PATH, COMPLETION_PATH) or not of_v1):
-            if method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
-                raise MethodNotAllowed(f"{path.decode()} takes POST")
-            return None
-        reading = method in (b"GET", b"HEAD")
-        if path == b"/v1/models" and reading:
-            claude = any(name.lower() == b"anthropic-version" for name, _ in request.headers)
-            models = model_list(self.router.registry, claude=claude)
-            return None if models is None else (200, orjson.dumps(models))
-        if path == b"/health" and reading:
-            return 200, b'{"status":"ok"}'
-        if not of_v1:
-            raise NotFound("this port serves /v1/, /health and what engines compute")
-        if misleads(path):
-            raise BadRequest("the path has dot segments, or encodes slashes or control characters")
-        return None
 
     # --- to one backend after the other -----------------------------------------------------------------------------
 
@@ -412,6 +387,8 @@ class Pipeline:
         while not data and not exchange.complete and attempt.prompt.stream:  # a head that came before the prefill
             data = yield from self._first_data(served, exchange)
         kept = data if remover is None else remover.feed(data, exchange.complete)
+        if head.status != 200:
+            head = without_hosts(head, served.request.path, (backend.url for backend in self.router.registry))
         client.relay_head(head, served.own_fields(attempt, head, self.may_see), kept)
         self._passed(served, attempt, captured, data)
         while not exchange.complete:

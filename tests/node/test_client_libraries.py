@@ -13,6 +13,7 @@ import trio
 from tests.late_import import Late
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, turn
 from tests.node.node_lab import lab as node_lab
+from tests.proxy.wire import GOOD, Scripted
 
 anthropic, openai = Late("anthropic"), Late("openai")
 
@@ -295,6 +296,24 @@ def claude_with_a_choice(url: str) -> None:
 
 async def test_a_message_that_demands_a_tool_gets_a_call() -> None:
     await both(claude_with_a_choice)
+
+
+def models_one_by_one(url: str) -> None:
+    name = "lab/adapter:v1"
+    with openai_of(url) as client, claude_of(url) as claude:
+        assert client.models.retrieve(name).id == name
+        assert claude.models.retrieve(name).display_name == name
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.models.retrieve("lab/nobody")
+        assert refused.value.code == "model_not_found"
+        with pytest.raises(anthropic.NotFoundError):
+            claude.models.retrieve("lab/nobody")
+
+
+async def test_one_model_is_retrieved_by_either_client_though_its_name_has_a_slash() -> None:
+    page = b'{"object":"list","data":[{"id":"lab/adapter:v1","object":"model","created":1,"owned_by":"vllm"}]}'
+    async with node_lab(Scripted(GOOD, page=page)) as node:
+        await trio.to_thread.run_sync(models_one_by_one, node.url)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

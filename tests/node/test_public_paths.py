@@ -6,8 +6,10 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
 import httpx
+import pytest
 import trio
 
 from ranvier_py.core.routing.request_paths import PATHS
@@ -54,7 +56,7 @@ async def test_the_models_are_those_of_all_engines_and_each_goes_to_who_has_it()
                 asked = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
                 assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
         unknown = await client.post("/v1/completions", json={"model": "three", "prompt": "hello"})
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     served = [[json.loads(body)["model"] for _, body in engine.asked] for engine in engines]
     assert served == [["one"] * 3, ["two"] * 3]
 
@@ -125,6 +127,55 @@ async def test_models_have_anthropic_s_shape_for_its_clients() -> None:
     assert [card["id"] for card in found["data"]] == ["base", "one"]
     assert found["data"][0]["type"] == "model"
     assert (found["first_id"], found["last_id"], found["has_more"]) == ("base", "one", False)
+
+
+@pytest.mark.parametrize(
+    "spelled", ["Qwen%2FQwen3-8B", "Qwen%2fQwen3-8B", "Qwen/Qwen3-8B", "one", "%6Fne", "sql:lora", "sql%3Alora"]
+)
+async def test_one_model_is_found_however_its_id_is_spelled_and_by_both_apis(spelled: str) -> None:
+    name = unquote(spelled)
+    engines = Engine("base"), Engine("base", "Qwen/Qwen3-8B", "one", "sql:lora")
+    async with client_of(*engines) as client:
+        assert (await client.get(f"/v1/models/{spelled}")).json() == {"id": name, "root": "base"}
+        found = (await client.get(f"/v1/models/{spelled}", headers={"anthropic-version": "2023-06-01"})).json()
+        assert (found["type"], found["id"], found["display_name"]) == ("model", name, name)
+        assert (await client.head(f"/v1/models/{spelled}")).status_code == 200
+    assert [engine.asked for engine in engines] == [[], []]
+
+
+async def test_a_model_that_nobody_has_is_missing_in_the_shape_of_each_api() -> None:
+    async with client_of(Engine("base", "one")) as client:
+        for spelled in ("nope", "Qwen%2Fnope", "base%2F..%2Fone", "%ff", "base/one", "o%2Fne"):
+            missing = await client.get(f"/v1/models/{spelled}")
+            assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found"), spelled
+            missing = await client.get(f"/v1/models/{spelled}", headers={"anthropic-version": "2023-06-01"})
+            assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error"), spelled
+
+
+async def test_one_model_is_asked_of_an_engine_as_long_as_none_has_listed_its_own() -> None:
+    engine = Scripted(GOOD, page=b'{"id":"one"}')
+    async with client_of(engine) as client:  # type: ignore[arg-type]
+        assert (await client.get("/v1/models/one")).json() == {"id": "one"}
+
+
+HANDSHAKE = {
+    "connection": "Upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "A" * 22 + "==",
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/generate", "/v1/audio/speech"]
+)
+async def test_a_websocket_where_there_is_none_is_refused_at_once_and_asks_no_engine(path: str) -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        refused = await client.get(path, headers=HANDSHAKE)
+        assert (refused.status_code, refused.headers["upgrade"]) == (426, "HTTP/1.1")
+        assert (await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})).status_code == 200
+    assert [asked for asked, _ in engine.asked] == ["POST /v1/completions"]
 
 
 async def test_every_path_that_has_an_engine_compute_reaches_one_of_the_model() -> None:

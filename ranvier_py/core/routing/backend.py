@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, is_address, spelled
-from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
+from ranvier_py.core.errors import BadRequest, ModelNotFound, NoBackend
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
@@ -342,10 +342,10 @@ class Pool:
         self.silent = silent
         self.unknown = unknown
 
-    def error(self, model: str) -> NotFound | NoBackend:
+    def error(self, model: str) -> ModelNotFound | NoBackend:
         """Return the error that a client gets for an empty pool; the words of the 404 are OpenAI's."""
         if self.unknown:
-            return NotFound(f"The model `{model}` does not exist")
+            return ModelNotFound(f"The model `{model}` does not exist")
         return NoBackend("No backend is available to serve this request")
 
 

@@ -1,4 +1,5 @@
-"""The list of models that this node serves: the union of its backends' lists, in the shape of either API."""
+"""The models that this node serves, as a list or one by one: the union of its backends' lists, in the shape of either
+API."""
 
 from __future__ import annotations
 
@@ -20,14 +21,23 @@ def model_list(backends: Iterable[Backend], *, claude: bool) -> Mapping[str, Any
             cards.setdefault(str(card.get("id")), card)
     if not cards:
         return None
-    return claude_models(cards) if claude else {"object": "list", "data": list(cards.values())}
-
-
-def claude_models(cards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return model cards in the shape of Anthropic's API (docs.anthropic.com/en/api/models-list)."""
-    found = []
-    for name, card in cards.items():
-        created = card.get("created")
-        at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 35 else 0, UTC)
-        found.append({"type": "model", "id": name, "display_name": name, "created_at": f"{at:%Y-%m-%dT%H:%M:%SZ}"})
+    if not claude:
+        return {"object": "list", "data": list(cards.values())}
+    found = [claude_card(name, card) for name, card in cards.items()]
     return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
+
+
+def card_of(backends: Iterable[Backend], name: str, *, claude: bool) -> Mapping[str, Any] | None:
+    """Return the card of one model, as `model_list` has it; None if no backend has listed it."""
+    for backend in backends:
+        for card in backend.cards:
+            if card.get("id") == name:
+                return claude_card(name, card) if claude else card
+    return None
+
+
+def claude_card(name: str, card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a model card in the shape of Anthropic's API (docs.anthropic.com/en/api/models)."""
+    created = card.get("created")
+    at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 35 else 0, UTC)
+    return {"type": "model", "id": name, "display_name": name, "created_at": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
