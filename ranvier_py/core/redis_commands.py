@@ -9,6 +9,9 @@ Command = tuple[str | bytes | int, ...]
 
 FailureKind = Literal["connection", "timeout", "other"]  # as Continuum counts them
 
+BEARABLE = frozenset(("OOM", "WRONGTYPE"))
+"""Refusals that don't mean that Redis is away: it is full, or another program uses a key of ours."""
+
 PREFIX_CHARACTERS_MAX = 60
 
 

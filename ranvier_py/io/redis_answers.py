@@ -34,7 +34,7 @@ import trio
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.redis_commands import Command, RedisCommands, RedisFailure, RedisRefusal
+from ranvier_py.core.redis_commands import BEARABLE, Command, RedisCommands, RedisFailure, RedisRefusal
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerCounters, RedisAnswerOptions
@@ -59,13 +59,11 @@ FINDS_MAX = 256
 READERS = 2  # round trips for look-ups at the same time
 PATIENCE = 1.1  # a request waits for its look-up for at most this many deadlines of a command
 BATCH_MAX, BATCH_BYTES_MAX = 16, 4 << 20  # commands, and bytes of entries, in one round trip
+LONG_BYTES = 1 << 20  # after an entry of so many others have their turn: reading one of 4 MiB takes 10 ms
 TICK_S = 1.0
 SWAPS_MAX = 5  # tries to add an invalidation while other nodes do so, too; then everything is invalidated
 PROBE_MS = 60_000  # time to live of the key that is written only to see whether Redis takes writes
 KNOWN_MAX, BEGUN_MAX = 16, 4096
-
-BEARABLE = frozenset(("OOM", "WRONGTYPE"))
-"""Refusals that don't mean that Redis is away: it is full, or another program uses a key of ours."""
 
 
 class LookUp:
@@ -183,19 +181,21 @@ class RedisAnswers:
             if generation is not None and generation.id == was.id:
                 data = replies[1:]
                 break
+        current = self._generation  # another one voids what is read meanwhile
         for each, reply in zip_longest(batch, data, fillvalue=b""):
             assert isinstance(each, LookUp)
             each.is_over = True
-            if generation is not None:
+            if generation is not None and self._generation is current:
                 each.found = self._read(each.key, reply, generation, each.max_age_s)
+            if isinstance(reply, bytes) and len(reply) > LONG_BYTES:
+                await trio.lowlevel.checkpoint()
 
     def _read(self, key: bytes, data: object, generation: Generation, max_age_s: float) -> StoredAnswer | None:
         now, most = time.monotonic(), self._options.bytes_max
         if data == b"":
             return None
-        found = None
-        if isinstance(data, bytes):
-            found = answer_in(key, data, generation, now, self._server_ms + 1000 * now, most)
+        server_ms = self._server_ms + 1000 * now
+        found = answer_in(key, data, generation, now, server_ms, most) if isinstance(data, bytes) else None
         if found is None:
             self.counters.garbage += 1
             return None

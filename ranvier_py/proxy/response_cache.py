@@ -22,11 +22,12 @@ from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import Sample, increment, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
+from ranvier_py.core.response_cache.arrived_answers import Arrived, stored_answer
 from ranvier_py.core.response_cache.askers import Asker, Askers
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
 from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.refused_credentials import RefusedCredentials
-from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, Arrived, StoredAnswer, stored_answer
+from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, StoredAnswer
 from ranvier_py.core.routing.health import outcome_of
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import Fields, HttpRequest
@@ -196,7 +197,7 @@ class ResponseCache:
                 self._count(served, MISS)
                 served.shared = shared
                 yield from forward(served)
-                self._keep(question, asker, shared)
+                yield from self._keep(question, asker, shared)
         except RanvierError as error:
             if not isinstance(error, ClientGone):
                 shared.failure = error
@@ -253,7 +254,7 @@ class ResponseCache:
             cleared = None if cleared is None or more is None else cleared + more
         return cleared
 
-    def _keep(self, question: Question, asker: Asker, shared: SharedAnswer) -> None:
+    def _keep(self, question: Question, asker: Asker, shared: SharedAnswer) -> Steps[None]:
         """Keep the answer, if it is complete and may be kept."""
         head, body = shared.head, shared.body
         found = None
@@ -262,7 +263,7 @@ class ResponseCache:
             arrived = Arrived(kinds[0] if kinds else CONTENT_TYPES[question.stream], head.framing, body, shared.counts)
             if arrived.content_type.startswith(CONTENT_TYPES[question.stream]):
                 most = self.store.options.answer_bytes_max
-                found = stored_answer(question, asker.owner, arrived, time.monotonic(), most)
+                found = yield from in_portions(stored_answer(question, asker.owner, arrived, time.monotonic(), most))
         if found is None or self._is_void(question, asker.owner, shared.asked_at):
             self.store.counters.unkept += 1
         else:

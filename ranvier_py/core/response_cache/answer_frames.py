@@ -4,7 +4,7 @@
                                                       age in seconds, prompt tokens, output tokens]
 
 The age at the time of writing replaces `stored_at`, which only this process's clock can read. Bytes are not trusted:
-what is cut, changed, of another key, of another version or too large is no answer.
+what is cut, changed, of another key, of another version, too large or too much to be parsed is no answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from math import isfinite
 
 import msgpack  # type: ignore[import-untyped]
 
+from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.response_cache.cache_keys import APIS
-from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, StoredAnswer
+from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, COUNTS_BYTES_MAX, StoredAnswer
 
 VERSION = b"\x01"
 DIGEST_BYTES = 16
@@ -53,6 +54,8 @@ def decoded(key: bytes, data: bytes, now: float, bytes_max: int) -> StoredAnswer
     api, model, tenant, content_type, body, counts, stream, age_s, *tokens = fields
     is_sound = isfinite(age_s) and age_s >= 0 and all(0 <= each <= TOKENS_MAX for each in tokens)
     if not is_sound or api not in APIS.values() or not is_content_type(content_type, stream=stream):
+        return None
+    if len(counts) > COUNTS_BYTES_MAX or (not stream and excess(body)):
         return None
     return StoredAnswer(api, model, tenant, content_type, body, counts, stream, now - age_s, (tokens[0], tokens[1]))
 

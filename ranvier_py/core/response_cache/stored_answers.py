@@ -1,48 +1,37 @@
-"""Decides what is kept of an answer, and replays it as it came or as the other kind, stream or whole.
+"""Answers that are kept, replayed as they came or as the other kind, stream or whole.
 
 A stream is kept as its HTTP chunks, so that it is replayed with the same chunking. Its end (`[DONE]`) and the event
 with its counts are kept separately, because only some clients ask for counts. Of a whole answer the body is kept. For
 chats and completions each kind can be made of the other: the events of a stream are merged as a client would do it; a
 whole answer becomes one event with output for each choice, and one with its end.
 
-Rules: only an answer that is complete and no error is kept. Counts that only the router asked for are sent to no client
-that did not. A whole answer always has counts, so none can be made of a stream whose counts are unknown.
+Rules: counts that only the router asked for are sent to no client that did not. A whole answer always has counts, so
+none can be made of a stream whose counts are unknown. Work that takes long is done in portions.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import orjson
 
-from ranvier_py.core.answers.answer_stream import merge_call, read_usage
+from ranvier_py.core.answers.answer_stream import merge_call
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.response_cache.cache_keys import CHAT, COMPLETION, Question
 
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
-COUNTS = b'"prompt_tokens"'
 OBJECTS = {CHAT: ("chat.completion", "chat.completion.chunk"), COMPLETION: ("text_completion", "text_completion")}
 """The `object` of whole answers, and of events."""
 
-ENDS = {CHAT: DONE, COMPLETION: DONE, "messages": b'"type":"message_stop"', "responses": b'"type":"response.completed"'}
-"""What shows that a stream is complete."""
-
-FAULTY = frozenset(("error", "abort", "cancelled"))
-"""Finish reasons that are not the model's."""
-
-FAULT = re.compile(
-    rb'"finish_reason":\s*"(?:%b)"|data:\s*\{"(?:error"|object":\s*"error"|type":\s*"error")'
-    % "|".join(FAULTY).encode()
-)
-"""Shows that a stream failed: by how it finished, or by an error event. Quotes in generated text are escaped."""
-
 PORTION_BYTES = 65_536
 """Of a stream that are merged before other tasks have their turn: some 250 events, which take 3 ms."""
+
+COUNTS_BYTES_MAX = 64 * 1024
+"""Of an event with counts, which has some 300 bytes; it is parsed at once."""
 
 SPLIT_BYTES_MAX = 16 << 20  # of a stream made of a whole answer: each part repeats what belongs to all choices
 
@@ -56,15 +45,6 @@ kept, or not converted, and no request fails for it. ChunkError is one, too."""
 
 CONTENT_TYPES = {False: b"application/json", True: b"text/event-stream"}
 """Content type by whether the answer is a stream."""
-
-
-class Arrived(NamedTuple):
-    """An answer as it was relayed: the whole body in its framing, and the event of counts removed from it."""
-
-    content_type: bytes
-    framing: str
-    body: bytes
-    counts: bytes = b""
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +74,7 @@ class StoredAnswer:
         if self.stream != question.stream:
             try:
                 if question.stream:
-                    return split_answer(self, wants_usage=question.wants_usage)
+                    return (yield from split_answer(self, wants_usage=question.wants_usage))
                 return (yield from merged_answer(self))
             except MISSHAPEN:
                 return None
@@ -112,98 +92,6 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def stored_answer(
-    question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
-) -> StoredAnswer | None:
-    """Return what to keep of a complete answer of status 200; None for an error, or beyond `bytes_max` when whole."""
-    try:
-        pieces = pieces_of(arrived)
-        if question.stream:
-            found = kept_stream(question.api, pieces, arrived.counts, bytes_max)
-        else:
-            found = kept_whole(question.api, b"".join(pieces), bytes_max)
-    except MISSHAPEN:
-        return None
-    if found is None:
-        return None
-    body, counts, tokens = found
-    kind = arrived.content_type
-    return StoredAnswer(question.api, question.model, tenant, kind, body, counts, question.stream, now, tokens)
-
-
-def pieces_of(arrived: Arrived) -> Sequence[bytes]:
-    """Return the payload, by HTTP chunks if it came in chunks. Raises ChunkError."""
-    if arrived.framing != "chunked":
-        return (arrived.body,)
-    reader = ChunkedReader(keep=True)
-    reader.feed(arrived.body)
-    if not reader.done:
-        raise ChunkError("the answer is not complete")
-    return reader.payload or ()
-
-
-Kept = tuple[bytes, bytes, tuple[int, int]]
-
-
-def kept_whole(api: str, body: bytes, bytes_max: int) -> Kept | None:
-    if len(body) > bytes_max or excess(body):
-        return None
-    fields = orjson.loads(body)
-    if fields.get("error") or fields.get("type") == "error":
-        return None
-    if api == "responses" and fields.get("status") != "completed":
-        return None
-    choices = fields.get("choices") or ()
-    if any(one.get("finish_reason") in FAULTY for one in choices):
-        return None
-    if api in OBJECTS and not (choices and all(one.get("finish_reason") for one in choices)):
-        return None
-    return body, b"", tokens_of(fields.get("usage"))
-
-
-def kept_stream(api: str, pieces: Sequence[bytes], counts: bytes, bytes_max: int) -> Kept | None:
-    payload = b"".join(pieces)
-    end = ENDS.get(api)
-    if end is None or FAULT.search(payload) is not None:
-        return None
-    if api not in OBJECTS:
-        if end not in payload[-16_384:]:
-            return None
-        return b"".join(map(chunk, filter(None, pieces))) + LAST_CHUNK, b"", (0, 0)
-    if not payload.endswith(DONE) or output_bytes(payload) > bytes_max:
-        return None
-    ends_at = len(payload) - len(DONE)
-    at = payload.rfind(COUNTS)
-    if at >= 0:
-        start = payload.rfind(b"data:", 0, at)
-        event = payload[start:ends_at]
-        if (found := object_in(event)) is None or found.get("choices"):
-            return None  # counts in events with output: a client that wants none must not get them
-        ends_at, counts = start, event
-    usage = (object_in(counts) or {}).get("usage") if counts else None
-    return b"".join(map(chunk, first_bytes(pieces, ends_at))), counts, tokens_of(usage)
-
-
-def output_bytes(payload: bytes) -> int:
-    """Return an upper estimate of the whole answer's size: the stream without what its first and last event repeat."""
-    first = payload.find(b"\n\n") + 2
-    last = len(payload) - len(DONE) - payload.rfind(b"data:", 0, -len(DONE))
-    return max(0, len(payload) - payload.count(b"\n\n") * min(first, last))
-
-
-def first_bytes(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
-    """Yield the pieces up to `count` bytes, cutting the last one."""
-    for piece in pieces:
-        if count <= 0:
-            return
-        if piece:
-            yield piece[:count]
-        count -= len(piece)
-
-
 def object_in(event: bytes) -> Mapping[str, Any] | None:
     """Return the JSON object of one event, or None."""
     try:
@@ -211,11 +99,6 @@ def object_in(event: bytes) -> Mapping[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return found if type(found) is dict else None
-
-
-def tokens_of(usage: object) -> tuple[int, int]:
-    prompt, _, output = read_usage(usage if type(usage) is dict else None)
-    return prompt or 0, output or 0
 
 
 # --- the other kind ---------------------------------------------------------------------------------------------------
@@ -341,7 +224,7 @@ def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
+def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> Portions[bytes | None]:
     """Return a stream that the whole answer could have come as, in chunks; None if there is none."""
     if stored.api not in OBJECTS:
         return None
@@ -353,11 +236,22 @@ def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
     head = {**fields, "object": OBJECTS[stored.api][1]}
     if len(orjson.dumps(head)) * 2 * len(choices) + len(stored.body) > SPLIT_BYTES_MAX:
         return None
-    parts = [{**head, "choices": [part]} for one in choices for part in parts_of(one, stored.api)]
+    made: list[bytes] = []
+    size = 0
+    for part in (part for one in choices for part in parts_of(one, stored.api)):
+        made.append(event_of({**head, "choices": [part]}))
+        size += len(made[-1])
+        if size >= PORTION_BYTES:
+            size = 0
+            yield
     if wants_usage:
-        parts.append({**head, "choices": [], "usage": usage})
-    events = [b"data: " + orjson.dumps(part) + b"\n\n" for part in parts]
-    return b"".join(map(chunk, [*events, DONE])) + LAST_CHUNK
+        made.append(event_of({**head, "choices": [], "usage": usage}))
+    return b"".join((*made, chunk(DONE), LAST_CHUNK))
+
+
+def event_of(fields: Mapping[str, Any]) -> bytes:
+    """Return one event in a chunk of its own."""
+    return chunk(b"data: " + orjson.dumps(fields) + b"\n\n")
 
 
 def parts_of(choice: Mapping[str, Any], api: str) -> Iterator[Mapping[str, Any]]:

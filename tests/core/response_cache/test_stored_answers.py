@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from itertools import product
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from ranvier_py.core.answers.answer_stream import unchunked
+from ranvier_py.core.response_cache import arrived_answers
+from ranvier_py.core.response_cache.arrived_answers import Arrived
 from ranvier_py.core.response_cache.cache_keys import Question
-from ranvier_py.core.response_cache.stored_answers import Arrived, StoredAnswer, chunk, stored_answer
+from ranvier_py.core.response_cache.stored_answers import Portions, StoredAnswer, chunk
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 DONE = b"data: [DONE]\n\n"
@@ -36,6 +38,23 @@ DONE_EVENTS = (delta("stop"), COUNTS, DONE)
 OUTPUT = [delta(role="assistant", content=""), delta(content="Hel"), delta(content="lo"), delta("stop")]
 
 
+Made = TypeVar("Made")
+
+
+def finished(making: Portions[Made]) -> Made:
+    """What is made, in one go."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            found: Made = end.value
+            return found
+
+
+def stored_answer(question: Question, tenant: bytes, arrived: Arrived, now: float, most: int) -> StoredAnswer | None:
+    return finished(arrived_answers.stored_answer(question, tenant, arrived, now, most))
+
+
 def streamed(*events: bytes, counts: bytes = b"", api: str = "chat", most: int = 1 << 20) -> StoredAnswer | None:
     body = b"".join(map(chunk, events)) + b"0\r\n\r\n"
     arrived = Arrived(b"text/event-stream", "chunked", body, counts)
@@ -53,13 +72,7 @@ def completion(finish: str | None = "stop", **message: Any) -> dict[str, Any]:
 
 
 def made(stored: StoredAnswer, question: Question) -> bytes | None:
-    """Its reply, made in one go."""
-    making = stored.reply(question)
-    while True:
-        try:
-            next(making)
-        except StopIteration as end:
-            return end.value
+    return finished(stored.reply(question))
 
 
 def reply(stored: StoredAnswer | None, question: Question) -> bytes:
