@@ -273,6 +273,7 @@ class ResponseName:
 
 
 MARKED_COUNT = b'"prompt_tokens"'
+LINE_END = re.compile(rb"[\r\n]")
 USAGE_BYTES = 4096
 """From the beginning or the end of an answer: where engines write the counts."""
 
@@ -318,8 +319,8 @@ def stream_usage(body: bytes) -> Counts:
     if at < 0:
         return None, None, None
     start = body.rfind(b"data:", 0, at)
-    end = body.find(b"\n", at)
-    return read_usage(orjson.loads(body[start + 5 : end if end > 0 else len(body)]).get("usage"))
+    end = LINE_END.search(body, at)
+    return read_usage(orjson.loads(body[start + 5 : end.start() if end is not None else len(body)]).get("usage"))
 
 
 def read_usage(usage: Mapping[str, Any] | None) -> Counts:

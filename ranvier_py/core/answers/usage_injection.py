@@ -10,7 +10,8 @@ Rules: a client that asks for counts itself is left alone, and so is one that wa
 `continuous_usage_stats`, which needs `include_usage`). A body that cannot be edited is sent as it came. A backend that
 refuses an edited body (400, 422) and takes the same body unedited is not asked again in this generation. A backend that
 accepted an edited body once is believed if it refuses a later one. A backend that sends counts in chunks with output
-was configured so (vLLM's `--enable-force-include-usage`), and is not asked.
+was configured so (vLLM's `--enable-force-include-usage`), and is not asked; nor is one that writes more into the chunk
+of counts (llama.cpp's `timings`): without the question that comes with output, and not in a chunk without choices.
 Bound: one entry for each backend id.
 """
 
@@ -48,7 +49,7 @@ class Terms(Enum):
     UNKNOWN = "unknown"
     TAKES = "takes"
     REFUSES = "refuses"
-    UNASKED = "unasked"  # it sends counts in chunks with output even if not asked
+    UNASKED = "unasked"  # it sends counts in chunks with output even if not asked, or counts with something else
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class UsageAsking:
     def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
         """Note that a stream whose backend was asked has ended."""
         self.counters.removed += remover.removed
-        if remover.counts_anyway:
+        if remover.counts_anyway or remover.has_more:
             self._terms[backend] = (generation, Terms.UNASKED)
 
 

@@ -1,6 +1,6 @@
 """Removes the counts that only we asked for from a stream; all other bytes go on as they came.
 
-The counts are one event of their own, with empty `choices` and a `usage`, between the last output and `[DONE]`. It is
+The counts are one event of their own, with a `usage` and no `choices`, between the last output and `[DONE]`. It is
 found however reads and HTTP chunks cut it. A piece that ends at the end of an event and does not contain
 `"prompt_tokens"` passes unchanged, in its own chunks. (Quotes in generated text are escaped, so text cannot contain
 it.) Any other piece is taken out of its chunks and cut into events, and what is kept leaves in a chunk of ours. An
@@ -11,8 +11,9 @@ completions and older SGLang write it asked or not, and their present chats neve
 itself add it because they were asked, which harms no client. To remove it would cost a search of every event, and would
 be wrong for the former. One difference remains in a stream that was asked: vLLM since 2026 puts `system_fingerprint`
 into the event of counts instead of the last one with output. If an event with output has counts, we did not cause them,
-and nothing is removed from this stream (`counts_anyway`). In an answer with a content-length, a comment of the same
-length replaces the event.
+and nothing is removed from this stream (`counts_anyway`). An event that has more than counts (`timings` of llama.cpp)
+goes on without them (`has_more`). In an answer with a content-length, a comment of the same length replaces what is
+removed.
 Invariant: the chunks that leave end with the message, and no payload byte is doubled, moved or lost except the event's.
 Cost: a usual piece costs one search and one comparison. Holds at most HELD_BYTES_MAX.
 """
@@ -20,18 +21,24 @@ Cost: a usual piece costs one search and one comparison. Holds at most HELD_BYTE
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import orjson
 
 from ranvier_py.core.errors import UpstreamGarbled
 
 MARK = b'"prompt_tokens"'
-EVENT_END = re.compile(rb"\n\r?\n")
+EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 NEXT_CHUNK = re.compile(rb"(?:\r\n)?([0-9A-Fa-f]{1,16})[^\r\n]*\r\n")
 
 HELD_BYTES_MAX = 64 * 1024
 """A longer event is not one of counts, which have some 300 bytes; it is passed on as it comes."""
+
+USUAL = frozenset(
+    ("id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier", "obfuscation")
+)
+"""Members of an event of counts by OpenAI's API, which is all there is to know of them."""
 
 LINE_BYTES_MAX = 4096 + 4
 """Bytes of the line before a chunk, as in `core.chunked`."""
@@ -51,6 +58,7 @@ class UsageRemover:
         removed: events that were removed.
         counts: the last of them.
         counts_anyway: an event with output had counts, for which we did not ask.
+        has_more: an event with counts has something else, which clients would not get were it removed.
     """
 
     __slots__ = (
@@ -65,6 +73,7 @@ class UsageRemover:
         "_passing",
         "counts",
         "counts_anyway",
+        "has_more",
         "removed",
     )
 
@@ -80,7 +89,7 @@ class UsageRemover:
         self._ended = False  # the last chunk has begun
         self.removed = 0
         self.counts = b""
-        self.counts_anyway = False
+        self.counts_anyway = self.has_more = False
 
     def feed(self, data: bytes, complete: bool) -> bytes:
         """Return what goes on to the client of this piece and of what was held. `complete`: the message ends with it.
@@ -168,7 +177,7 @@ class UsageRemover:
     def _pass_on(self, data: bytes) -> bytes:
         """Let an incomplete event go, except a line end at its end that may become the event's end."""
         self._passing = True
-        kept = 1 if data.endswith(b"\n") else 2 if data.endswith(b"\n\r") else 0
+        kept = 2 if data.endswith(b"\n\r") else 1 if data.endswith((b"\n", b"\r")) else 0
         self._held = data[len(data) - kept :]
         return data[: len(data) - kept]
 
@@ -184,34 +193,41 @@ class UsageRemover:
         return b"".join(kept) + events[at:]
 
     def _judged(self, event: bytes) -> bytes:
-        kind = kind_of(event)
-        if kind == "output":
+        """Return what goes on of an event that may have counts."""
+        fields = counted(event)
+        if fields is None:
+            return event
+        if fields.get("choices"):
             self.counts_anyway = True
-        if kind != "counts":
             return event
         self.removed += 1
         self.counts = event
-        if not self._blank:
-            return b""
-        body = event.rstrip(b"\r\n")
-        return b":".ljust(len(body)) + event[len(body) :]
+        body, left = event.rstrip(b"\r\n"), b""
+        if any(value is not None and name not in USUAL for name, value in fields.items()):
+            self.has_more = True
+            left = without_counts(body, fields)
+        if self._blank:
+            left = left.ljust(len(body)) if 0 < len(left) <= len(body) else b":".ljust(len(body))
+        return left + event[len(body) :] if left else b""
 
 
 def end_of_events(data: bytes, start: int, stop: int) -> int:
     """Return where the last event that ends between these places ends; `start` if there is none."""
-    plain, carried = data.rfind(b"\n\n", start, stop), data.rfind(b"\n\r\n", start, stop)
-    return max(plain + 2 if plain >= 0 else start, carried + 3 if carried >= 0 else start)
+    found = ((data.rfind(end, start, stop), len(end)) for end in (b"\n\n", b"\n\r\n", b"\r\r"))
+    return max([place + length for place, length in found if place >= 0], default=start)
 
 
-def kind_of(event: bytes) -> str:
-    """Return "counts" (and nothing else), "output" (with counts), or "other"."""
-    lines = [line for line in event.splitlines() if line]
-    if len(lines) != 1 or not lines[0].startswith(b"data:"):
-        return "other"
+def counted(event: bytes) -> dict[str, Any] | None:
+    """Return the object of an event that has a `usage`, whatever other lines the event has; None if it has none."""
     try:
-        fields = orjson.loads(lines[0][5:])
+        fields = orjson.loads(b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]))
     except orjson.JSONDecodeError:
-        return "other"
-    if type(fields) is not dict or type(fields.get("usage")) is not dict:
-        return "other"
-    return "counts" if fields.get("choices") == [] else "output"
+        return None
+    return fields if type(fields) is dict and type(fields.get("usage")) is dict else None
+
+
+def without_counts(event: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return an event with the other lines that it has, and all of its object but `usage`."""
+    lines = [line for line in event.splitlines() if not line.startswith(b"data:")]
+    rest = orjson.dumps({name: value for name, value in fields.items() if name != "usage"})
+    return b"\n".join((*lines, b"data: " + rest))

@@ -128,3 +128,12 @@ def test_a_backend_that_reports_unasked_is_not_asked() -> None:
     remover.counts_anyway = True
     asking.answered(remover, BackendId(3), 1)
     assert asking.body(prompt(PLAIN), BackendId(3), 1) is None
+
+
+def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
+    asking = UsageAsking()
+    remover = UsageRemover("close", None)
+    remover.has_more = True
+    asking.answered(remover, BackendId(3), 1)
+    assert asking.body(prompt(PLAIN), BackendId(3), 1) is None
+    assert asking.body(prompt(PLAIN), BackendId(3), 2) is not None

@@ -118,9 +118,53 @@ def test_a_stream_with_a_length_keeps_it() -> None:
 
 
 def test_lines_may_end_as_the_standard_of_event_streams_allows() -> None:
-    carried = [delta("a").replace(b"\n", b"\r\n"), COUNTS.replace(b"\n", b"\r\n"), DONE.replace(b"\n", b"\r\n")]
-    out, _ = through([b"".join(carried)], "close")
-    assert b"".join(out) == carried[0] + carried[2]
+    for end in (b"\r\n", b"\r"):
+        events = [part.replace(b"\n", end) for part in (delta("a"), COUNTS, DONE)]
+        for pieces in ([b"".join(events)], [bytes((byte,)) for byte in b"".join(events)]):
+            out, _ = through(pieces, "close")
+            assert b"".join(out) == events[0] + events[2]
+
+
+OTHER_FORMS = {
+    "other fields": b"event: message\nid: 9\nretry: 5\n" + COUNTS,
+    "a comment": b": usage\n" + COUNTS,
+    "no blank": b"data:" + COUNTS[6:],
+    "choices null": COUNTS.replace(b"[]", b"null"),
+    "no choices": COUNTS.replace(b'"choices":[],', b""),
+    "two lines of data": COUNTS.replace(b'"usage"', b'\ndata: "usage"'),
+    "usual members": event({"id": "x", "object": "o", "created": 1, "model": "m", "choices": [], "usage": USAGE}),
+    "empty members": event({"choices": [], "usage": USAGE, "kv_transfer_params": None}),
+}
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_counts_are_found_by_their_data_alone(form: str, framing: str) -> None:
+    before, counts = delta("a"), OTHER_FORMS[form]
+    pieces = [before, counts[:-20], counts[-20:], DONE]
+    out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
+    left = payload_of(b"".join(out)) if framing == "chunked" else b"".join(out)
+    assert left.startswith(before)
+    assert b'usage"' not in left
+    assert (remover.removed, remover.counts, remover.has_more) == (1, counts, False)
+    if framing != "length":
+        assert left == before + DONE
+    else:
+        assert len(left) == sum(map(len, pieces))
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+def test_what_stands_beside_counts_goes_on_without_them(framing: str) -> None:
+    timings = {"prompt_n": 7, "predicted_per_second": 33.3}
+    counts = b"id: 9\n" + event({"object": "x", "choices": [], "usage": USAGE, "timings": timings})
+    pieces = [delta("a"), counts, DONE]
+    out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
+    left = payload_of(b"".join(out)) if framing == "chunked" else b"".join(out)
+    rest = b"id: 9\n" + event({"object": "x", "choices": [], "timings": timings})
+    if framing == "length":
+        rest = rest[:-2].ljust(len(counts) - 2) + b"\n\n"
+    assert left == delta("a") + rest + DONE
+    assert (remover.removed, remover.counts, remover.has_more) == (1, counts, True)
 
 
 def test_counts_that_come_with_output_were_not_our_question() -> None:
