@@ -70,6 +70,7 @@ from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.proxy.served_request import ServedRequest, mended_by
+from ranvier_py.proxy.shared_answer import SharedAnswer
 from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
@@ -89,8 +90,15 @@ class PipelineLimits(Options):
     tokenize_deadline_s: float = option(
         0.15, "Longest wait for tokens before placing by load. 0 never waits.", most=60.0, section="Tokens"
     )
-    first_byte_s: float = seconds(600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s")
-    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s")
+    first_byte_s: float = seconds(
+        600.0,
+        "Longest wait for a backend to begin its answer; of a stream, whose head may come before the prefill, longest "
+        "silence until its first token.",
+        key="first_byte_timeout_s",
+    )
+    stall_s: float = seconds(  # OpenAI's SDK waits as long; engines are silent while they buffer calls of tools
+        600.0, "Longest silence within an answer that has begun.", key="stall_timeout_s"
+    )
     retries: RetryLimits = part(RetryLimits)
     realtime: RealtimeLimits = part(RealtimeLimits)
     router_fields: RouterFieldOptions = part(RouterFieldOptions)
@@ -395,7 +403,9 @@ class Pipeline:
             try:
                 if client.unsent is not None:
                     yield client.flush
-                client.arm(WaitPhase.STALL, self.limits.stall_s)
+                self._arm(
+                    client, is_prefilled=captured is None or attempt.first_at is not None or not attempt.prompt.stream
+                )
                 yield exchange.readable if served.shared is None else served.shared.or_client(exchange.readable)
             except ClientGone:
                 if served.shared is None or not served.shared.leave():
@@ -415,10 +425,17 @@ class Pipeline:
         if captured is not None:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
 
+    def _arm(self, client: Client | SharedAnswer, *, is_prefilled: bool) -> None:
+        """Wait for more of an answer, as long as an engine may be silent."""
+        if is_prefilled:
+            client.arm(WaitPhase.STALL, self.limits.stall_s)
+        else:
+            client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+
     def _first_data(self, served: ServedRequest, exchange: Exchange) -> Steps[bytes]:
         """Wait for the body of an answer whose head is here. Until then the request may still be sent elsewhere."""
         try:
-            served.client.arm(WaitPhase.STALL, self.limits.stall_s)
+            served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
             yield exchange.readable
         except ClientGone:
             if served.shared is None or not served.shared.leave():

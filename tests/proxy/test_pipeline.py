@@ -101,7 +101,7 @@ async def test_every_stream_is_asked_for_once_and_learned_only_when_proved(
     go_on = trio.Event()
     steps = [go_on if step == "seen" else step for step in script]
     backends = [Scripted(*steps), Scripted(*steps)]
-    async with lab(*backends, stall_timeout_s=0.1) as node:
+    async with lab(*backends, stall_timeout_s=0.1, first_byte_timeout_s=0.5) as node:
         assert await (streamed(node, go_on) if script[0] == STREAM_HEAD else node.chat(stream=True))
         routes = await at_rest(node)
     refused = outcome == "refused"  # 400: perhaps it was the question for counts; 404: another one may know the model
