@@ -6,8 +6,11 @@ What counts is processor time in one turn of a task (tests/node/turns.py).
 from __future__ import annotations
 
 import socket
+import time
+from base64 import b64encode
 from contextlib import suppress
 
+import orjson
 import pytest
 import trio
 
@@ -91,3 +94,64 @@ async def test_no_body_to_explain_holds_up_the_event_loop(name: str) -> None:
 async def test_no_order_of_an_operator_holds_up_the_event_loop(route: str, name: str) -> None:
     took_s, task = await longest_turn(route, ADMITTED[name], (400, 413))
     assert took_s <= OCCUPIED_S_MAX, task
+
+
+HASH = b'"%064x",'
+MESSAGE = b'[%d,"%b"],'
+
+
+def reported(name: bytes, elements: bytes, more: bytes = b"") -> bytes:
+    return b'{"worker_id":"WORKER",%b"%b":[%b]}' % (more, name, elements.removesuffix(b","))
+
+
+def messages_of(payload: bytes, count: int) -> bytes:
+    return b"".join([MESSAGE % (number, b64encode(payload)) for number in range(count)])
+
+
+MAPS = b"\x93\xcb" + bytes(8) + b"\xdc\xff\xff" + b"\x80" * 65_535 + b"\x00"  # a batch of 65,535 empty maps
+REPORTS = {
+    "hashes that are evicted": ("eviction", reported(b"evicted_hashes", b"".join(map(HASH.__mod__, range(200_000))))),
+    "hashes that are held": ("sync", reported(b"active_hashes", b"".join(map(HASH.__mod__, range(240_000))))),
+    "lists for hashes": ("sync", reported(b"active_hashes", b"[]," * (LIMIT // 3 - 100))),
+    "numbers for hashes": ("sync", reported(b"active_hashes", b"1," * (LIMIT // 2 - 100))),
+    "as many lists as are parsed": ("events", reported(b"messages", b"[]," * 2900)),
+    "lists for messages": ("events", reported(b"messages", b"[]," * (LIMIT // 3 - 100))),
+    "messages of maps": ("events", reported(b"messages", messages_of(MAPS, 120))),
+    "many small messages": ("events", reported(b"messages", messages_of(b"\x93\x01\x90\x00", 1000))),
+    "one long text": ("events", reported(b"messages", b"", b'"x":"%b",' % (b"a" * (LIMIT - 200)))),
+    "an endless number": ("sync", reported(b"active_hashes", b"1" * (LIMIT - 200))),
+    "escapes": ("sync", reported(b"active_hashes", b"", b'"model":"%b",' % (b"\\u00e9" * (LIMIT // 6 - 100)))),
+    "unknown members": ("events", numbered(b'{"worker_id":"WORKER",', b'"%b":0', b"}", LIMIT - 200)),
+    "depth": ("sync", b'{"active_hashes":' + b"[" * 500_000),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+async def test_no_report_of_a_worker_holds_up_the_event_loop(name: str) -> None:
+    """Nor does what is parsed in a thread keep the interpreter to itself for long."""
+    path, body = REPORTS[name]
+    longest = (0.0, "")
+    async with lab(engines=1, deadline_s=DEADLINE_S) as node:
+        port, worker = int(node.control.rpartition(":")[2]), node.engines[0].encode()
+        sent = body.replace(b"WORKER", worker)
+        for _ in range(TRIES):
+            async with watched() as turns:
+                status = await trio.to_thread.run_sync(status_of, port, f"POST /internal/{path}", sent)
+                await node.ask("/internal/workers")
+            assert status in (200, 400, 413)
+            longest = turns.take()
+            if longest[0] <= OCCUPIED_S_MAX:
+                break
+    assert longest[0] <= OCCUPIED_S_MAX, longest[1]
+    if status == 200:
+        assert parsing_s(sent) <= OCCUPIED_S_MAX
+
+
+def parsing_s(body: bytes) -> float:
+    """How long parsing takes, during which nobody else has the interpreter. Of a few tries the best one."""
+    took_s = []
+    for _ in range(TRIES):
+        began = time.thread_time()
+        orjson.loads(body)
+        took_s.append(time.thread_time() - began)
+    return min(took_s)

@@ -10,9 +10,11 @@ from tests.core.routing.hostile_bodies import filled, numbered
 from tests.io.test_engine_poller import FakeEngine, models, page
 from tests.node.node_lab import Node, lab
 from tests.node.turns import DEADLINE_S, OCCUPIED_S_MAX, TRIES, watched
+from tests.proxy.wire import chunk
 
 PAGE_BYTES = 2 * 2**20 - 1024  # nearly all that is read of one
 INFO_BYTES = 512 * 1024 - 1024
+STREAM_BYTES = 3 * 2**20
 GAUGE = b"vllm:num_requests_running"
 STARTED = b"process_start_time_seconds"
 
@@ -93,6 +95,55 @@ async def test_no_page_of_an_engine_holds_up_the_event_loop(path: str) -> None:
                 for _ in range(TRIES):
                     turns.take()
                     await polled(node, engine, path)
+                    took_s, task = turns.take()
+                    if took_s <= OCCUPIED_S_MAX:
+                        break
+            assert took_s <= OCCUPIED_S_MAX, f"{name}: {task}"
+
+
+LISTS = filled(b'{"choices":[],"usage":{"prompt_tokens":7,"input_tokens":7},"x":[', b"[],", b"[]]}", STREAM_BYTES)
+STREAMS = {
+    "a million lists with the counts": b"data: " + LISTS + b"\n\n",
+    "a million lists without": b"data: " + LISTS.replace(b"prompt_tokens", b"x") + b"\n\n",
+    "counts in events of 64 kB": filled(b"", b"data: " + LISTS[:64_900] + b"[]]}\n\n", b"", STREAM_BYTES),
+    "many counts": filled(b"", b'data: {"choices":[],"usage":{"prompt_tokens":7}}\n\n', b"", STREAM_BYTES),
+    "empty lines": b"\n" * STREAM_BYTES,
+    "carriage returns": b"data: x" + b"\r" * STREAM_BYTES + b"\n\n",
+    "one endless event": b"data: " + b'"prompt_tokens"' * (STREAM_BYTES // 15),
+    "names without ids": filled(b"", b'data: {"response":{"id":"\n\n', b"", STREAM_BYTES),
+    "members that nearly are": filled(b'data: {"delta":{', b'"content" :  ', b"}}\n\n", STREAM_BYTES),
+    "nested": b"data: " + b'{"response":' * 100_000 + b"\n\n",
+}
+ENDED = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+    "/v1/responses": {"input": "x"},
+    "/generate": {"text": "x"},
+}
+
+
+def in_chunks(data: bytes, size: int) -> bytes:
+    return b"".join([chunk(data[at : at + size]) for at in range(0, len(data), size)]) + b"0\r\n\r\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("size", [7, 100_000_000])
+async def test_no_stream_of_an_engine_holds_up_the_event_loop(path: str, size: int) -> None:
+    """In chunks of few bytes, or in one. The response cache takes it, too."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    engine = FakeEngine({"/health": page(200), "/v1/models": models("m")})
+    async with lab(engine, deadline_s=DEADLINE_S, response_cache=True) as node:
+        for name, events in STREAMS.items():
+            whole = (events if size > STREAM_BYTES else events[: STREAM_BYTES // 10]) + ENDED
+            engine.pages[path] = head + in_chunks(whole, size)
+            async with watched() as turns:
+                for attempt in range(TRIES):
+                    body = {"model": "m", "stream": True, "temperature": 0, "user": f"{name} {attempt}", **BODIES[path]}
+                    answer = await node.http.post(f"{node.url}{path}", json=body)
+                    assert answer.status_code == 200
                     took_s, task = turns.take()
                     if took_s <= OCCUPIED_S_MAX:
                         break
