@@ -27,6 +27,8 @@ BOUNDS: Mapping[str, Bound] = {
     "learned_s": Bound("L3", "learned at others (p99), s"),
     "hit_share_min": Bound("L3", "hit rate, share of before", at_least=True),
     "hits_back_s": Bound("L3", "95 % of the hit rate is back, s"),
+    "hit_points_lost_max": Bound("L3", "hits lost to a run without faults, points"),
+    "uneven_share_max": Bound("L3", "an engine idle while another's requests wait, share"),
     "dead_s": Bound("L4", "deaths known, s"),
     "false_deaths_max": Bound("L5", "false deaths"),
     "bytes_per_node_s_max": Bound("L6", "gossip sent, bytes/s and node"),

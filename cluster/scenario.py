@@ -74,6 +74,8 @@ class Cluster:
     events: bool = False  # engines publish KV events, chats have tokens
     cache_blocks: Count = 4000  # of 16 tokens, of each engine that publishes events
     replay_messages: Count = 10_000  # the number of its last messages that such an engine can send again
+    ranked: Selector = "none"  # engines with two data-parallel ranks behind their port; processes only
+    max_running: Count = 0  # requests that an engine works at, others wait there; 0 = its default; processes only
 
 
 @STRICT
@@ -138,6 +140,8 @@ class Expect:
     false_deaths_max: Count | None = None  # (observer, subject) pairs, over the whole run
     hit_share_min: Seconds | None = None  # hit rate of the last third over that before the first step
     hits_back_s: Seconds | None = None  # from the last step until 95 % of that rate is back; processes only
+    hit_points_lost_max: Seconds | None = None  # of engines that cache, to a run without any step; processes only
+    uneven_share_max: Share | None = None  # of the time, one working engine idle while another's wait; processes only
     bytes_per_node_s_max: Seconds | None = None  # mean over the run, sent, all planes
 
 
@@ -173,7 +177,8 @@ class Verb(NamedTuple):
 
 
 LINK = ("loss", "delay_s", "jitter_s", "duplicate", "reorder", "reorder_s", "corrupt", "mtu")
-SIM = ("sim",)
+SIM: tuple[Harness, ...] = ("sim",)
+PROCESSES: tuple[Harness, ...] = ("processes",)
 VERBS: Mapping[str, Verb] = {
     "start": Verb(("nodes",), ("every_s", "keep_state")),
     "stop": Verb(("nodes",), ("every_s",)),  # orderly: the node says goodbye
@@ -183,7 +188,7 @@ VERBS: Mapping[str, Verb] = {
     "pause": Verb(("nodes", "for_s"), ("every_s",)),  # SIGSTOP, SIGCONT
     "slow": Verb(("nodes", "factor"), ("for_s",)),  # less of a processor
     "disk_full": Verb(("nodes",), ("for_s",)),
-    "descriptors": Verb(("nodes", "for_s"), ("every_s",), runs_on=("processes",)),  # hardly a file descriptor left
+    "descriptors": Verb(("nodes", "for_s"), ("every_s",), runs_on=PROCESSES),  # hardly a file descriptor left
     "cut": Verb(("nodes",), ("others", "one_direction", "planes", "refuse", "for_s", "every_s"), "nodes"),
     "link": Verb(("nodes",), ("others", "one_direction", "for_s", *LINK), "nodes"),  # at least one of LINK
     "heal": Verb(whom="all"),  # ends every cut and link
@@ -196,12 +201,14 @@ VERBS: Mapping[str, Verb] = {
     "engine_stop": Verb(("engines",), ("for_s",), "engine"),
     "engine_restart": Verb(("engines",), ("down_s",), "engine", "engine_stop", "down_s"),  # with an empty cache
     "engine_slow": Verb(("engines", "factor"), ("for_s",), "engine"),
-    "engine_fault": Verb(("engines", "fault", "for_s"), (), "engine", runs_on=("processes",)),
+    "engine_fault": Verb(("engines", "fault", "for_s"), (), "engine", runs_on=PROCESSES),
+    "engine_moves": Verb(("engines", "for_s"), (), "engine", runs_on=PROCESSES),  # its name, while the old one runs on
     "events_cut": Verb(("engines",), ("for_s",), "engine", runs_on=SIM),  # no node reaches the publisher
     "events_loss": Verb(("engines", "loss"), ("for_s",), "engine", runs_on=SIM),  # share of its messages
     "events_garbage": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # its messages are unreadable
     "events_strange": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # encoded as by an unknown version
     "load": Verb(("chats_per_s",), ("for_s",), "all"),
+    "poison": Verb(("chats_per_s", "for_s"), (), "all", runs_on=PROCESSES),  # requests that all engines answer with 500
 }
 
 
@@ -288,6 +295,7 @@ def check(scenario: Scenario, place: str) -> None:
     if cluster.names and len(cluster.names) != cluster.nodes:
         raise ScenarioError(f"{place}: [cluster] names: {len(cluster.names)} of them for {cluster.nodes} nodes")
     check_selector(cluster.running, cluster.nodes, f"{place}: [cluster] running")
+    check_selector(cluster.ranked, cluster.engines, f"{place}: [cluster] ranked")
     if cluster.formed and (cluster.spread_s or cluster.names or "processes" in scenario.runs_on):
         raise ScenarioError(f"{place}: [cluster] formed: all start at once, under own names, and runs_on = ['sim']")
     before = 0.0
@@ -329,7 +337,15 @@ def settle(scenario: Scenario, seed: int) -> Scenario:
         engines = picked(step.engines, cluster.engines, rng)
         steps.append(replace(step, nodes=nodes, others=others, engines=engines))
     running = picked(cluster.running, cluster.nodes, rng)
-    return replace(scenario, steps=tuple(steps), cluster=replace(cluster, running=running))
+    ranked = picked(cluster.ranked, cluster.engines, rng)
+    return replace(scenario, steps=tuple(steps), cluster=replace(cluster, running=running, ranked=ranked))
+
+
+def without_faults(scenario: Scenario) -> Scenario:
+    """Return the same load on the same nodes and engines, but nothing happens, and all engines are alike."""
+    steps = tuple(step for step in scenario.steps if step.do == "load")
+    expect = Expect(scenario.expect.failed_requests_max, uneven_share_max=scenario.expect.uneven_share_max)
+    return replace(scenario, steps=steps, cluster=replace(scenario.cluster, ranked=()), expect=expect)
 
 
 def picked(selector: Selector, count: int, rng: Random, without: Sequence[int] = ()) -> tuple[int, ...]:

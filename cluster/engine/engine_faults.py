@@ -40,6 +40,9 @@ ERRORS: Mapping[int, tuple[str, str]] = MappingProxyType(
 )
 """What engines and the proxies before them write when they refuse: type and message, by status."""
 
+POISON = b"[poison]"
+"""A request with this in its body makes every engine answer 500, as one that meets a bug of the engine does."""
+
 UNKNOWN_ERROR = ("InternalServerError", "a fault on demand")
 
 Number: TypeAlias = Annotated[float, Field(ge=0)]
@@ -66,6 +69,15 @@ class Fault:
     stated: bool = False
     lasting_s: Number = inf
     health: bool | Literal["only"] = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether the engine answers clients all the same."""
+        return self.health == "only" or self.kind is FaultKind.UNCACHED
+
+    @property
+    def caches(self) -> bool:
+        return self.kind is not FaultKind.UNCACHED
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Fault | None:

@@ -1,7 +1,8 @@
 """Data-parallel ranks behind one port, as `vllm serve --data-parallel-size N`: each has a cache and a queue of its own.
 
-A request goes to the rank that `x-data-parallel-rank` names, else to the one with the least work. The metrics page and
-the page of KV event sources have all ranks. Everything else, /admin included, is of the rank named, or of the first.
+A request goes to the rank that `x-data-parallel-rank` names, else to the one with the least work. The pages of
+metrics, KV event sources and occupancy have all ranks. Everything else, /admin included, is of the rank named, or of
+the first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Ranks:
         elif len(self.engines) > 1 and (kv := self.engines[0].kv) is not None and request.path == kv.path:
             client.work()
             client.respond(200, self.sources())
+        elif request.path == b"/admin/occupancy":
+            client.respond(200, orjson.dumps([engine.live.occupancy.record() for engine in self.engines]))
         else:
             await self.chosen(request).handle(request, client)
 

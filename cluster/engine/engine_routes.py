@@ -34,7 +34,7 @@ from cluster.engine.engine_api import (
     read_template_options,
     usage_of,
 )
-from cluster.engine.engine_faults import ERRORS, UNKNOWN_ERROR, Fault, FaultKind, Faults
+from cluster.engine.engine_faults import ERRORS, POISON, UNKNOWN_ERROR, Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from cluster.engine.kv_events import EventSource, Scope
@@ -52,9 +52,6 @@ INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: from 1 ms of tokenizing on, the hop (0.1 ms) is worth it."""
 
 TOKENIZER_THREADS = 2
-POISON = b"[poison]"
-"""A request with this in its body makes every engine answer 500, as one that meets a bug of the engine does."""
-
 STORED = b"/v1/responses/"
 CLAUDE = b"/v1/messages"
 GENERATE: dict[bytes, str] = {
@@ -127,6 +124,7 @@ class Engine:
             (b"POST", b"/admin/restart"): self.restart,
             (b"POST", b"/admin/clear"): self.clear,
             (b"GET", b"/admin/stats"): self.statistics,
+            (b"GET", b"/admin/occupancy"): self.occupancy,
         }
         if self.kv is not None:
             self._routes[b"GET", self.kv.path] = partial(self.probe, body=self.kv.sources)
@@ -405,6 +403,9 @@ class Engine:
     async def clear(self, _: HttpRequest, client: Client) -> None:
         self.live.clear_cache()
         await self.statistics(_, client)
+
+    async def occupancy(self, _: HttpRequest, client: Client) -> None:
+        client.respond(200, orjson.dumps([self.live.occupancy.record()]), self._headers)
 
     async def statistics(self, _: HttpRequest, client: Client) -> None:
         body = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from cluster.engine.occupancy import Occupancy
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.replay.engine.block_cache import CacheEvent, Job
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits, EngineStatistics
@@ -57,6 +58,7 @@ class LiveEngine:
         self.started_at = time.time()
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
+        self.occupancy = Occupancy()
         self._mailboxes: dict[str, Mailbox] = {}
         self._wake = trio.Event()
         self._held_until = -math.inf
@@ -88,6 +90,7 @@ class LiveEngine:
         now = trio.current_time()
         self.model.submit(request_id, job, now)
         mailbox = self._mailboxes[request_id] = Mailbox(request_id, job, now)
+        self._note_occupancy()
         self._wake.set()
         return mailbox
 
@@ -96,6 +99,7 @@ class LiveEngine:
         if self._mailboxes.pop(mailbox.request_id, None) is not None and not mailbox.ended:
             self.model.cancel(mailbox.request_id, trio.current_time())
             mailbox.ended = True
+            self._note_occupancy()
             self._wake.set()
 
     def restart(self) -> None:
@@ -122,9 +126,13 @@ class LiveEngine:
             if mailbox is not None:
                 self._note(mailbox, event)
                 touched[event.request_id] = mailbox
+        self._note_occupancy()
         self._publish_changes()
         for mailbox in touched.values():
             mailbox.wake()
+
+    def _note_occupancy(self) -> None:
+        self.occupancy.note(self.model.running, self.model.waiting)
 
     def _publish_changes(self) -> None:
         changes = self.model.cache.drain_events()

@@ -29,11 +29,12 @@ from cluster.dns.addresses import NamesError
 from cluster.processes.chaos_run import Options, Outcome, run_scenario
 from cluster.processes.children import GUARD, ChildNotReady, end_on_signal
 from cluster.processes.link_control import LINK_MODES, PRIVATE_FLAG, CannotDo, LinkMode, choose, enter_private
-from cluster.scenario import Scenario, ScenarioError, scenario_names, settled
+from cluster.scenario import Scenario, ScenarioError, scenario_names, settled, without_faults
 from ranvier_py.core.errors import leaves
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 DIARY_LINES_MAX = 60
+HITS_FLAG = "--hits-without-faults"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -52,8 +53,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="how links are cut (%(default)s: namespaces, else the relay)",
     )
     add("--no-gossip", action="store_true", help="nodes that do not know each other, for comparison")
+    add(
+        "--no-faults",
+        action="store_true",
+        help="the same load on engines and nodes to which nothing happens, for comparison",
+    )
     add("--logs", type=Path, metavar="DIR", help="keep logs and files there (a folder, removed when all is well)")
     add("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    add(HITS_FLAG, type=float, help=argparse.SUPPRESS)
     add(PRIVATE_FLAG, action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -65,12 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sizes = (options.nodes, options.engines, options.for_s)
         scenarios = [settled(name, "processes", options.seed, *sizes) for name in options.scenario or ["chaos"]]
+        scenarios = [without_faults(one) if options.no_faults else one for one in scenarios]
         modes = [choose(options.links, one) for one in scenarios]
     except (ScenarioError, CannotDo, OSError) as error:
         sys.stderr.write(f"chaos: {error}\n")
         return MISUSED
     if len(scenarios) > 1:
         return each_by_itself(options, arguments)
+    if scenarios[0].expect.hit_points_lost_max is not None and options.hits_without_faults is None:
+        code, outcome = child_run(without(arguments, "--logs"), "--no-faults")
+        if code != OK or outcome is None:
+            return code
+        options.hits_without_faults = outcome["hit_rate"]["whole"]
+        arguments += [HITS_FLAG, str(options.hits_without_faults)]
     if modes[0].name == "namespaces" and not options.inside:
         sys.stdout.flush()
         enter_private(["chaos", *arguments])
@@ -79,21 +93,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run several scenarios, each in its own process (it may need its own networks). Returns the worst exit code."""
-    worst, outcomes = OK, []
+    runs = [child_run(without(arguments, "--scenario"), "--scenario", name) for name in options.scenario]
+    if options.json:
+        outcomes = [outcome for _, outcome in runs if outcome is not None]
+        options.json.write_text(json.dumps(outcomes, indent=2) + "\n")
+    return max(code for code, _ in runs)
+
+
+def child_run(arguments: Sequence[str], *more: str) -> tuple[int, dict[str, Any] | None]:
+    """Run a command line with other outcomes and more words. Returns its exit code and its outcome, if it has one."""
     with tempfile.TemporaryDirectory(prefix="ranvier-chaos-") as folder:
         result = Path(folder) / "outcome.json"
-        for name in options.scenario:
-            result.unlink(missing_ok=True)
-            own = ["--scenario", name, "--json", str(result)]
-            guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
-            kept = without(arguments, "--scenario", "--json")
-            command = [*guard, sys.executable, "-m", "cluster", "chaos", *kept, *own]
-            worst = max(worst, subprocess.run(command, check=False).returncode)
-            if result.exists():
-                outcomes.append(json.loads(result.read_text()))
-    if options.json:
-        options.json.write_text(json.dumps(outcomes, indent=2) + "\n")
-    return worst
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
+        words = [*without(arguments, "--json"), *more, "--json", str(result)]
+        code = subprocess.run([*guard, sys.executable, "-m", "cluster", "chaos", *words], check=False).returncode
+        return code, json.loads(result.read_text()) if result.exists() else None
 
 
 def without(arguments: Sequence[str], *flags: str) -> list[str]:
@@ -117,9 +131,10 @@ def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     report(f"{scenario.name}: {scenario.about}")
     report(f"seed {options.seed}; links: {mode.name} ({mode.why}); files: {folder}")
+    settings = Options(options.seed, not options.no_gossip, options.hits_without_faults)
     outcome, code = None, INTERRUPTED
     try:
-        outcome = trio.run(supervised, scenario, mode, Options(options.seed, not options.no_gossip), folder, report)
+        outcome = trio.run(supervised, scenario, mode, settings, folder, report)
     except* (ChildNotReady, CannotDo, NamesError, OSError) as group:
         for error in leaves(group):
             sys.stderr.write(f"chaos: {error}\n")
@@ -153,6 +168,7 @@ def again(scenario: Scenario, options: argparse.Namespace) -> str:
         words += [flag, f"{value:g}"] if value else []
     words += ["--links", options.links] if options.links != "auto" else []
     words += ["--no-gossip"] if options.no_gossip else []
+    words += ["--no-faults"] if options.no_faults else []
     return " ".join(words)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from heapq import merge
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -16,12 +17,13 @@ from random import Random
 import trio
 
 from cluster.dns.resolvers import LookupFailed, look_up
+from cluster.engine.engine_faults import POISON
 from cluster.load import chats
 from cluster.load.answer import Answer, Failure
 from cluster.load.http_client import Connection
 from cluster.load.load_report import LoadLog
 from cluster.load.runner import Runner, Target
-from cluster.load.workload import Conversation, with_think, with_unstreamed
+from cluster.load.workload import Conversation, Turn, with_think, with_unstreamed
 from cluster.processes.request_log import Entry, RequestLog
 from cluster.scenario import Load, Step
 
@@ -53,6 +55,7 @@ class Clients(Runner):
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
         """Send one request to one address after the other until a first byte comes."""
         entry = self.requests.begin(self.now_s())
+        entry.poisonous = POISON in request
         try:
             failure = await self.try_addresses(connection, request, answer, entry)
         except trio.Cancelled:
@@ -119,6 +122,21 @@ def arrivals(rates: Rates, until_s: float, rng: Random) -> Iterator[float]:
         at_s = from_s
         while rate > 0 and (at_s := at_s + rng.expovariate(rate)) < min(end_s, until_s):
             yield at_s
+
+
+def poisonous(steps: Sequence[Step], share: float, seed: int) -> Iterator[Conversation]:
+    """Yield the requests of `poison` steps, which every engine answers with an error; this share of them unstreamed."""
+    draws = Random(f"{seed}/poison")
+    spans = [((step.at_s, step.chats_per_s), step.at_s + step.for_s) for step in steps if step.do == "poison"]
+    for number, at_s in enumerate(sorted(at_s for rate, end_s in spans for at_s in arrivals([rate], end_s, draws))):
+        message = {"role": "user", "content": f"{POISON.decode()} {number}"}
+        yield Conversation(f"poison-{number}", (Turn((message,), stream=draws.random() >= share),), at_s)
+
+
+def all_conversations(load: Load, steps: Sequence[Step], until_s: float, seed: int) -> Iterator[Conversation]:
+    """Yield the chats and the poisonous requests of a run in order of their starts."""
+    talks = conversations(load, rates_of(load, steps), until_s, seed)
+    return merge(talks, poisonous(steps, load.unstreamed, seed), key=lambda talk: talk.start_s or 0.0)
 
 
 def conversations(load: Load, rates: Rates, until_s: float, seed: int) -> Iterator[Conversation]:

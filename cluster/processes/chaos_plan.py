@@ -6,7 +6,7 @@ Nodes join `peers.lab`, which resolves as the scenario says; outside namespaces 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,11 +17,13 @@ from cluster.processes.children import Command
 from cluster.processes.commands import LOOPBACK, EnginePlace, join_flags, serve_argv
 from cluster.processes.link_control import BRIDGE_IP, LinkMode, node_ip
 from cluster.processes.relay import End
-from cluster.scenario import Cluster
+from cluster.scenario import Cluster, numbers
 
 CLIENTS_NAME, PEERS_NAME = "router.lab", "peers.lab"
 DNS_PORT = 53
 CLUSTER_NAME = "lab"
+RANKS = 2
+"""Data-parallel ranks of an engine that has several: enough to choose wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,11 @@ class Plan:
     control_key: str
 
 
-def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Plan:
-    """Choose addresses and ports, and write the key files. Raises NamesError, OSError."""
+def make_plan(
+    mode: LinkMode, cluster: Cluster, folder: Path, rng: Random, moving: Collection[int] = frozenset()
+) -> Plan:
+    """Choose addresses and ports, and write the key files. Nodes know engines by address, those that are `moving` by
+    name. Raises NamesError, OSError."""
     private = mode.name == "namespaces"
     count = cluster.nodes
     ips = [node_ip(number) if private else f"127.0.0.{2 + number}" for number in range(count)]
@@ -70,7 +75,18 @@ def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Pl
 
     port, gossip_port, control_port = take(ips), take([*ips, *shown]), take(ips)
     engine_ip = BRIDGE_IP if private else LOOPBACK
-    engines = tuple(EnginePlace(f"engine-{number}", take([LOOPBACK]), engine_ip) for number in range(cluster.engines))
+    ranked = numbers(cluster.ranked) if cluster.ranked != "none" else ()
+    engines = tuple(
+        EnginePlace(
+            f"engine-{number}",
+            take([LOOPBACK]),
+            engine_ip,
+            f"engine-{number}.lab" if number in moving else "",
+            RANKS if number in ranked else 1,
+            cluster.max_running,
+        )
+        for number in range(cluster.engines)
+    )
     control_key = f"{rng.getrandbits(128):032x}"
     names = cluster.names or tuple(f"n{number}" for number in range(count))
     nodes: list[NodePlace] = []
@@ -107,7 +123,7 @@ def node_command(
         flags += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]
     if gossip:
         flags += gossip_flags(plan, place, cluster, label)
-    backends = [engine.url for engine in plan.engines]
+    backends = [backend for engine in plan.engines for backend in engine.backends]
     argv = serve_argv(f"{place.ip}:{place.port}", f"{place.ip}:{place.control_port}", backends, flags)
     return Command(place.name, (*prefix, *argv), place.ip, place.control_port, "/readyz")
 

@@ -24,7 +24,7 @@ from cluster.dns.dns_server import serve as serve_dns
 from cluster.expectations import Verdict, core_of, judge
 from cluster.load.runner import Target
 from cluster.network.links import Links
-from cluster.processes.chaos_clients import Clients, conversations, rates_of
+from cluster.processes.chaos_clients import Clients, all_conversations
 from cluster.processes.chaos_plan import (
     CLIENTS_NAME,
     PEERS_NAME,
@@ -35,14 +35,15 @@ from cluster.processes.chaos_plan import (
     write_keys,
 )
 from cluster.processes.commands import EnginePlace, Engines, engine_command
+from cluster.processes.engine_watch import EngineWatch
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkControl, LinkMode, NamespaceControl
 from cluster.processes.packet_record import Recorder
 from cluster.processes.peer_watch import Census, Watch
 from cluster.processes.process_steps import LOOK_S, ProcessSteps
 from cluster.processes.relay import Relay
-from cluster.processes.request_log import RequestLog, hit_report, hits_back_s
-from cluster.scenario import Scenario, numbers, quiet_at
+from cluster.processes.request_log import RequestLog, hit_report, hits_back_s, points_lost
+from cluster.scenario import Scenario, numbers, quiet_at, targets
 
 LAST_ANSWERS_S = 180.0
 """How long clients may wait for their last answers after the run's time; beyond that something hangs."""
@@ -66,6 +67,7 @@ class Options:
 
     seed: int = 1
     gossip: bool = True
+    hits_without_faults: float | None = None  # hit rate of a run of the same load in which nothing happens
     engines: Engines = field(default_factory=Engines)
     recorder: Recorder | None = None  # only the relay can record
 
@@ -123,14 +125,17 @@ class Run:
         self.options = options
         self.folder = folder
         self.report = report
-        self.log = RequestLog()
-        self.plan: Plan = make_plan(mode, scenario.cluster, folder, Random(options.seed))
-        self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: []})
+        self.engine_watch = EngineWatch(self.clock, options.engines.longest_step_s)
+        self.log = RequestLog(self.engine_watch.caches)
+        moving = {number for step in scenario.steps if step.do == "engine_moves" for number in targets(step)}
+        self.plan: Plan = make_plan(mode, scenario.cluster, folder, Random(options.seed), moving)
+        named = {place.host: [place.ip] for place in self.plan.engines if place.host}
+        self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: [], **named})
         self.links = Links()
         self.control = LinkControl()
         self.labels: dict[int, str] = {}
         self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
-        self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
+        self.engines = [self.engine(place) for place in self.plan.engines]
         self.relay: Relay | None = None
         self.watch = Watch(self.plan, self.nodes, self.labels, self.clock, Census(core=core_of(scenario.steps)))
         self.quiet_s = quiet_at(scenario)
@@ -146,8 +151,8 @@ class Run:
         gossip = self.options.gossip
         return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
 
-    def engine(self, place: EnginePlace) -> Any:
-        return engine_command(self.options.engines, place)
+    def engine(self, place: EnginePlace) -> Member:
+        return Member(place.name, place.name, partial(engine_command, self.options.engines, place))
 
     async def run(self) -> Outcome:
         """Run the scenario. Raises ChildNotReady, CannotDo, OSError; leaves no process."""
@@ -160,6 +165,8 @@ class Run:
                 with trio.move_on_after(self.scenario.for_s + LATE_S_MAX + START_S + LAST_ANSWERS_S) as patience:
                     await self.begin(nursery, fleet)
                     await self.traffic_and_steps()
+                    for engine in self.engines if self.scenario.expect.uneven_share_max is not None else ():
+                        await self.engine_watch.take(engine)
                     await self.end(fleet)
             finally:
                 await fleet.end()
@@ -217,6 +224,7 @@ class Run:
             fleet,
             self.nodes,
             self.engines,
+            self.engine,
             self.zone,
             self.links,
             self.control,
@@ -224,6 +232,7 @@ class Run:
             dns=cluster.dns,
             seed=self.options.seed,
             watch=self.watch,
+            engine_watch=self.engine_watch,
         )
 
     async def traffic_and_steps(self) -> None:
@@ -237,7 +246,7 @@ class Run:
                 port = self.plan.nodes[0].port
                 target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
                 clients = Clients(target, self.log, self.server, self.began_s)
-                talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
+                talks = all_conversations(load, self.scenario.steps, until_s, seed)
                 acting.start_soon(clients.run_open, talks, until_s)
 
     def run_time(self) -> trio.CancelScope:
@@ -292,12 +301,18 @@ class Run:
         if scenario.expect.hits_back_s is not None and late:
             notes["hits"] = f"steps ended at {self.quiet_s:.0f} s: too late to see hits come back"
         log, late_s = self.log, self.steps.late_s
+        if scenario.expect.uneven_share_max is not None:
+            notes["queues"] = self.engine_watch.unevenness(self.traffic_until_s).text
         return Outcome(scenario, self.options, self.mode, log, hits, verdicts, took_s, counts, timed_out, late_s, notes)
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
         """Judge every bound that the scenario names."""
         scenario, expect, quiet_s = self.scenario, self.scenario.expect, self.quiet_s
         measured: dict[str, float | None] = {"hit_share_min": hits["share"]}
+        if expect.hit_points_lost_max is not None:
+            measured["hit_points_lost_max"] = points_lost(hits["whole"], self.options.hits_without_faults)
+        if expect.uneven_share_max is not None:
+            measured["uneven_share_max"] = self.engine_watch.unevenness(self.traffic_until_s).share
         measured |= hits_back_s(hits, expect, quiet_s, self.traffic_until_s)
         if scenario.load is not None:
             measured["failed_requests_max"] = len(self.log.failed)

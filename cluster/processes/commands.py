@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.processes.children import Command
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 LOOPBACK = "127.0.0.1"
 NODES_MAX, ENGINES_MAX = 32, 64
@@ -24,18 +25,31 @@ class Engines:
     decode_ms: float = 8.0
     max_tokens: int = 24
 
+    @property
+    def longest_step_s(self) -> float:
+        """How long a step takes that computes as many tokens of prompts as one may, and one of each answer."""
+        return EngineLimits().step_tokens_max / self.prefill_tokens_per_s + self.decode_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """One engine: its name in answers and on the screen, and its address."""
+    """One engine: its name in answers and on the screen, and its address; `host`: the name by which nodes know it."""
 
     name: str
     port: int
     ip: str = LOOPBACK
+    host: str = ""
+    ranks: int = 1
+    max_running: int = 0  # requests in work at once; 0 = the engine's default
 
     @property
     def url(self) -> str:
-        return f"http://{self.ip}:{self.port}"
+        return f"http://{self.host or self.ip}:{self.port}"
+
+    @property
+    def backends(self) -> list[str]:
+        """What a node is told to place requests on: the engine, or each of its ranks."""
+        return [f"{self.url}#rank={rank}" for rank in range(self.ranks)] if self.ranks > 1 else [self.url]
 
 
 def engine_command(engines: Engines, place: EnginePlace) -> Command:
@@ -49,6 +63,10 @@ def engine_command(engines: Engines, place: EnginePlace) -> Command:
         *("--prefill-tokens-per-s", f"{engines.prefill_tokens_per_s:g}"),
         *("--decode-ms", f"{engines.decode_ms:g}"),
     ]
+    if place.max_running:
+        argv += ["--max-running", str(place.max_running)]
+    if place.ranks > 1:
+        argv += ["--ranks", str(place.ranks)]
     if engines.tokenizer:
         argv += ["--tokenizer", engines.tokenizer]
     return Command(place.name, tuple(argv), place.ip, place.port, "/health")

@@ -34,6 +34,9 @@ STATE_BYTES_MAX = 1024 * 1024
 """Size of a node's own disk: room for its state file of 64 KiB, its copy, and not much more."""
 
 BRIDGE_IP = "10.77.0.1"
+SECOND_IP = "10.77.0.254"
+"""The bridge's other address, to which an engine's name can move."""
+
 NOWHERE = "02:00:00:00:00:ff"
 """A hardware address that no interface of the lab has (locally administered)."""
 
@@ -116,7 +119,7 @@ def step_refusal(mode: str, step: Step) -> str:
     where = f"step at {step.at_s:g} s ({step.do})"
     if "processes" not in VERBS[step.do].runs_on:
         return f"{where}: only the simulator does that"
-    if step.do in ("dns", "disk_full") and mode != "namespaces":
+    if step.do in ("dns", "disk_full", "engine_moves") and mode != "namespaces":
         return f"{where}: needs namespaces (names and disks of the nodes' own)"
     if step.do == "link" and mode != "relay":
         return f"{where}: needs the relay"
@@ -172,7 +175,8 @@ class NamespaceControl(LinkControl):
         await run("mount", "-t", "tmpfs", "-o", "size=1m", "none", "/run")  # hides namespaces' names from outside
         await run("ip", "link", "set", "lo", "up")
         await run("ip", "link", "add", "lab0", "type", "bridge")
-        await run("ip", "addr", "add", f"{BRIDGE_IP}/24", "dev", "lab0")
+        for ip in (BRIDGE_IP, SECOND_IP):
+            await run("ip", "addr", "add", f"{ip}/24", "dev", "lab0")
         await run("ip", "link", "set", "lab0", "up")
         for node in range(self.nodes):
             name, outer = f"n{node}", f"lab-n{node}"

@@ -6,20 +6,24 @@ Steps that cannot be carried out were refused before the run (`link_control.refu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import trio
 
 from cluster.dns.dns_server import DnsFault, DnsFaultKind, Zone
+from cluster.engine.engine_faults import Fault
 from cluster.load.http_client import fetch
 from cluster.network.links import Links
 from cluster.overlapping import Overlapping
 from cluster.processes.chaos_plan import PEERS_NAME, Plan, write_keys
-from cluster.processes.fleet import Fleet, Member
-from cluster.processes.link_control import LinkControl
+from cluster.processes.commands import EnginePlace
+from cluster.processes.engine_watch import EngineWatch
+from cluster.processes.fleet import STALL_FACTOR, Fleet, Member
+from cluster.processes.link_control import SECOND_IP, LinkControl
 from cluster.processes.peer_watch import Watch
 from cluster.scenario import VERBS, Step, numbers, rule_of, targets
 
@@ -43,7 +47,8 @@ class ProcessSteps:
     plan: Plan
     fleet: Fleet
     nodes: Sequence[Member]
-    engines: Sequence[Member]
+    engines: list[Member]
+    engine: Callable[[EnginePlace], Member]
     zone: Zone
     links: Links
     control: LinkControl
@@ -51,6 +56,7 @@ class ProcessSteps:
     dns: str  # what their name resolves to without faults
     seed: int
     watch: Watch
+    engine_watch: EngineWatch
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
     names: list[Overlapping[str]] = field(init=False)  # what `peers.lab` resolves to, by asking node
     full_disks: list[Overlapping[bool]] = field(init=False)  # by node
@@ -226,32 +232,71 @@ class ProcessSteps:
 
     async def do_engine_stop(self, _step: Step, number: int) -> Undo:
         end = self.stops[number].begin(True)
+        well = self.engine_watch.odd(self.engines[number].name)
         await self.fleet.kill(self.engines[number])
 
         async def undo() -> None:
             if end() and not self.stops[number]:
                 await self.load(self.engines[number])
+            well()
 
         return undo
 
     async def do_engine_slow(self, step: Step, number: int) -> Undo:
-        return self.fleet.slow(self.engines[number], step.factor)
+        wake = self.fleet.slow(self.engines[number], step.factor)
+        well = self.engine_watch.odd(self.engines[number].name, serves=step.factor < STALL_FACTOR)
+
+        async def undo() -> None:
+            if wake is not None:
+                await wake()
+            well()
+
+        return undo
 
     async def do_engine_fault(self, step: Step, number: int) -> Undo:
+        fault = Fault.read(json.loads(step.fault))
+        assert fault is not None, "that is the undo"
+        well = self.engine_watch.odd(self.engines[number].name, serves=fault.serves, caches=fault.caches)
         await self.set_fault(number, step.fault)
-        return partial(self.set_fault, number, '{"kind": "none"}')
+
+        async def undo() -> None:
+            await self.set_fault(number, '{"kind": "none"}')
+            well()
+
+        return undo
 
     async def set_fault(self, number: int, fault: str) -> None:
-        place = self.plan.engines[number]
-        body = fault.encode()
-        status, answer = await fetch(place.ip, place.port, "/admin/faults", method="POST", body=body)
+        name, body = self.engines[number].name, fault.encode()
+        address = self.engines[number].command()
+        status, answer = await fetch(address.ready_host, address.ready_port, "/admin/faults", method="POST", body=body)
         if status != OK:
-            raise ValueError(f"{place.name}: {fault}: {answer.decode(errors='replace')}")
-        self.fleet.note(f"{place.name}: fault {fault}")
+            raise ValueError(f"{name}: {fault}: {answer.decode(errors='replace')}")
+        self.fleet.note(f"{name}: fault {fault}")
+
+    async def do_engine_moves(self, _step: Step, number: int) -> Undo:
+        """Let the engine's name lead to a new process; the old one can still be reached by who kept connections."""
+        place, old = self.plan.engines[number], self.engines[number]
+        self.engines[number] = new = self.engine(replace(place, name=f"{place.name}-moved", ip=SECOND_IP))
+        unknown = self.engine_watch.odd(new.name)
+        await self.load(new)
+        self.zone.set(place.host, [SECOND_IP])
+        self.engine_watch.odd(old.name)
+        unknown()
+        self.fleet.note(f"{place.host} is {new.name}")
+
+        async def undo() -> None:
+            await self.engine_watch.take(old)
+            await self.fleet.stop(old)
+
+        return undo
 
     async def do_load(self, step: Step, _whom: Any) -> None:
         """Note the step in the diary only; the clients know their rates from the beginning."""
         self.fleet.note(f"load {step.chats_per_s:g} chats a second")
+
+    async def do_poison(self, step: Step, _whom: Any) -> None:
+        """Note the step in the diary only; the clients send these requests as they send all others."""
+        self.fleet.note(f"poison {step.chats_per_s:g} requests a second")
 
 
 def dns_fault(word: str, nodes: int, beginning: tuple[str, ...]) -> DnsFault | None:

@@ -1,17 +1,19 @@
 """The log of a chaos run: every request of every client, every death, and the counts that follow. Pure.
 
-A request is *ok*, *excused* or *failed*, or `cancelled` if the end of the run cut it. It is excused only if its answer
-had begun and the node or engine that was answering was killed before the answer ended. A try that gets no first byte is
-repeated at the next address; a request that ends well after such retries is ok.
+A request is *ok*, *excused* or *failed*, `cancelled` if the end of the run cut it, or *refused* if it is poisonous and
+got the error that every engine answers it with. It is excused only if its answer had begun and the node or engine that
+was answering was killed before the answer ended. A try that gets no first byte is repeated at the next address; a
+request that ends well after such retries is ok.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.engine.engine_faults import UNKNOWN_ERROR
 from cluster.scenario import Expect
 
 RECOVERED_SHARE = 0.95
@@ -38,12 +40,18 @@ class Entry:
     reason: str = ""  # why it failed; empty if it did not
     detail: str = ""
     cancelled: bool = False
+    poisonous: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
     @property
     def ok(self) -> bool:
         return self.ended_s is not None and not self.reason and not self.cancelled
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is poisonous, and got the engines' own words."""
+        return self.poisonous and self.reason.startswith("HTTP 500") and self.detail == UNKNOWN_ERROR[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,9 @@ class Event:
 class RequestLog:
     """All requests, deaths, crashes and events of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, caches: Callable[[str, float, float], bool] = lambda *_: True) -> None:
+        """`caches`: whether an engine could find prefixes again between two moments; if not, no hit rate has it."""
+        self.caches = caches
         self.entries: list[Entry] = []
         self.deaths: list[Death] = []
         self.diary: list[Event] = []
@@ -94,11 +104,17 @@ class RequestLog:
 
     @property
     def failed(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.reason and not self.excused(entry)]
+        return [entry for entry in self.entries if entry.reason and not entry.refused and not self.excused(entry)]
 
     def hit_rate(self, from_s: float, until_s: float) -> float | None:
-        """Return the hit rate of good requests that began in that span; None without any."""
-        chosen = [entry for entry in self.entries if entry.ok and from_s <= entry.began_s < until_s]
+        """Return the hit rate of good requests that began in that span, at engines that cache; None without any."""
+        chosen = [
+            entry
+            for entry in self.entries
+            if entry.ok
+            and from_s <= entry.began_s < until_s
+            and self.caches(entry.engine, entry.began_s, entry.ended_s or entry.began_s)
+        ]
         prompt = sum(entry.prompt_tokens for entry in chosen)
         return sum(entry.cached_tokens for entry in chosen) / prompt if prompt else None
 
@@ -120,6 +136,7 @@ class RequestLog:
             "ok": sum(1 for entry in self.entries if entry.ok),
             "was_streaming_on_a_killed_process": excused,
             "failed": len(self.failed),
+            "refused_as_poisonous": sum(1 for entry in self.entries if entry.refused),
             "cancelled": sum(1 for entry in self.entries if entry.cancelled),
             "in_flight": sum(1 for entry in self.entries if entry.ended_s is None),
             "ok_after_retry": sum(1 for entry in self.entries if entry.ok and entry.retries),
@@ -150,6 +167,11 @@ def hits_back_s(
     return {"hits_back_s": back_s}
 
 
+def points_lost(rate: float | None, without_faults: float | None) -> float | None:
+    """Return how many percentage points a hit rate is below that of the same load without faults."""
+    return None if rate is None or without_faults is None else 100 * max(0.0, without_faults - rate)
+
+
 def hit_report(log: RequestLog, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:
     """Return hit rates before, after and in between. `quiet_s`: when the last step has happened and was undone."""
     before = log.hit_rate(0.0, first_step_s)
@@ -158,6 +180,7 @@ def hit_report(log: RequestLog, first_step_s: float, quiet_s: float, for_s: floa
     return {
         "before": before,
         "last_third": last,
+        "whole": log.hit_rate(0.0, for_s),
         "share": last / before if last is not None and before else None,
         "recovered_after_first_step_s": log.recovered_s(before, first_step_s, for_s) if before and disturbed else None,
         "recovered_after_last_step_s": log.recovered_s(before, quiet_s, for_s) if before and disturbed else None,

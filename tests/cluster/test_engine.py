@@ -19,7 +19,7 @@ import trio
 
 from cluster.__main__ import main
 from cluster.engine.engine_process import main as engine_command
-from cluster.engine.engine_process import serve
+from cluster.engine.engine_process import make_engine, serve
 from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
@@ -498,6 +498,19 @@ async def test_ranks_behind_one_port_have_caches_of_their_own_and_one_metrics_pa
         f'vllm:request_success_total{{engine="{rank}",model_name="lab"}} {count}'
         for rank, count in enumerate((1, 3, 3))
     ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_an_engine_and_each_of_its_ranks_records_what_it_had_to_do_since_when(ranks: int) -> None:
+    config = EngineConfig(name="e1", models=("lab",), limits=FAST, tokens_max=2000)
+    engine = make_engine(config, ByteTokenizer(), ranks)
+    async with served(engine) as (_, client):
+        body = {"model": "lab", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        records = (await client.get("/admin/occupancy")).json()
+    loads = [[load for _, *load in record["changes"]] for record in records]
+    assert sorted(loads, key=len) == [[[0, 0]]] * (ranks - 1) + [[[0, 0], [1, 0], [0, 0]]]
+    assert all(record["changes"] == sorted(record["changes"]) and not record["dropped"] for record in records)
 
 
 async def test_a_fault_that_makes_no_sense_is_refused() -> None:

@@ -14,8 +14,9 @@ from dns.rdatatype import RdataType
 from cluster.dns.dns_server import DnsFaultKind
 from cluster.processes.chaos_plan import PEERS_NAME
 from cluster.processes.chaos_run import LATE_S_MAX, LOADING_S, Options, Run
+from cluster.processes.engine_watch import BACK_S, EngineWatch
 from cluster.processes.fleet import Fleet, Member
-from cluster.processes.link_control import LinkMode
+from cluster.processes.link_control import SECOND_IP, LinkMode
 from cluster.processes.process_steps import ProcessSteps, Undo
 from cluster.scenario import Cluster, Scenario, Step
 
@@ -55,6 +56,8 @@ class SlowFleet:
 
     async def kill(self, member: Member) -> None:
         self.diary.append(("gone", member.name))
+
+    stop = kill
 
     async def start(self, member: Member) -> None:
         await trio.sleep(self.takes_s)
@@ -126,6 +129,30 @@ async def test_wrong_names_and_stops_of_engines_each_end_by_themselves(tmp_path:
     assert [what for what, _ in fleet.diary] == ["gone", "gone"]
     await called(stops[1])
     assert fleet.diary[-1] == ("back", "engine-0")
+
+
+async def test_a_name_that_moves_leads_to_a_new_process_while_the_old_one_runs_on(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step(1.0, "engine_moves", engines=(1,), for_s=5.0)
+    scenario = Scenario("x", "x", FOR_S, Cluster(nodes=1, engines=2, running=(0,)), steps=(step,))
+    run, steps, fleet = made_steps(tmp_path, scenario, takes_s=2.0)
+    recorded: list[tuple[str, str]] = []
+
+    async def take(_: EngineWatch, member: Member) -> None:
+        assert not fleet.diary[1:], "it still runs"
+        recorded.append((member.name, member.command().ready_host))
+
+    monkeypatch.setattr(EngineWatch, "take", take)
+    undo = await steps.do_engine_moves(step, 1)
+    assert run.zone.addresses("engine-1.lab", None, "") == (SECOND_IP,)
+    assert fleet.diary == [("back", "engine-1-moved")]
+    assert [member.name for member in run.engines] == ["engine-0", "engine-1-moved"]
+    assert not run.engine_watch.serves("engine-1", run.clock())
+    assert [run.engine_watch.serves("engine-1-moved", 2.0 + later_s) for later_s in (0.0, BACK_S)] == [False, True]
+    await called(undo)
+    assert fleet.diary[1:] == [("gone", "engine-1")]
+    assert recorded == [("engine-1", "127.0.0.1")]
 
 
 async def called(undo: Undo) -> None:

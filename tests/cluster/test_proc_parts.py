@@ -21,6 +21,7 @@ import trio
 from cluster.dns.addresses import free_port
 from cluster.dns.dns_server import Zone
 from cluster.dns.dns_server import serve as serve_dns
+from cluster.engine.engine_faults import UNKNOWN_ERROR
 from cluster.expectations import judge
 from cluster.load.runner import Target
 from cluster.load.workload import Conversation, Turn
@@ -94,13 +95,15 @@ def test_every_request_is_counted_exactly_once() -> None:
     entered(log, 0, 1, reason="HTTP 502")
     entered(log, 0, 1, reason="connection lost in mid-answer", first_byte=True, node="n")
     entered(log, 0, 1, cancelled=True)
+    entered(log, 0, 1, poisonous=True, reason="HTTP 500 500", detail=UNKNOWN_ERROR[1])
     log.begin(0)
     counts = log.counts()
     assert counts == {
-        "sent": 6,
+        "sent": 7,
         "ok": 2,
         "was_streaming_on_a_killed_process": 1,
         "failed": 1,
+        "refused_as_poisonous": 1,
         "cancelled": 1,
         "in_flight": 1,
         "ok_after_retry": 1,
@@ -292,6 +295,7 @@ def test_a_key_ring_is_one_secret_per_line_and_the_same_for_all(tmp_path: Path) 
         ("namespaces", Step(1.0, "link", nodes=(0,), loss=0.1), "needs the relay"),
         ("relay", Step(1.0, "dns", dns="empty"), "needs namespaces"),
         ("relay", Step(1.0, "disk_full", nodes=(0,)), "needs namespaces"),
+        ("relay", Step(1.0, "engine_moves", engines=(0,)), "needs namespaces"),
         ("direct", Step(1.0, "flood", nodes=(0,)), "only the simulator"),
         ("direct", Step(1.0, "kill", nodes=(0,)), ""),
     ],
