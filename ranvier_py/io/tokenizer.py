@@ -82,10 +82,12 @@ MEASURE = (
 class ChatTokenizer:
     """One tokenizer with one chat template.
 
-    `facts` is what a node has to know of the tokenizer; `profile` is what probing found out about the template.
+    `facts` is what a node has to know of the tokenizer; `profile` is what probing found out about the template. Where
+    there is a template of its own for chats with tools, `with_tools` renders these, and never turn by turn.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None, identity: str) -> None:
+    def __init__(self, tokenizer: Any, template: str | None, identity: str, tool_use: str | None = None) -> None:
+        self.with_tools = ChatTokenizer(tokenizer, tool_use, identity) if tool_use else None
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -116,15 +118,19 @@ class ChatTokenizer:
         path = EMBEDDED if source in ("", "embedded") else Path(source)
         tokenizer = load_tokenizer(str(path) if path.is_dir() else source, local=path.is_dir())
         template = read_template(tokenizer, chat_template)
+        tool_use = None if chat_template else read_tool_template(tokenizer)
         tokens = path / "tokenizer.json"
         data = tokens.read_bytes() if tokens.is_file() else tokenizer.backend_tokenizer.to_str().encode()
-        return cls(tokenizer, template, identity_of(data, template, tokenizer.special_tokens_map))
+        identity = identity_of(data, (template or "") + (tool_use or ""), tokenizer.special_tokens_map)
+        return cls(tokenizer, template, identity, tool_use)
 
     def tokenize(self, chat: Chat) -> TokenizedChat:
         """Tokenize all messages of a chat. Returns the tokens, and where each message ends.
 
         Raises TemplateRefused; the prompt can then be routed only by load.
         """
+        if self.with_tools is not None and chat.tools is not None:
+            return self.with_tools.tokenize(chat)
         ready = self._normalised(chat)
         if not ready.messages:
             raise TemplateRefused("no messages")
@@ -162,6 +168,8 @@ class ChatTokenizer:
 
     def render(self, chat: Chat, *, generation: bool) -> str:
         """Render a chat to text as the engine does. Raises TemplateRefused."""
+        if self.with_tools is not None and chat.tools is not None:
+            return self.with_tools.render(chat, generation=generation)
         return self._render(self._normalised(chat), generation=generation)
 
     # --- parts ------------------------------------------------------------------------------------------------------
@@ -170,6 +178,8 @@ class ChatTokenizer:
         return Chat([normalise(message, self.profile.parts) for message in chat.messages], chat.tools, chat.template)
 
     def _tail(self, job: TailJob) -> Pieces | None:
+        if self.with_tools is not None and job.context().tools is not None:
+            return None
         try:
             return tail_pieces(job.tail, job.context, job.known, self.profile, self._render)
         except TemplateRefused:
@@ -362,10 +372,16 @@ def read_template(tokenizer: Any, chosen: str | None) -> str | None:
     return own or None
 
 
-def identity_of(tokenizer_data: bytes, template: str | None, special: Mapping[str, Any]) -> str:
+def read_tool_template(tokenizer: Any) -> str | None:
+    """Return the template by which transformers renders chats with tools, if that is another one than the default."""
+    own = tokenizer.chat_template
+    return own.get("tool_use") or None if isinstance(own, Mapping) and own.get("default") else None
+
+
+def identity_of(tokenizer_data: bytes, templates: str, special: Mapping[str, Any]) -> str:
     """Return a digest of everything that determines the tokens of a chat."""
     digest = blake2b(digest_size=16)
-    for part in (tokenizer_data, (template or "").encode(), repr(sorted(special.items())).encode()):
+    for part in (tokenizer_data, templates.encode(), repr(sorted(special.items())).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
