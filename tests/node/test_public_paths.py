@@ -14,6 +14,7 @@ import trio
 
 from ranvier_py.core.routing.request_paths import PATHS
 from tests.node.node_lab import lab
+from tests.proxy.test_overload import QUESTIONS
 from tests.proxy.wire import GOOD, NO_TLS, Scripted, Wire, answer
 
 
@@ -156,6 +157,20 @@ async def test_one_model_is_asked_of_an_engine_as_long_as_none_has_listed_its_ow
     engine = Scripted(GOOD, page=b'{"id":"one"}')
     async with client_of(engine) as client:  # type: ignore[arg-type]
         assert (await client.get("/v1/models/one")).json() == {"id": "one"}
+
+
+@pytest.mark.parametrize("model", ["base:sql-lora", "default", "base", "sql-lora"])
+async def test_an_adapter_that_sglang_names_by_its_model_is_asked_of_it_by_every_api(model: str) -> None:
+    page = {"data": [{"id": name, "owned_by": "sglang"} for name in ("base", "sql-lora")]}
+    engines = Scripted(GOOD, page=json.dumps(page).encode()), Scripted(GOOD, page=b'{"data":[{"id":"other"}]}')
+    async with lab(*engines) as node:
+        for path, question in QUESTIONS.items():
+            for stream in (False, True):
+                asked = {**question, "model": model, "stream": stream}
+                answered = await node.http.post(f"{node.url}{path.decode()}", json=asked)
+                assert answered.status_code == 200, (path, stream)
+    assert {json.loads(body)["model"] for body in engines[0].bodies} == {model}
+    assert engines[1].bodies == []
 
 
 HANDSHAKE = {

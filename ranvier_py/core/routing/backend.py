@@ -285,7 +285,14 @@ class Backend(Work):
             self.success_rate -= self.success_rate / SUCCESS_WINDOW
 
     def serves(self, model: str) -> bool:
-        return not model or self.models is None or model in self.models
+        return not model or self.models is None or model in self.models or self._has_adapter(model)
+
+    def _has_adapter(self, model: str) -> bool:
+        """Whether an engine of SGLang's may serve what it does not list: the model of its own that it calls `default`,
+        or an adapter, `base:adapter`, of which only itself knows whether it is loaded."""
+        base, colon, _ = model.partition(":")
+        named = base == "default" or bool(colon and self.models is not None and base in self.models)
+        return named and "sglang" in self.owners
 
 
 def normal_url(url: str) -> str:

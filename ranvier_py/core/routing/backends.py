@@ -213,7 +213,7 @@ class Registry:
             self.pools.clear()
             self.narrowed.clear()
             self.pools_version = self.version
-        key = model if not model or model in self.listed else None
+        key = self._key_of(model)
         pool = None if exclude else self.narrowed.get((key, avoid)) if avoid else self.pools.get(key)
         if pool is None:
             pool = self.make_pool(model, exclude, avoid)
@@ -227,6 +227,13 @@ class Registry:
                 self.narrowed[key, avoid] = pool
         return pool
 
+    def _key_of(self, model: str) -> str | None:
+        """Return the name of the pool for a model: there are no more of them than models that backends list."""
+        if not model or model in self.listed:
+            return model
+        base, colon, _ = model.partition(":")
+        return f"{base}{colon}*" if base in self.listed or base == "default" else None
+
     def make_pool(
         self,
         model: str,
@@ -236,9 +243,11 @@ class Registry:
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
         serving = [b for b in self if not b.draining and b.serves(model)]
+        if model in self.listed:  # under its whole name, so that it is nobody's adapter
+            serving = [b for b in serving if b.models is None or model in b.models]
         eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
         listed = not model or model in self.listed
-        unknown = not listed and len(self) > 0 and all(b.models is not None for b in self) and not eligible
+        unknown = not listed and len(self) > 0 and not any(b.models is None or b.serves(model) for b in self)
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)
 
     def tick(self, now: float) -> None:

@@ -225,6 +225,36 @@ def test_a_model_that_nobody_lists_goes_to_those_whose_list_is_not_known_yet() -
     assert str(error) == "The model `new` does not exist"
 
 
+def of_sglang(*models: str) -> ProbeResult:
+    return ProbeResult(True, models=models, cards=tuple({"id": model, "owned_by": "sglang"} for model in models))
+
+
+def test_a_model_that_nobody_lists_may_be_an_adapter_or_the_default_of_sglang() -> None:
+    registry = cluster(5)
+    registry.probed(BackendId(0), of_sglang("base", "sql"), 0)
+    registry.probed(BackendId(1), of_sglang("base"), 0)
+    registry.probed(BackendId(2), of_sglang("other", "a:b"), 0)
+    registry.probed(BackendId(3), serving("base"), 0)
+    registry.probed(BackendId(4), serving("base:sql", "a"), 0)
+    for _ in range(2):
+        for model, expected in [
+            *(("base", "e0 e1 e3"), ("base:new", "e0 e1"), ("base:new:2", "e0 e1"), ("other:new", "e2")),
+            *(("default", "e0 e1 e2"), ("default:sql", "e0 e1 e2"), ("nobody:sql", ""), ("nobody", ""), ("a:b", "e2")),
+            *(("base:sql", "e4"), ("a:new", ""), (":sql", ""), ("base:", "e0 e1"), ("Default", "")),  # listed wholly
+        ]:
+            assert names(registry.pool(model, 0)) == expected, model
+            assert registry.pool(model, 0).unknown is (not expected)
+    assert len(registry.pools) <= 2 * len(registry.listed) + 3
+
+
+def test_an_adapter_whose_engines_are_all_gone_is_unavailable_not_unknown() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), of_sglang("base"), 0)
+    registry.drain("e0")
+    for model, status in [("base:sql", 503), ("default", 503), ("nobody:sql", 404)]:
+        assert registry.pool(model, 0).error(model).status == status
+
+
 def test_a_listed_model_whose_backends_are_all_gone_is_unavailable_not_unknown() -> None:
     registry = cluster(2)
     registry.probed(BackendId(0), serving("a"), 0)

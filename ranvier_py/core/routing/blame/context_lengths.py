@@ -31,7 +31,9 @@ def is_length(value: object) -> bool:
 
 def length_of(backend: Backend, model: str) -> int | None:
     """Return the length of this backend for a model; without one, its greatest. None: not known."""
-    return backend.lengths.get(model) if model else max(backend.lengths.values(), default=None)
+    if not model:
+        return max(backend.lengths.values(), default=None)
+    return backend.lengths.get(model, backend.lengths.get(model.partition(":")[0]))  # SGLang's `base:adapter`
 
 
 def too_short(backends: Iterable[Backend], model: str, tokens: int) -> Sequence[BackendId]:
