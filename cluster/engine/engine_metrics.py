@@ -45,6 +45,7 @@ def metrics_page(  # noqa: PLR0913  # one for each thing on the page
     lines: list[str] = []
     for name, kind, value in numbers:
         lines += [f"# TYPE {name.removesuffix('_total')} {kind}", f"{name}{{{labels}}} {value}"]
+    lines += ["# TYPE vllm:request_success_created gauge", f"vllm:request_success_created{{{labels}}} {started_at!r}"]
     lines += histogram_lines("vllm:time_to_first_token_seconds", labels, first_token_s)
     lines += histogram_lines("vllm:e2e_request_latency_seconds", labels, duration_s)
     config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}"'

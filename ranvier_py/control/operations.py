@@ -169,6 +169,7 @@ class Admin:
             samples("hangs", node.hang_watch.hangs.counters),
             samples("pauses", node.registry.pauses.counters),
             samples("refusals", node.registry.refusals.counters),
+            samples("engine_names", node.registry.names.counters),
             prefix_routing_samples(router),
             node.clients.samples(),
             samples("", node.faults.counters),
@@ -246,6 +247,8 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "generation": backend.generation,
         "processes": backend.processes,
         "ranks": backend.ranks,
+        "twins": backend.names.twins,
+        "strangers": backend.names.strangers,
         "advice": backend.advice,
         "models": backend.models,
         "key_refused": backend.key_refused,
@@ -270,6 +273,8 @@ def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
         ("reuses_prefixes", "0 if its engine caches no prefixes, as it says or shows.", backend.reuses),
         ("processes", "Processes that surely answer behind its URL: more than 1 is a mistake.", backend.processes),
         ("ranks", "Data-parallel ranks behind its URL: each should be a backend of its own.", backend.ranks),
+        ("twins", "Backends, here and on peers, that are its engine by another URL.", len(backend.names.twins)),
+        ("strangers", "Nodes on which its URL leads to another engine.", len(backend.names.strangers)),
     ):
         yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
     openings = backend.vitals.openings

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_start_time
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
     METRICS_BYTES_MAX,
@@ -39,10 +39,12 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     MetricsSchedule,
     Page,
     PollOptions,
+    ProcessPage,
     figures_of,
     is_alive,
     probe_result,
     read_models,
+    read_process,
 )
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import (
@@ -362,14 +364,13 @@ class EnginePoller:
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
         models, cards = await self._models(engine, transport, page)
-        started_at, known = None, EngineMetrics()
+        process = ProcessPage()
         if engine.health.wants_start_time(trio.current_time()):
             metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
-            if metrics.status == 200:
-                started_at, known = read_start_time(metrics.body), figures_of(metrics, engine.rank)
-                engine.health.start_read(started_at)
-        return probe_result(page, latency_s, (models, cards), started_at, known)
+            process = read_process(metrics, engine.rank)
+            engine.health.start_read(process.started_at)
+        return probe_result(page, latency_s, (models, cards), process)
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""

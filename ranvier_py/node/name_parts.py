@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ranvier_py.core.addresses import is_address
 from ranvier_py.core.errors import BadRequest, RequestError
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.backends import Backend, Registry, Transition
@@ -43,6 +44,7 @@ class NameParts:
         self._poller = poller
         self._engine_events = engine_events
         self._changed: Callable[[Sequence[Transition]], object] = lambda _: None
+        self._compared: dict[str, object] = {}  # by URL: what a backend's place was compared with last
         self.names = HostNames(lambda: [each.host for each in addresses.values()], self._resolved)
         registry.restarted = self._restarted
 
@@ -50,6 +52,29 @@ class NameParts:
         """Run until cancelled. `changed` gets changes of backends, for the log."""
         self._changed = changed
         await self.names.run(faults)
+
+    def _compare_places(self, backend: Backend, addresses: frozenset[str]) -> None:
+        """Note which other backends lead to the same place, if any of that may have changed."""
+        counters = self._registry.counters
+        compared = (backend.id, addresses, counters.backends_added, counters.backends_removed)
+        if self._compared.get(backend.url) == compared:
+            return
+        self._compared = {url: known for url, known in self._compared.items() if url in self._registry.by_url}
+        self._compared[backend.url] = compared
+        found = [
+            other.id
+            for other in self._registry
+            if other is not backend
+            and may_share_a_place(backend.url, other.url)
+            and have_same_addresses(addresses, self._known(host_and_port(other.url)[0]))
+        ]
+        self._registry.names.placed(backend.id, found)
+
+    def _known(self, host: str) -> Collection[str]:
+        """Return the addresses of a host, as far as they are known."""
+        if is_address(host):
+            return (host,)
+        return self.names.names[host].addresses if host in self.names.names else ()
 
     async def refuse_twin(self, url: object) -> None:
         """Raise BadRequest if a backend with another URL is at the resolved address and port of this one.
@@ -86,6 +111,7 @@ class NameParts:
             if address is None or address.host != host:
                 continue
             self._changed(count_caches(backend, now, hosts=hosts))
+            self._compare_places(backend, addresses)
             if moved:
                 log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
                 backend.process.name_moved()

@@ -31,6 +31,7 @@ from ranvier_py.core.routing.backends import Backend, ProbeResult, Registry, Tra
 from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
 from ranvier_py.core.routing.health import Circuit, Health
+from ranvier_py.core.routing.processes.engine_names import NONE
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import log_counters, request_line
 from ranvier_py.io.resolver import Resolver
@@ -200,6 +201,8 @@ class Node:
             log_transitions(peer.transitions())
             for backend in peer.doubted():
                 self.poller.probe_soon(backend)
+            for backend in self.registry.names.unsure():
+                self.poller.moved(backend)
             for command in peer.signed_commands.take_new():
                 with self.faults.caught("commands"):
                     if not self._follow(command):
@@ -289,7 +292,7 @@ class SilentResorts:
             log.warning("pool.silent all backends of %r only time out: %s%s", model or "any model", words, suffix)
 
 
-WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES, KEY_ACCEPTED)
+WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES, KEY_ACCEPTED, NONE)
 """States that need no attention."""
 
 ORDERED = ("models", "draining")

@@ -147,6 +147,7 @@ class RouterPeer:
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
         )
         self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
+        router.registry.names.node_name = self._name_of
         self.route_sync = RouteSync(router.routes, self.backends, router.owners, router.checkpoints)
         self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
         self.sealer = Sealer(session, ring, settings.label, subkeys)
@@ -379,12 +380,18 @@ class RouterPeer:
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
 
+    def _name_of(self, session: int) -> str:
+        """Return the name of the node with this session."""
+        member = self.members.member(session)
+        return member.record.name if member is not None else f"{session:016x}"
+
     # --- to peers ---------------------------------------------------------------------------------------------------
 
     def _meet(self, live: LivePeers, now: float) -> None:
         """Give each machine the peers that it deals with."""
         self.routes.peers(live.sharing, now, live.sessions)
         self.facts.peers(live.near, now, live.met)
+        self.backends.peers(live.near)
         self.signed_commands.peers(live.near, now)
         self.streams.peers(live.sharing, live.met, live.able)
         self.answers.peers(live.near, live.sharing, now)

@@ -19,6 +19,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.processes.engine_marks import EngineMarks, OtherNames
 from ranvier_py.core.routing.processes.ranks import rank_of
 from ranvier_py.core.routing.processes.reuse import Reuse
 from ranvier_py.core.routing.processes.several_processes import SeveralProcesses, advice, same_process
@@ -134,6 +135,7 @@ class ProbeResult:
     hit_tokens: int | None = None
     key_refused: str = ""  # the pages that it refuses to our key, with 401 or 403
     ranks: int | None = None
+    marks: EngineMarks | None = None  # of its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ class Backend(Work):
     ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
     hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
+    names: OtherNames = field(default_factory=OtherNames)
     last_probe: ProbeResult | None = None
     received_at: float = NEVER_REPORTED  # when a byte last came from the engine: of an answer, a page, or an event
     probed_at: float = NEVER_REPORTED  # when it last answered a probe
@@ -225,8 +228,8 @@ class Backend(Work):
 
     @property
     def advice(self) -> str:
-        """What the operator should do about several caches behind its URL; "" if there is one."""
-        return advice(self.processes, self.ranks, self.url)
+        """What the operator should do about its URL; "" if that leads to one cache, and no other URL does."""
+        return advice(self.processes, self.ranks, self.url) or self.names.advice
 
     def takes_salt(self, path: bytes) -> bool:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""

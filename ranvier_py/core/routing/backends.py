@@ -39,6 +39,7 @@ from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.processes.cache_counts import count_caches
+from ranvier_py.core.routing.processes.engine_names import EngineNames
 from ranvier_py.core.routing.rates.work import InFlight, Load, Unseen
 
 __all__ = [
@@ -76,6 +77,7 @@ class Registry:
         self.pools_version = -1
         self.pauses = Pauses()
         self.refusals = Refusals()
+        self.names = EngineNames()
         self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
         self.unseen = Unseen()
         self.counters = RegistryCounters()
@@ -159,6 +161,7 @@ class Registry:
         backend.removed = True
         self.pauses.forget(backend.id)
         self.refusals.forget(backend.id)
+        self.names.forget(backend.id)
         self.relist()
         self.measure()
         self.counters.backends_removed += 1
@@ -356,6 +359,9 @@ class Registry:
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
+        if result.marks is not None:
+            self.names.probed(backend.id, result.marks, now)
+        changed += self.names.judge(backend, self.current, now)
         return [*self.settle(backend, before, result.detail or "probe"), *changed, *count_caches(backend, now)]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002

@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics, signs_of
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics, read_start_time, signs_of
+from ranvier_py.core.engine_cache.sources.engine_pages import read_marks
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.prompts.body_json import engine_json
 from ranvier_py.core.routing.backend import ProbeResult
+from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
@@ -229,15 +231,32 @@ def figures_of(page: Page, rank: int | None) -> EngineMetrics:
     return read_metrics(body, rank)
 
 
+class ProcessPage(NamedTuple):
+    """What a metrics page shows of the process; None: no page was read, or it does not show that."""
+
+    started_at: float | None = None
+    figures: EngineMetrics = EngineMetrics()
+    marks: EngineMarks | None = None
+
+
+def read_process(page: Page, rank: int | None) -> ProcessPage:
+    """Return what a metrics page shows of the process, or of one rank of it."""
+    if page.status != 200:
+        return ProcessPage()
+    started_at, figures = read_start_time(page.body), figures_of(page, rank)
+    marks = EngineMarks() if page.is_cut else read_marks(page.body, figures, rank)
+    return ProcessPage(started_at, figures, marks)
+
+
 def probe_result(
     page: Page,
     latency_s: float,
     listed: tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]],
-    started_at: float | None,
-    known: EngineMetrics,
+    process: ProcessPage,
 ) -> ProbeResult:
     """Return the result of a good probe: `listed` models with their cards, and what a metrics page says, if any."""
-    found = ProbeResult(True, False, page.status, latency_s, *listed, started_at, hybrid=known.hybrid)
+    started_at, known, marks = process
+    found = ProbeResult(True, False, page.status, latency_s, *listed, started_at, hybrid=known.hybrid, marks=marks)
     if not known.known:
         return found
     hit_tokens, ranks = known.hit_tokens, known.ranks

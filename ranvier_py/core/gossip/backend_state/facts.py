@@ -7,6 +7,7 @@
 - *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. It is believed if two observers have
   it within DOUBT_S, or one does and we saw a failure ourselves. "Healthy" is only what this node saw itself.
 - *Load*: see `loads`.
+- *Marks* of its process: never merged. Each node sends what its own probes read, see `routing.processes.engine_names`.
 
 How generations and drains spread: see `table_gossip`. A node takes no claim on a backend until a peer has sent that
 backend's count. If counts are missing, it asks random peers, one at a time, by facts of no backend.
@@ -32,6 +33,7 @@ from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.columns import FACTS_MAX
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.pauses import doubled
+from ranvier_py.core.routing.processes.engine_names import MarksRead
 from ranvier_py.core.routing.processes.several_processes import same_process
 
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
@@ -97,6 +99,7 @@ class KnownBackend:
     started_at: float = 0.0  # of its process, as the engine or a peer reports it; 0: not known
     counted: bool = False  # a peer has sent its count; before that, one number may stand for two processes
     verdict: Verdict = Verdict.UNKNOWN  # our own
+    reading: MarksRead | None = None  # our own
     draining: bool = False
     drain_clock: int = 0
 
@@ -125,6 +128,7 @@ class BackendFacts(TableGossip[int, Fact]):
         super().__init__(outbox, rng, now)
         self.counters = FactCounters()
         self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
+        self.read: list[tuple[int, Fact]] = []  # by a peer's session, whose marks its facts have; drained likewise
         self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
         self._known: dict[int, KnownBackend] = {}
         self._others: dict[int, float] = {}  # those of `_known` that are not ours: when any node last had each
@@ -143,7 +147,7 @@ class BackendFacts(TableGossip[int, Fact]):
         """Return all that is known, in the form sent to peers."""
         return self._rows(None, now)
 
-    def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
+    def observe(self, backend: int, verdict: Verdict, started_at: float, reading: MarksRead | None = None) -> None:
         """Note our own view of one of our backends; cheap when nothing changed."""
         known = self._known.get(backend)
         if known is None:
@@ -161,6 +165,10 @@ class BackendFacts(TableGossip[int, Fact]):
             if verdict in ILL or known.verdict in ILL:
                 self._changed[backend] = None
             known.verdict = verdict
+        if reading is not known.reading:
+            before, known.reading = known.reading, reading
+            if reading is not None and (before is None or before.marks.identity != reading.marks.identity):
+                self._changed[backend] = None
 
     def restarted(self, backend: int, started_at: float) -> int:
         """Count a restart that we saw. Returns the generation: the next one, unless a peer reported the same start."""
@@ -193,6 +201,7 @@ class BackendFacts(TableGossip[int, Fact]):
     def left(self, backend: int, now: float) -> None:
         """Note that our registry has the backend no more."""
         if backend in self._known:
+            self._known[backend].reading = None
             self._note_had(backend, now)
             self._uncounted.pop(backend, None)
 
@@ -280,6 +289,7 @@ class BackendFacts(TableGossip[int, Fact]):
         if max(fact.generation - ours.generation, fact.drain_clock - ours.drain_clock) > COUNT_STEP_MAX:
             self.counters.facts_absurd += 1
             return
+        self.read.append((peer.session, fact))
         known = self._known.get(fact.backend)
         if known is None:
             if fact.idle_s > KEPT_S:
@@ -376,6 +386,7 @@ class BackendFacts(TableGossip[int, Fact]):
 
     def _fact(self, backend: int, now: float) -> Fact:
         known, idle_s = self._known[backend], now - self._others.get(backend, now)
+        reading = known.reading
         return Fact(
             backend,
             known.generation,
@@ -384,4 +395,6 @@ class BackendFacts(TableGossip[int, Fact]):
             known.draining,
             known.drain_clock,
             ceil(min(max(0.0, idle_s), IDLE_S_MAX)),
+            *((reading.marks.identity, reading.marks.totals) if reading is not None else (0, 0)),
+            ceil(min(max(0.0, now - reading.at), IDLE_S_MAX)) if reading is not None else 0,
         )

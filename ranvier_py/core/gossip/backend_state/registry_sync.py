@@ -10,6 +10,7 @@ nothing is done on a request's path. In: `follow` applies what was received to t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -19,12 +20,15 @@ from ranvier_py.core.gossip.backend_state.facts import (
     GENERATION_BITS,
     BackendFacts,
     DrainChange,
+    FactChange,
     KnownStart,
     NewGeneration,
     Verdict,
 )
+from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
+from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 from ranvier_py.core.routing.processes.several_processes import same_process
 from ranvier_py.core.routing.rates.work import Load
 from ranvier_py.core.routing.route_table.route_values import BackendNames
@@ -64,6 +68,11 @@ class RegistrySync:
         self._restarts = 0  # number of restarts that the facts include
         self._passed_over: dict[int, None] = {}  # whose claims were ignored, for want of a count or a backend
 
+    @property
+    def _registry_version(self) -> tuple[int, int]:
+        """Differs whenever a backend came or went."""
+        return self.registry.counters.backends_added, self.registry.counters.backends_removed
+
     def key_of(self, backend: BackendId) -> int | None:
         """Return a backend's key; None if the registry did not have it at the last look."""
         return self._keys.get(backend)
@@ -101,7 +110,7 @@ class RegistrySync:
         the same reason this returns None until a peer has sent its count of the backend, with the start time.
         """
         seen, facts = self._seen.get(key), self.facts
-        if seen is None or seen.backend.removed:
+        if seen is None or seen.backend.removed or seen.backend.names.strangers:
             return None
         known, backend = facts.of(key), seen.backend
         if not known.counted:
@@ -129,9 +138,9 @@ class RegistrySync:
     def look(self, now: float) -> bool:
         """Note in the facts what changed since the last look. Returns whether anything is in flight."""
         registry = self.registry
-        if self._version != (registry.counters.backends_added, registry.counters.backends_removed):
+        if self._version != self._registry_version:
             is_first = self._version == NEVER
-            self._version = (registry.counters.backends_added, registry.counters.backends_removed)
+            self._version = self._registry_version
             newcomers = self._rename(now)
             self._passed_over = {key: None for key in self._passed_over if key in self._seen}
             if not is_first:  # a node that starts copies a whole table
@@ -145,7 +154,8 @@ class RegistrySync:
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
-            self.facts.observe(key, verdict_of(backend), backend.process.started_at or 0.0)
+            started_at, reading = backend.process.started_at or 0.0, registry.names.readings.get(backend.id)
+            self.facts.observe(key, verdict_of(backend), started_at, reading)
         self.facts.loads.carry(loads)
         return bool(loads)
 
@@ -162,7 +172,8 @@ class RegistrySync:
         backend = seen.backend
         started_at, shared = backend.process.started_at or 0.0, self.facts.of(key).started_at
         differs = bool(started_at and shared) and not same_process(started_at, shared)
-        if differs and backend.generation == seen.generation and backend.processes == 1:
+        is_one = backend.processes == 1 and not backend.names.strangers
+        if differs and backend.generation == seen.generation and is_one:
             self._log(self.registry.restart(backend, "peers knew another process", now))
         if backend.generation != seen.generation:
             seen.generation = backend.generation
@@ -199,22 +210,45 @@ class RegistrySync:
                 if backend is not None:
                     registry.set_peer_load(backend.id, facts.loads.of(key), now)
             facts.loads.moved.clear()
-        if facts.changes:
-            changes, facts.changes = facts.changes, []
-            for each in changes:
-                seen = self._seen.get(each.backend)
-                if seen is None or seen.backend.removed:
-                    if isinstance(each, KnownStart):
-                        facts.begun(*each)
-                    continue
-                if isinstance(each, NewGeneration):
-                    self._start_generation(seen, each, now)
-                elif isinstance(each, KnownStart):
-                    self._know_start(seen, each, now)
-                elif isinstance(each, DrainChange):
-                    self._drain(seen, draining=each.draining)
-                else:
-                    self._doubt(seen.backend, each.observers, now)
+        if facts.read:
+            self._take_marks(now)
+        changes, facts.changes = facts.changes, []
+        for each in changes:
+            seen = self._seen.get(each.backend)
+            if seen is not None and not seen.backend.removed:
+                self._apply(seen, each, now)
+            elif isinstance(each, KnownStart):
+                facts.begun(*each)
+
+    def _apply(self, seen: Seen, change: FactChange, now: float) -> None:
+        """Apply a change to a backend of ours. But for drains, none is of our engine where nodes reach several."""
+        if isinstance(change, DrainChange):
+            self._drain(seen, draining=change.draining)
+        elif seen.backend.names.strangers:
+            pass
+        elif isinstance(change, NewGeneration):
+            self._start_generation(seen, change, now)
+        elif isinstance(change, KnownStart):
+            self._know_start(seen, change, now)
+        else:
+            self._doubt(seen.backend, change.observers, now)
+
+    def peers(self, live: Sequence[Peer]) -> None:
+        """Set the live peers: what others read of engines counts no more."""
+        self.registry.names.keep({peer.session for peer in live})
+
+    def _take_marks(self, now: float) -> None:
+        """Compare the marks that peers read with ours; not before `look` has seen which backends there are, since a
+        backend without its key would be another one. What is dropped here is sent again."""
+        names, (read, self.facts.read) = self.registry.names, (self.facts.read, [])
+        if self._version != self._registry_version:
+            return
+        for session, fact in read:
+            ours, marks = self.find(fact.backend), EngineMarks(fact.identity, fact.totals)
+            names.peer_read(session, fact.backend, ours.id if ours else None, marks, now - fact.read_s, now)
+        for changed in names.changed():
+            if (backend := self.registry.current(changed)) is not None:
+                self._log(names.judge(backend, self.registry.current, now))
 
     def _drain(self, seen: Seen, *, draining: bool) -> None:
         """Drain a backend, or end that, as an operator ordered on another node."""

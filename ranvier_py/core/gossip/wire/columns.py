@@ -42,7 +42,7 @@ GROUPS = 64  # of buckets, for two levels of comparison: 512 bytes for all group
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
-FACTS_MAX = 512  # in a message, 20 kB: taking in one takes some 20 µs
+FACTS_MAX = 512  # in a message, 24 kB: taking in one takes some 20 µs
 READER_CLAIMS_MAX = 2048  # in a message, 43 kB
 PREFILLS_MAX = 128  # in a message: 130 KiB at most
 PREFILL_FINGERPRINTS_MAX = 128
@@ -84,12 +84,12 @@ def rows_field(layout: str, rows_max: int, read: Callable[..., Any] | None = Non
     return Field(pack_rows, unpack_rows)
 
 
-def read_fact(
-    backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int, idle_s: int
+def read_fact(  # one for each column
+    backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int, idle_s: int, *marks: int
 ) -> Fact:
     if verdict > VERDICT_MAX or draining > 1:
         bad("fact")
-    return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock, idle_s)
+    return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock, idle_s, *marks)
 
 
 def read_reader_claim(backend: int, member: int, clock: int, state: int) -> ReaderClaim:
@@ -101,7 +101,7 @@ def read_reader_claim(backend: int, member: int, clock: int, state: int) -> Read
 VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
 BACKENDS = rows_field("<QI", BACKENDS_MAX)
 LOADS = rows_field("<QHHI", BACKENDS_MAX)
-FACTS = rows_field("<QIdBBIH", FACTS_MAX, read_fact)
+FACTS = rows_field("<QIdBBIHQQH", FACTS_MAX, read_fact)
 READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Never
 import msgpack  # type: ignore[import-untyped]
 
 MAGIC = b"RG"
-PROTOCOL_VERSION = 3  # packets of another version are refused and counted
+PROTOCOL_VERSION = 4  # packets of another version are refused and counted
 HEADER = Struct("<2sBBQBQ")
 INNER = Struct("<QB")
 TAG_BYTES = 16

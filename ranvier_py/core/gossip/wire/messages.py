@@ -249,6 +249,9 @@ class Fact(NamedTuple):
     draining: bool
     drain_clock: int  # u32: the greater one decides about draining
     idle_s: int = 0  # u16, rounded up: seconds since any node, as far as the observer knows, had it in its registry
+    identity: int = 0  # u64, as `totals` and `read_s`: the marks that the observer itself read last; 0: none
+    totals: int = 0  # u64
+    read_s: int = 0  # u16, rounded up: seconds since it read them
 
 
 class Facts(NamedTuple):

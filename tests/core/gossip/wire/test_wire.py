@@ -46,7 +46,7 @@ from tests.core.gossip.wire.wire_samples import EXAMPLES, IPV6, LONGEST, RECORD,
 from tests.examples import examples
 
 KINDS = list(TOPIC_OF)
-WRITTEN = (3, "cb6a89c2f2a44e4b")
+WRITTEN = (4, "af7e250920cbda64")
 """The protocol version, and a digest of the examples as it writes them."""
 
 
@@ -384,9 +384,9 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "many route updates": changed(m.RouteUpdates(1, 2, ()), 2, b"\x01\x10" + bytes(4 * 4097)),
     "held for ever": changed(m.RouteUpdates(1, 2, ()), 3, 65536),
     "half a load": changed(m.Loads(1, ()), 1, bytes(15)),
-    "verdict 4": changed(m.Facts(()), 0, bytes(20) + b"\x04" + bytes(5)),
-    "neither draining nor not": changed(m.Facts(()), 0, bytes(21) + b"\x02" + bytes(4)),
-    "started at no time": changed(m.Facts(()), 0, bytes(12) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f" + bytes(6)),
+    "verdict 4": changed(m.Facts(()), 0, bytes(20) + b"\x04" + bytes(25)),
+    "neither draining nor not": changed(m.Facts(()), 0, bytes(21) + b"\x02" + bytes(24)),
+    "started at no time": changed(m.Facts(()), 0, bytes(12) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f" + bytes(26)),
     "command cut off": changed(m.Commands(()), 0, bytes(59)),
     "command without its verb": changed(m.Commands(()), 0, bytes(56) + b"\x03" + bytes(3)),
     "command of infinite weight": changed(m.Commands(()), 0, bytes(22) + b"\xf0\x7f" + bytes(36)),

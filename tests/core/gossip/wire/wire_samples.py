@@ -51,7 +51,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
     m.SideState(9, 3, True, (m.Entry(0, b"update"),)),
     m.Loads(4, ((11, 0, 0, 0), (12, 65535, 65535, 2**32 - 1))),
-    m.Facts((m.Fact(11, 2, 1.5, 1, False, 0), m.Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535))),
+    m.Facts((m.Fact(11, 2, 1.5, 1, False, 0), m.Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535, 2**64 - 1, 7, 30))),
     m.Commands((m.Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
     m.ReaderClaims((m.ReaderClaim(11, SESSION, 7, 5), m.ReaderClaim(12, 1, 2**32 - 1, 0))),
     m.Prefills((m.SharedPrefill(1, 11, 2, bytes(range(16))), m.SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
@@ -122,7 +122,7 @@ updates = many(st.builds(m.Update, records(), st.just(0) | identities))
 pairs = st.tuples(identities, u64)
 amounts = st.floats(0, allow_infinity=False, allow_nan=False)
 entries = st.builds(m.Entry, u16, st.binary(max_size=100))
-facts = st.builds(m.Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32, u16)
+facts = st.builds(m.Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32, u16, u64, u64, u16)
 commands = st.builds(
     m.Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
 )  # fmt: skip
