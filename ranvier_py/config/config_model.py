@@ -239,7 +239,8 @@ class Config(Options):
         "Whose prompts share nothing with those of others, neither routes nor engine caches: credential, by "
         "Authorization, x-api-key or api-key; header:NAME, by a field that a proxy in front sets. Engines get a "
         "cache_salt; it stays the same over a restart only with a cluster secret or key. A stored response is its "
-        "tenant's alone: one that no node knows of is refused, as is what may lead to one unseen.",
+        "tenant's alone: one that no node knows of is refused, as is what may lead to one unseen, and all else that "
+        "engines keep: files, batches, stored completions, conversations.",
     )
     cluster_secret: Secret = key(
         None,

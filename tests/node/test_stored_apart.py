@@ -151,6 +151,74 @@ async def test_no_spelling_of_a_path_leads_to_what_an_engine_keeps_for_another_t
     assert asked(keepers) == []
 
 
+KEPT = (
+    "/v1/files",
+    "/v1/files/file-1",
+    "/v1/files/file-1/content?x=1",
+    "/v1/%66iles/file-1",
+    "/v1/Files/file-1",
+    "/v1//files/file-1",
+    "/v1/files;x/file-1",
+    "/v1/uploads/upload_1/complete",
+    "/v1/batches",
+    "/v1/batches/batch_1/cancel",
+    "/v1/vector_stores/vs_1/search",
+    "/v1/threads/thread_1/runs",
+    "/v1/conversations",
+    "/v1/conversations/conv_1/items",
+    "/v1/chat/completions/chatcmpl-1",
+    "/v1/chat/completions/chatcmpl-1/messages",
+    "/v1/chat/completions/chatcmpl-1/",
+    "/v1/chat/%63ompletions/chatcmpl-1",
+    "/v1/Chat/Completions/chatcmpl-1",
+    "/v1/completions/cmpl-1",
+    "/v1/messages/batches",
+    "/v1/messages/batches/msgbatch_1/results",
+)
+READ = (
+    "/v1/chat/completions",
+    "/v1/chat/completions?limit=5",
+    "/v1/chat/completions/",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/whatever",
+    "/v1/whatever/1",
+)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_nothing_else_that_engines_keep_is_reached_where_tenants_are_kept_apart(engines: int) -> None:
+    """Files, batches, stored completions and conversations have no owner whom a node knows."""
+    async with two_tenants(engines) as (bob, keepers):
+        for method in ("GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"):
+            for path in KEPT if method == "POST" else (*KEPT, *READ):
+                status, text = await bob.ask(method, path, b'{"model":"lab-model"}' if method == "POST" else b"")
+                assert status in (404, 405), (method, path, status, text)
+                assert method == "HEAD" or json.loads(text)["error"]["message"], path
+    assert asked(keepers) == []
+
+
+async def test_models_and_what_is_only_computed_stay_everybody_s_where_tenants_are_kept_apart() -> None:
+    sent = json.dumps({"model": "lab-model", "messages": [], "prompt": "x", "input": "x"}).encode()
+    async with two_tenants(1) as (bob, keepers):
+        for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/messages/count_tokens", "/v1/images/generations"):
+            assert (await bob.ask("POST", path, sent))[0] == 200
+        for method, path in (
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/lab-model"),
+            ("OPTIONS", "/v1/chat/completions"),
+        ):
+            assert (await bob.ask(method, path))[0] in (200, 503)
+    assert len(asked(keepers)) == 6
+
+
+async def test_without_isolation_what_engines_keep_is_theirs_to_give() -> None:
+    async with two_tenants(1, isolation="off") as (bob, keepers):
+        for path in KEPT:
+            assert (await bob.ask("GET", path))[0] == 200, path
+    assert len(asked(keepers)) == len(KEPT)
+
+
 def body(*members: str) -> bytes:
     return ('{"model":"lab-model","input":"Hello",' + ",".join(members) + "}").encode()
 
@@ -232,11 +300,11 @@ async def test_a_form_where_json_belongs_does_not_leave_its_tenant() -> None:
             status, text = await bob.ask("POST", path, sent, b"content-type: " + form.encode())
             error = json.loads(text)["error"]
             assert (status, error["type"], "JSON" in error["message"]) == (400, "invalid_request_error", True)
-        for path in ("/v1/audio/transcriptions", "/v1/files"):
+        for path in ("/v1/audio/transcriptions", "/v1/x"):
             assert (await bob.ask("POST", path, part, b"content-type: " + form.encode()))[0] == 200
         for path in ("/v1/chat/completions", PATH):
             assert (await bob.ask("POST", path, part, b"content-type: " + form.encode()))[0] == 400
-    assert [target for target, _ in asked(keepers)] == ["POST /v1/audio/transcriptions", "POST /v1/files"]
+    assert [target for target, _ in asked(keepers)] == ["POST /v1/audio/transcriptions", "POST /v1/x"]
 
 
 async def test_the_owner_reaches_a_response_by_each_spelling_of_its_path_and_the_engine_sees_one() -> None:

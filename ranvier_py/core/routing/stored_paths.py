@@ -1,8 +1,11 @@
-"""The paths of responses that engines keep: which one a path names, and whether a path is one of them at all.
+"""The paths of what engines keep: which response a path names, and whether a path leads to anything kept at all.
 
     /v1/responses                                     makes one
     /v1/responses/{id}, …/cancel, …/input_items       of one
     /v1/responses/compact, …/input_tokens             of none, but their bodies may name one
+
+Whose anything else is (files, batches, stored completions, conversations, …) nobody knows. Their names are a list, but
+that they are read or deleted is seen by the method: what no engine keeps is asked for by POST.
 
 A path is judged as any engine, or a proxy in front of it, might read it: decoded to the end, without doubled slashes,
 without parameters, in whatever case.
@@ -13,7 +16,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
-from ranvier_py.core.routing.request_paths import RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import PATHS, RESPONSES_PATH
 
 RESPONSE = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
 """Paths of one stored response: GET, DELETE, and what else an engine can do with it."""
@@ -23,8 +26,20 @@ STORED = b"/v1/responses/"
 OF_NONE = frozenset((RESPONSES_PATH + b"/compact", RESPONSES_PATH + b"/input_tokens"))
 """POSTs that count or shorten what their bodies have, and name."""
 
-KEEPERS = (b"/v1/responses", b"/v1/conversations")
-"""What begins the paths of everything that engines keep of conversations."""
+KEEPERS = tuple(
+    b"/v1/" + name
+    for name in (
+        b"responses", b"conversations", b"files", b"uploads", b"batches", b"vector_stores", b"containers",
+        b"assistants", b"threads", b"fine_tuning", b"evals", b"videos", b"skills",
+    )
+)  # fmt: skip
+"""What begins the paths of everything that engines keep for clients, here or at hosted providers."""
+
+BELOW = tuple(path + b"/" for path in PATHS if path.startswith(b"/v1/"))
+"""What begins the paths of stored completions, and of batches of messages: they hang below the path that makes one."""
+
+MODEL = re.compile(rb"/v1/models(?:/.*)?")
+ASKING = (b"GET", b"HEAD")
 
 DECODINGS_MAX = 4  # a path that needs more is refused before
 NOISE = re.compile(rb";[^/]*|(?<=/)/+")
@@ -49,10 +64,15 @@ def response_of(method: bytes, path: bytes) -> str:
 
 
 def is_strange(method: bytes, path: bytes) -> bool:
-    """Whether a path may lead to what engines keep, without naming a response that could have an owner."""
+    """Whether a request may lead to what engines keep, without naming a response that could have an owner."""
     plain = path
     for _ in range(DECODINGS_MAX):
         plain = unquote_to_bytes(plain)
-    if not NOISE.sub(b"", plain).lower().startswith(KEEPERS):
+    plain = NOISE.sub(b"", plain).lower()
+    if path in PATHS or (path in OF_NONE and method == b"POST") or response_of(method, path):
         return False
-    return path != RESPONSES_PATH and path not in OF_NONE and not response_of(method, path)
+    if plain.startswith(KEEPERS) or plain.startswith(BELOW):
+        return True
+    if not plain.startswith(b"/v1/") or method in (b"POST", b"OPTIONS"):
+        return False
+    return method not in ASKING or MODEL.fullmatch(plain) is None

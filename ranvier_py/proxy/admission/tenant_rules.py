@@ -1,8 +1,8 @@
 """What a request must be where tenants are kept apart, so that nothing of one tenant reaches another.
 
-Rules: what leads to responses and conversations that engines keep names one by an id that has an owner, in its path or
-in its body, or is refused. A body is read as engines read it, or is refused: no form where JSON belongs, no other
-encoding, no compression. What an engine would keep under a name that the client chose is refused, too.
+Rules: what leads to anything that engines keep names a response by an id that has an owner, in its path or in its body,
+or is refused. A body is read as engines read it, or is refused: no form where JSON belongs, no other encoding, no
+compression. What an engine would keep under a name that the client chose is refused, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ranvier_py.core.prompts.outer_members import is_doubled
 from ranvier_py.core.prompts.prompt import Prompt
 from ranvier_py.core.prompts.reserved_members import ID_MEMBERS, SLICE_BYTES, STORED_MEMBERS, BodySearch, slices
 from ranvier_py.core.prompts.tenants import Tenants, demand_object
-from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS, RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS, REALTIME_PATH
 from ranvier_py.core.routing.stored_paths import is_strange, may_name
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
@@ -28,8 +28,8 @@ def tenant_of(tenants: Tenants, request: HttpRequest) -> bytes:
     """Return the tenant of the prompt; empty for a request without one. Raises RequestError."""
     method, path, fields = request.method, request.path, request.fields
     if is_strange(method, path):
-        raise NotFound(f"{APART}: this path names no response that a tenant can own")
-    if path == RESPONSES_PATH and method not in (b"POST", b"OPTIONS"):  # it could list the responses of all
+        raise NotFound(f"{APART}: nobody knows whose it is, what this path leads to; only responses have owners")
+    if path in PATHS and path != REALTIME_PATH and method not in (b"POST", b"OPTIONS"):  # it could list what all made
         raise MethodNotAllowed(f"{path.decode()} takes POST")
     if method != b"POST" or not request.body:
         return b""
