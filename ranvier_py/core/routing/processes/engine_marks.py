@@ -48,9 +48,10 @@ def twins_advice(places: Sequence[str]) -> str:
 
 
 def agree(marks: EngineMarks, other: EngineMarks) -> bool:
-    """Whether two pages are surely of one engine."""
+    """Whether two pages are of one engine, as all shows that they have. A start time alone is outweighed by totals."""
     if marks.identity and other.identity:
-        return marks.identity == other.identity
+        are_alike = marks.is_exact or not 0 != marks.totals != other.totals != 0
+        return marks.identity == other.identity and are_alike
     return marks.totals == other.totals != 0
 
 

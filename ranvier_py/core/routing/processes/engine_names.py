@@ -8,7 +8,8 @@ Twins: equal identities; or equal totals, unless the identities differ; or, on o
 one node, where engines often start together, a start time alone is not enough. A twin counts for LIFE_S after it was
 seen last, and until its marks differ.
 A stranger: a peer read other marks under our URL, and ours were the same before and after that, by MARGIN_S at least.
-A restart never looks so, since nobody reads the marks of before it again. It counts until the peer reads what we read.
+A restart never looks so, since nobody reads the marks of before it again. It counts until the peer reads what we read,
+and not where several processes answer us.
 
 Bounds: SOURCES_MAX for each kind; one more is not noted, and counted. Sessions are of live peers.
 """
@@ -232,7 +233,7 @@ class EngineNames:
         before = backend.names
         names = backend.names = OtherNames(
             twins=list(dict.fromkeys(self._twins_of(backend.id, named, now))),
-            strangers=list(dict.fromkeys(self._strangers_of(backend.id, now))),
+            strangers=list(dict.fromkeys(self._strangers_of(backend.id, now))) if backend.processes == 1 else [],
         )
         found = (
             ("twins", before.twins, names.twins, twins_advice(names.twins) or "its engine has one URL"),

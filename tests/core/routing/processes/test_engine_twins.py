@@ -56,6 +56,8 @@ class Node:
         (FIRST, EngineMarks(1, 12), True),  # totals move between two looks
         (FIRST, EngineMarks(2, 11), False),
         (EARLY, EARLY, True),
+        (EngineMarks(1, 11), EngineMarks(1, 11), True),
+        (EngineMarks(1, 11), EngineMarks(1, 12), False),  # two engines that a script began at once
         (RESTED, RESTED, True),
         (RESTED, EngineMarks(0, 34), False),
         (FIRST, EngineMarks(0, 11), True),  # one of the pages has no times
@@ -142,6 +144,16 @@ def test_a_name_leads_to_two_engines_if_a_peer_reads_another_one_between_two_loo
     node.peer_read(EngineMarks(), 41.0, ours=0, session=OTHER_PEER)
     assert node.strangers() == []
     assert [change.after for change in node.logged] == ["node peer", "none"]
+
+
+def test_where_several_processes_answer_here_a_peer_may_well_have_read_another_one() -> None:
+    node = Node(*URLS)
+    node.backends[0].process.several.hosts = 2
+    node.probe(FIRST, 0.0)
+    node.peer_read(SECOND, 5.0, ours=0)
+    node.probe(FIRST, 20.0)
+    assert node.strangers() == []
+    assert node.backends[0].processes == 2
 
 
 def test_a_stranger_ends_when_its_peer_is_gone_or_silent() -> None:
