@@ -100,11 +100,10 @@ class EngineNames:
             if before.marks.totals == marks.totals:
                 reading = replace(reading, totals_since=before.totals_since)
         self.readings[backend] = reading
+        for other in self._alike((LOCAL, backend), marks):
+            self._compare((LOCAL, other), backend, self.readings[other].marks, now)
+            self._compare((LOCAL, backend), other, marks, now)
         self._by_mark |= {mark: backend for mark in (marks.identity, marks.totals) if mark}
-        for other, read in self.readings.items():
-            if other != backend:
-                self._compare((LOCAL, other), backend, read.marks, now)
-                self._compare((LOCAL, backend), other, marks, now)
         for source, found in list(self._strangers.items()):
             if source[1] == backend and not found.is_proved:
                 self._prove(source, found, reading)
@@ -126,12 +125,13 @@ class EngineNames:
         if not marks.identity and not marks.totals:
             self._changed |= dict.fromkeys(self._twins.pop(source, ()))
             return
-        found = dict(self._twins.get(source, {}))
-        for mark in (marks.identity, marks.totals):
-            if mark in self._by_mark:
-                found[self._by_mark[mark]] = now
-        for backend in found:
+        for backend in self._alike(source, marks):
             self._compare(source, backend, marks, now)
+
+    def _alike(self, source: Source, marks: EngineMarks) -> Collection[BackendId]:
+        """Return backends that may be this engine: those that were so far, and one that has a mark of it."""
+        found = [self._by_mark[mark] for mark in (marks.identity, marks.totals) if mark in self._by_mark]
+        return dict.fromkeys([*self._twins.get(source, ()), *found])
 
     def _compare(self, source: Source, backend: BackendId, marks: EngineMarks, now: float) -> None:
         """Note whether the engine of `backend` has these marks, which are those of `source`."""
