@@ -407,6 +407,16 @@ def test_nothing_a_node_answers_can_play_with_the_terminal() -> None:
     assert max(map(len, page.splitlines())) < 80
 
 
+def test_what_to_do_about_a_backend_is_a_sentence_below_the_table() -> None:
+    advice = (
+        "its engine is listed by another URL as well (node b): list it once, by a URL that is the same on all nodes"
+    )
+    backends = [{**BACKEND, "advice": ""}, {**BACKEND, "name": "b", "advice": advice}]
+    lines = status_page(NodeStatus("n", True, "", backends, {})).splitlines()
+    assert f"  b: {advice}" in lines
+    assert sum("advice" in line or "listed" in line for line in lines) == 1
+
+
 def test_a_node_without_backends_states_how_to_add_one() -> None:
     assert "none; add one" in status_page(NodeStatus("n", True, "", [], {}))
 

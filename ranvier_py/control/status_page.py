@@ -11,6 +11,7 @@ from typing import Any
 
 FIRST_COLUMNS = ("name", "url", "health", "state", "circuit", "draining", "load", "in_flight", "weight")
 CELL_CHARACTERS_MAX = 40
+ADVICE_CHARACTERS_MAX = 1000  # a sentence with some names
 LONG = {"why": 120}  # characters of columns that hold a sentence; such a column comes last
 
 
@@ -34,7 +35,7 @@ def status_page(status: NodeStatus) -> str:
     """Return one page: readiness, backends, routes and counters."""
     ready = "ready" if status.ready else "not ready"
     lines = [f"{status.address}  {ready}" + (f": {status.reason}" if status.reason else ""), "", "Backends"]
-    lines += table(status.backends) or ["  none; add one with POST /admin/backends"]
+    lines += backend_lines(status.backends)
     if status.cluster is not None:
         lines += cluster_lines(status.cluster)
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
@@ -45,6 +46,14 @@ def status_page(status: NodeStatus) -> str:
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
     lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
     return "\n".join(lines) + "\n"
+
+
+def backend_lines(backends: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Show the backends, and below them in whole sentences what the operator should do about any."""
+    rows = [{name: fact for name, fact in backend.items() if name != "advice"} for backend in backends]
+    advised = [backend for backend in backends if backend.get("advice")]
+    lines = [f"  {word(each['name'])}: {word(each['advice'], ADVICE_CHARACTERS_MAX)}" for each in advised]
+    return [*table(rows), *lines] or ["  none; add one with POST /admin/backends"]
 
 
 def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
