@@ -12,10 +12,11 @@ One object for each request, made at its first failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.answers.failed_answers import Failure, failure_in, is_undecided, may_fail
 from ranvier_py.core.errors import ConnectFailed, RanvierError, UpstreamError, UpstreamHangs, UpstreamTimeout
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
@@ -65,14 +66,17 @@ class FailedTries:
         self._refused: list[Attempt] = []  # the tries that were refused
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
-    def judge(self, attempt: Attempt, exchange: Exchange) -> Steps[Judgement]:
-        """Return what an error answer shows of its backend, and note a pause that it asks for."""
+    def judge(self, attempt: Attempt, exchange: Exchange, inside: Failure | None) -> Steps[Judgement]:
+        """Return what an error answer shows of its backend, and note a pause that it asks for. `inside`: the error
+        that is in an answer of status 200."""
         head, body = exchange.head, b""
-        if head.status < 400 and not attempt.judged:  # a redirect
+        if inside is None and head.status < 400 and not attempt.judged:  # a redirect
             return SERVED
-        if attempt.judged and wants_body(head.status):
+        if inside is not None:
+            body = inside.body
+        elif attempt.judged and wants_body(head.status):
             body = yield from self._read(exchange)
-        judgement = judgement_of(head.status, body, retry_after_of(head.headers), wall_s=time.time())
+        judgement = judgement_of(attempt.status, body, retry_after_of(head.headers), wall_s=time.time())
         if judgement.outcome is Outcome.OVERLOADED and exchange.complete:
             self.kept = attempt, exchange
         if judgement.pause_s and attempt.judged:
@@ -235,6 +239,22 @@ def outcome_of_error(error: UpstreamError) -> Outcome:
 def waited_long(started_at: float, attempt: Attempt, first_byte_s: float) -> bool:
     """Whether no client would wait for another try after this one timed out."""
     return attempt.sent_at - started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S
+
+
+def failure_inside(exchange: Exchange, attempt: Attempt, more: Callable[[], Steps[bytes]]) -> Steps[Failure | None]:
+    """Return the error that an answer of status 200 is. Waits for its beginning, by `more`; it can be taken again."""
+    head = exchange.head
+    streamed = b"text/event-stream" in head.fields.lines
+    if not head.fields.readable or not (streamed or b"application/json" in head.fields.lines):
+        return None
+    data = exchange.take()
+    while not exchange.complete and is_undecided(data, streamed=streamed):
+        data += yield from more()
+    exchange.put_back(data)
+    if not may_fail(data, streamed=streamed, complete=exchange.complete):
+        return None
+    payload = unchunked(data) if head.framing == "chunked" else data
+    return failure_in(payload, attempt.prompt.api, streamed=streamed)
 
 
 def unchunked(data: bytes) -> bytes:

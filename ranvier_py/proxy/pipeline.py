@@ -60,6 +60,7 @@ from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.failed_tries import (
     FailedTries,
     begun,
+    failure_inside,
     finished,
     known_short,
     outcome_of_error,
@@ -247,12 +248,15 @@ class Pipeline:
         try:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
-            judgement = SERVED
+            judgement, inside = SERVED, None
+            if attempt.status == 200 and attempt.judged:
+                inside = yield from failure_inside(exchange, attempt, partial(self._first_data, served, exchange))
+                attempt.status = 200 if inside is None else inside.status
             if attempt.status >= 300:
                 failed = self._failed_tries(served)
-                judgement = yield from failed.judge(attempt, exchange)
+                judgement = yield from failed.judge(attempt, exchange, inside)
                 if judgement.outcome is not Outcome.SUCCESS:
-                    served.note(f"it answered {attempt.status}")
+                    served.note(f"it answered {attempt.status}{'' if inside is None else ', within a 200'}")
                 elsewhere = failed.after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
@@ -389,7 +393,7 @@ class Pipeline:
         """Relay the answer as it comes, without the counts that only we asked for, and learn what it proves."""
         client, head = served.shared or served.client, exchange.head
         served.status = head.status
-        is_learned = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
+        is_learned = 200 <= attempt.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
         captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
         data = exchange.take()
         while not data and not exchange.complete and attempt.prompt.stream:  # a head that came before the prefill

@@ -28,7 +28,6 @@ from tests.proxy.wire import (
     Scripted,
     Step,
     answer,
-    event,
     post,
 )
 
@@ -88,9 +87,6 @@ def asked(backends: Sequence[Scripted]) -> int:
         pytest.param([STREAM_HEAD, ROLE, HANG], "timeout", False, id="stalled before a token"),
         pytest.param([STREAM_HEAD, ROLE, TOKEN, HANG], "timeout", True, id="stalled after a token"),
         pytest.param([STREAM_HEAD, ROLE, END], "success", True, id="an empty answer"),
-        pytest.param(
-            [STREAM_HEAD, event({"error": {"message": "no"}}), b"0\r\n\r\n"], "success", False, id="an error as event"
-        ),
         pytest.param([answer(OWN, status=400)], "refused", False, id="400"),
         pytest.param([answer(OWN, status=404)], "refused", False, id="404"),
     ],
