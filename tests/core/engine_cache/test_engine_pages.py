@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX
+from ranvier_py.core.engine_cache.sources.engine_pages import SERIES_MAX
 from ranvier_py.core.engine_cache.sources.engine_polls import Page, read_process
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks, agree, disagree
 
@@ -69,8 +71,14 @@ def test_a_page_that_is_missing_or_cut_shows_nothing() -> None:
     assert read_process(Page(200, page, is_cut=True), None).marks == EngineMarks()
 
 
-def test_numbers_that_are_none_and_series_without_end_are_passed_over() -> None:
-    many = b"".join(b"vllm:a%d_created 1.%07d\n" % (number, number) for number in range(5000))
-    assert read_process(Page(200, many), None).marks == read_process(Page(200, many[:60_000]), None).marks
-    odd = b"vllm:a_created NaN\nvllm:b_created -1\nvllm:c_created x\nvllm:d_created 1e999\n"
+def test_what_is_no_number_counts_for_nothing() -> None:
+    odd = b"".join(b"vllm:prompt_tokens_created %b\n" % value for value in (b"NaN", b"-1", b"x", b"1e999", b"0", b""))
     assert read_process(Page(200, odd), None).marks == EngineMarks()
+    assert read_process(Page(200, odd + b"vllm:prompt_tokens_created 1.5\n"), None).marks != EngineMarks()
+
+
+def test_of_a_page_without_end_the_beginning_counts_or_nothing() -> None:
+    many = b"".join(b"vllm:prompt_tokens_created 2.%07d\n" % number for number in range(SERIES_MAX))
+    late = many + b"vllm:prompt_tokens_created 1.0\n"
+    assert read_process(Page(200, late), None).marks == read_process(Page(200, many), None).marks
+    assert read_process(Page(200, many + b"\n" * LINES_MAX), None).marks == EngineMarks()

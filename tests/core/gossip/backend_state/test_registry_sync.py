@@ -5,6 +5,7 @@ from __future__ import annotations
 from ranvier_py.core.gossip.backend_state.facts import HELD_S, REPAIR_INTERVAL_S, Verdict
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.backends import Health, Outcome, ProbeResult
+from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.gossip.replication.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 
@@ -346,3 +347,36 @@ def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_reports(
     first.backends.count_restarts(2.1)
     first.receive(second, 2.1, generation=2)
     assert first.engine().generation == before + 1
+
+
+def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_restarts_or_doubts_are_taken() -> None:
+    first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
+    first.meet(second)
+    for now in (1.0, 20.0, 40.0):
+        for node, identity in ((first, 1), (second, 2)):
+            found = ProbeResult(ok=True, started_at=1000.0, marks=EngineMarks(identity, 0, is_exact=True))
+            node.registry.probed(node.engine().id, found, now)
+            node.backends.look(now)
+        first.meet(second, now + 5.0)
+    assert list(first.engine().names.strangers) == ["node 0000000000000002"]
+    first.serve(CHAT, 50.0)
+    first.send(second, now=50.0)
+    assert second.holders(CHAT, 50.0) == []
+    second.receive(first, 51.0, generation=7, started_at=9000.0, verdict=Verdict.UNHEALTHY, identity=1)
+    assert second.engine().generation == 1
+    assert second.backends.doubted == {}
+    second.receive(first, 52.0, generation=7, draining=True, drain_clock=9, identity=1)
+    assert second.engine().draining, "an order is about the name"
+
+
+def test_what_peers_read_of_a_backend_that_has_just_come_is_not_taken_for_another_ones() -> None:
+    first, second = RouteNode(1, [ENGINE]), RouteNode(2, [])
+    found = ProbeResult(ok=True, marks=EngineMarks(1, 0, is_exact=True))
+    first.registry.probed(first.engine().id, found, 1.0)
+    first.backends.look(1.0)
+    added = second.registry.add(ENGINE)
+    second.registry.probed(added.id, found, 1.0)
+    second.facts.receive(first.peer, Facts(tuple(first.facts.known(1.0))), 1.0)
+    second.backends.follow(1.0)
+    second.registry.probed(added.id, found, 2.0)
+    assert list(added.names.twins) == []
