@@ -202,7 +202,10 @@ def add_control_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_control_key_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--control-key-file", type=Path, metavar="FILE", help=f"its key; ${variable_of('control_key')} holds one too"
+        "--control-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"its key; ${variable_of('control_key')} holds one, or ${variable_of('control_key_file')} names a file",
     )
 
 
@@ -445,10 +448,13 @@ def control_client(options: argparse.Namespace, address: str | None = None) -> h
 
 
 def bearer_key(variable: str, file: Path | None) -> str:
-    """Return the key of this file, else of this variable of the environment, else "". Raises ConfigError."""
-    if file is not None:
-        return read_secret_file(file)
-    key = os.environ.get(variable, "").strip()
+    """Return the key of this file, else of this variable or of the file that its twin names, else "". Raises
+    ConfigError."""
+    key, named = os.environ.get(variable, "").strip(), os.environ.get(f"{variable}_FILE", "")
+    if file is None and key and named:
+        raise ConfigError([f"{variable}_FILE: {variable} is set as well; set one of them"])
+    if file is not None or named:
+        return read_secret_file(file or Path(named))
     if not key.isprintable():
         raise ConfigError([f"{variable} must be one line of text, the key"])
     return key

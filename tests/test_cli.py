@@ -292,6 +292,45 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
     assert "lines" not in reported
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (("flag", "variable", "file"), "flag"),
+        (("", "variable", ""), "variable"),
+        (("", "", "file"), "file"),
+        (("", " ", "file"), "file"),
+        (("", "", ""), None),
+        (("", "variable", "file"), "nothing"),
+    ],
+)
+def test_tools_take_their_key_from_where_a_node_would(
+    given: tuple[str, str, str],
+    used: str | None,
+    control: PageServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flag, then variable. A secret and its file of the same rank are a mistake."""
+    flag, variable, named = given
+    for name in ("flag", "file"):
+        (tmp_path / name).write_text(f"{name}\n")
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", variable)
+    monkeypatch.setenv("RANVIER_CONTROL_KEY_FILE", str(tmp_path / named) if named else "")
+    flags = ["--control-key-file", str(tmp_path / flag)] if flag else []
+    code = cli.main(["status", "--control", control.url, *flags])
+    if used == "nothing":
+        assert (code, cli.main(["config", "--check"])) == (cli.EXIT_CONFIG, cli.EXIT_CONFIG)
+    else:
+        assert code == cli.EXIT_OK
+        assert {key for _, key, _ in control.asked} == {used and f"Bearer {used}"}
+
+
+def test_a_variable_of_the_reporter_keeps_no_node_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE"):
+        monkeypatch.setenv(name, "x")
+    assert cli.main(["config", "--check"]) == cli.EXIT_OK
+
+
 def test_status_is_one_page_about_the_node(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

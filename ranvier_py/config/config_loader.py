@@ -32,6 +32,7 @@ from ranvier_py.core.options import expected, fits
 
 ENV_PREFIX = "RANVIER_"
 FILE_VARIABLE = "RANVIER_CONFIG"
+OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -138,12 +139,9 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
         places = {name: f"{file}:{line}" for name, line in toml.lines.items()}
         found.places = {item: place for item, place in places.items() if "[" in item}
         return toml.values, lambda name: places.get(name, str(file))
-    try:
-        written = read_continuum(file)
-    except ConfigError as error:
-        found.problems += error.problems
-        return {}, str
+    written = read_continuum(file)
     found.problems += written.problems
+    found.bad |= written.bad
     found.notes += written.notes
     found.sources = written.sources
     return written.values, written.origins.__getitem__
@@ -151,7 +149,7 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
 
 def unknown_variables() -> Iterator[str]:
     """Yield a problem for each variable with our prefix that names no key."""
-    known = {variable_of(name) for name in KEYS} | {FILE_VARIABLE}
+    known = {variable_of(name) for name in KEYS} | {FILE_VARIABLE, *OTHER_VARIABLES}
     for name, value in sorted(os.environ.items()):
         if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
             yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"

@@ -115,12 +115,15 @@ class ContinuumFile:
     notes: list[str] = field(default_factory=list)
     sources: list[EventSourceEntry] = field(default_factory=list)
     given: dict[str, YamlValue] = field(default_factory=dict)  # by the document's names
+    bad: dict[str, None] = field(default_factory=dict)  # keys of the root of which some could not be read
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Read the file. Raises ConfigError if it is not YAML; all else that is wrong becomes `problems`."""
-        tree = read_yaml(self.file)
+        """Read the file. All that is wrong becomes `problems`."""
+        written = read_yaml(self.file)
+        tree, self.bad = written.tree, written.bad
+        self.problems += written.problems
         for name, value in (tree.value if tree is not None else {}).items():
             if name in (PREFIX, RESPONSES, INDEX) and not (name in KEYS and type(value.value) is bool):
                 self._section(name, value)
@@ -132,6 +135,8 @@ class ContinuumFile:
 
     def _section(self, path: str, section: YamlValue) -> None:
         if not isinstance(section.value, dict):
+            if section.value is None and path.partition(".")[0] in self.bad:
+                return  # what stood there could not be read
             self._problem(section.line, path, "must be keys with their values")
             return
         for name, inner in section.value.items():
@@ -303,11 +308,13 @@ class ContinuumFile:
         self.problems.append(f"{self.file}:{line}: {name}: {message}")
 
     def _unknown(self, name: str, line: int, known: Iterable[str]) -> None:
+        if self.bad:  # a part of something that could not be read may look like a key
+            return
         self._problem(line, name, f"no such key{did_you_mean(name.rpartition('.')[2], known)}")
 
 
 def read_continuum(file: Path) -> ContinuumFile:
-    """Read and translate a YAML file. Raises ConfigError if it is not YAML."""
+    """Read and translate a YAML file."""
     found = ContinuumFile(file)
     found.read()
     return found

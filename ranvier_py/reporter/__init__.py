@@ -17,7 +17,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--worker-id", default="", metavar="NAME", help="the engine as the routers know it: name or URL of a backend")
     add("--router", action="append", default=[], metavar="URL", help="control port of a router; may be repeated")
-    add("--key-file", type=Path, metavar="FILE", help=f"bearer key for them; ${KEY_VARIABLE} holds one too")
+    add(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"bearer key for them; ${KEY_VARIABLE} holds one, or ${KEY_VARIABLE}_FILE names its file",
+    )
     add("--engine", default="", metavar="URL", help="HTTP of the engine, to ask where it publishes its KV events")
     add("--events", default="", metavar="tcp://HOST:PORT", help="where it publishes them, instead of asking")
     add("--replay", default="", metavar="tcp://HOST:PORT", help="... and where it replays missed ones")

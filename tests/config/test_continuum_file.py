@@ -384,6 +384,66 @@ def test_yaml_that_could_mean_more_than_it_shows_is_refused(tmp_path: Path, text
     assert problems(tmp_path, text) == [expected]
 
 
+def test_all_problems_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    """What can't be read, and what has a bad value, wherever it stands."""
+    text = """\
+policy: [affinity
+listen: 127.0.0.1:1
+probe_interval_s: -1
+backend:
+- url: http://a:1
+  url: http://b:1
+- !secret x
+- url: http://c:1
+  weight: many
+response_cache:
+  enabled: true
+  ttl: &ttl 5m
+  capacity: *ttl
+  backend: nowhere
+control: "127.0.0.1:2
+log_format: xml
+"""
+    found = problems(tmp_path, text.encode())
+    assert [problem.partition(": ")[0] for problem in found[:5]] == ["F:2", "F:6", "F:7", "F:13", "F:17"]
+    assert "not YAML" in found[0]
+    assert [problem for problem in found[5:] if "backend" in problem], found
+    assert any(problem.startswith("probe_interval_s: ") and problem.endswith("(from F:3)") for problem in found)
+    assert any("response_cache.backend" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"policy: [a",
+        b"policy: {a: 1",
+        b"policy: 'a",
+        b'policy: "a',
+        b"policy: a: b",
+        b"policy: *a",
+        b"policy: !a b",
+        b"policy: @a",
+        b"policy: `a`",
+        b"\tpolicy: a",
+        b"policy:\n - a\n b: c",
+        b"policy:\n  a: 1\n a: 2",
+        b"policy: |\n  a\n b",
+        b"policy: %",
+        b"policy",
+        b"policy: a\npolicy: b",
+        b"? [policy]\n: 1",
+        b"policy: ]",
+        b"policy:\n  - {a: 1,\n     b: *x}\n  - c",
+    ],
+)
+def test_what_cannot_be_read_hides_no_other_problem(tmp_path: Path, broken: bytes) -> None:
+    """Before it and behind it."""
+    found = problems(tmp_path, b"probe_interval_s: -1\n" + broken + b"\nlog_format: xml\n")
+    assert any(problem.startswith("probe_interval_s: ") for problem in found), found
+    assert any(problem.startswith("log_format: ") for problem in found), found
+    assert any(problem.startswith("F:") for problem in found)
+
+
 def test_an_empty_file_sets_nothing_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert loaded(tmp_path, "# nothing\n").config == Config()
     assert loaded(tmp_path, "\ufeffpolicy: ttft").config.policy == "ttft"
