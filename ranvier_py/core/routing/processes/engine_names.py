@@ -22,6 +22,7 @@ from math import inf
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backend import Backend, Transition
 from ranvier_py.core.routing.processes.engine_marks import (
     EngineMarks,
@@ -35,7 +36,7 @@ from ranvier_py.core.routing.processes.engine_marks import (
 
 LIFE_S = 600.0  # many times the interval at which pages are read and marks are sent, for hundreds of peers too
 MARGIN_S = 3.0  # ages of marks travel in whole seconds, and messages may be late
-ASKED_AGAIN_S = 5.0  # between two looks at a page that differs from what a peer read
+ASKED_AGAIN_S = 5.0  # between two looks at a page that differs from what a peer read; doubled with each
 LOGGED_S = 600.0  # between two lines about one backend that begin alike
 SOURCES_MAX = 256  # a few show whose configuration is to be mended
 NONE = "none"
@@ -83,7 +84,9 @@ class EngineNames:
         ] = {}  # which of ours it is the engine of, and when it was seen
         self._strangers: dict[tuple[int, BackendId], Stranger] = {}  # by session
         self._places: dict[BackendId, Collection[BackendId]] = {}
-        self._asked_at: dict[BackendId, float] = {}
+        self._ask_at: dict[
+            BackendId, tuple[float, int]
+        ] = {}  # when a page may be asked for again, after how many times
         self._unsure: dict[BackendId, None] = {}
         self._changed: dict[BackendId, None] = {}  # to be judged anew
         self._logged_at: dict[tuple[BackendId, str], float] = {}
@@ -155,8 +158,9 @@ class EngineNames:
         reading = self.readings.get(source[1])
         ours, found = reading.marks if reading is not None else EngineMarks(), self._strangers.get(source)
         if reading is None or not disagree(ours, marks):
-            if agree(ours, marks) or marks == EngineMarks():
+            if ours.identity == marks.identity != 0 or agree(ours, marks) or marks == EngineMarks():
                 self._drop_stranger(source)
+                self._ask_at.pop(source[1], None)
             return
         by_identity = bool(ours.identity and marks.identity)
         if found is not None:
@@ -166,8 +170,9 @@ class EngineNames:
         if found is not None and not found.is_proved:
             self._prove(source, found, reading)
         is_clear = found is not None and found.is_proved
-        if by_identity and not is_clear and now - self._asked_at.get(source[1], -inf) >= ASKED_AGAIN_S:
-            self._asked_at[source[1]] = now
+        ask_at, times = self._ask_at.get(source[1], (-inf, 0))
+        if by_identity and not is_clear and now >= ask_at:
+            self._ask_at[source[1]] = (now + doubled(ASKED_AGAIN_S, times, LIFE_S), times + 1)
             self._unsure[source[1]] = None
 
     def _prove(self, source: tuple[int, BackendId], found: Stranger, reading: MarksRead) -> None:
@@ -198,7 +203,7 @@ class EngineNames:
             twins.pop(backend, None)
         self._strangers = {source: found for source, found in self._strangers.items() if source[1] != backend}
         self._logged_at = {key: at for key, at in self._logged_at.items() if key[0] != backend}
-        for known in (self._places, self._asked_at, self._unsure, self._changed):
+        for known in (self._places, self._ask_at, self._unsure, self._changed):
             known.pop(backend, None)
 
     def keep(self, sessions: Collection[int]) -> None:

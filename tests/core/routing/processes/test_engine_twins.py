@@ -169,16 +169,29 @@ def test_a_stranger_ends_when_its_peer_is_gone_or_silent() -> None:
         assert node.strangers() == []
 
 
+def test_a_stranger_ends_with_an_equal_start_though_the_engine_works() -> None:
+    node = Node(*URLS)
+    node.probe(EngineMarks(1, 11), 0.0)
+    node.peer_read(EngineMarks(2, 22), 5.0, ours=0)
+    node.probe(EngineMarks(1, 11), 10.0)
+    assert node.strangers()
+    node.peer_read(EngineMarks(1, 12), 15.0, ours=0)
+    assert node.strangers() == []
+
+
 def test_while_a_peer_reads_another_engine_ours_is_looked_at_again_but_not_too_often() -> None:
     node = Node(*URLS)
     node.probe(FIRST, 0.0)
     asked = []
-    for now in range(1, 9):
+    for now in range(1, 40):
         node.peer_read(SECOND, float(now), ours=0)
         asked += [now for _ in node.names.unsure()]
-    assert asked == [1, 6]
-    node.probe(FIRST, 20.0)
-    node.peer_read(SECOND, 21.0, ours=0)
+    assert asked == [1, 6, 16, 36]
+    node.peer_read(FIRST, 40.0, ours=0)
+    node.peer_read(SECOND, 41.0, ours=0)
+    assert len(node.names.unsure()) == 1
+    node.probe(FIRST, 50.0)
+    node.peer_read(SECOND, 70.0, ours=0)
     assert node.strangers()
     assert node.names.unsure() == [], "it is clear by now"
     busy = Node(*URLS)
