@@ -30,7 +30,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 from ranvier_py.core.routing.processes.several_processes import same_process
-from ranvier_py.core.routing.rates.work import Load
+from ranvier_py.core.routing.rates.work import NO_LOAD, Load
 from ranvier_py.core.routing.route_table.route_values import BackendNames
 
 TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
@@ -208,7 +208,8 @@ class RegistrySync:
             for key in facts.loads.moved:
                 backend = self.find(key)
                 if backend is not None:
-                    registry.set_peer_load(backend.id, facts.loads.of(key), now)
+                    load = NO_LOAD if backend.names.strangers else facts.loads.of(key)
+                    registry.set_peer_load(backend.id, load, now)
             facts.loads.moved.clear()
         if facts.read:
             self._take_marks(now)

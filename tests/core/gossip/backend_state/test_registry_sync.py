@@ -349,7 +349,7 @@ def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_reports(
     assert first.engine().generation == before + 1
 
 
-def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_restarts_or_doubts_are_taken() -> None:
+def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_loads_restarts_or_doubts_are_taken() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.meet(second)
     for now in (1.0, 20.0, 40.0):
@@ -362,6 +362,9 @@ def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_restarts_or_doub
     first.serve(CHAT, 50.0)
     first.send(second, now=50.0)
     assert second.holders(CHAT, 50.0) == []
+    second.facts.receive(first.peer, Loads(1, ((second.key(), 9, 0, 0),)), 50.0)
+    second.backends.follow(50.0)
+    assert second.engine().load == 0
     second.receive(first, 51.0, generation=7, started_at=9000.0, verdict=Verdict.UNHEALTHY, identity=1)
     assert second.engine().generation == 1
     assert second.backends.doubted == {}
