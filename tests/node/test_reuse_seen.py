@@ -54,6 +54,24 @@ async def test_engines_that_reuse_nothing_are_named_and_share_the_load(
         await node.until("/admin/backends", lambda _: caplog.text.count("backend.reuses_nothing") == 3)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_of_engines_that_reuse_nothing_and_count_nothing_none_gets_all(stream: bool) -> None:
+    """Without counts and pages nothing shows whether they reuse prefixes; how long they take shows their load."""
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        for number in range(3):
+            limits = {"decode_s": 0.005, "prefill_tokens_per_s": 8000.0, "cache": "vanilla"}
+            engine = await start_engine(place.nursery, number, tokenizer=str(DEFAULT_TOKENIZER), **limits)  # type: ignore[arg-type]
+            place.engines.append(engine[0])
+        node = await place.start(engine_metrics_interval_s=0)
+        for url in place.engines:
+            await node.fault(url, kind="uncached", counts=False)
+        await ask(node, 2 * USERS, stream=stream)
+        served = await ask(node, 8 * USERS, stream=stream)
+        assert all(each["reuses_prefixes"] for each in await node.backends())
+        assert max(served.values()) < 0.7 * served.total(), served
+        assert len(served) == 3, served
+
+
 async def test_an_engine_restarted_with_its_cache_on_regains_its_affinity() -> None:
     async with opened(Lab, 0, DEADLINE_S) as place:
         tokenizer = str(DEFAULT_TOKENIZER)
