@@ -17,6 +17,7 @@ JSON = b"content-type: application/json"
 LAST = b"0\r\n\r\n"
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
 BROKEN = {"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}
+EVENT = b"data: " + json.dumps(FULL).encode() + b"\n\n"
 CLAUDES = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 FAILED = {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "x"}}}
 REFUSED = {"error": {"message": "The model `m` does not exist.", "type": "NotFoundError", "code": 404}}
@@ -24,6 +25,7 @@ REFUSED = {"error": {"message": "The model `m` does not exist.", "type": "NotFou
 STREAMS: dict[str, tuple[list[Step], str]] = {
     "queue full": ([STREAM_HEAD + event(FULL) + LAST], "overloaded"),
     "queue full, in pieces": ([STREAM_HEAD, event(FULL), LAST], "overloaded"),
+    "queue full, cut": ([STREAM_HEAD, chunk(EVENT[:30]), chunk(EVENT[30:-1]), chunk(EVENT[-1:]), LAST], "overloaded"),
     "broken": ([STREAM_HEAD + event(BROKEN) + chunk(b"data: [DONE]\n\n") + LAST], "server_error"),
     "broken behind a role": ([STREAM_HEAD + ROLE + event(BROKEN) + LAST], "server_error"),
     "overloaded": (
@@ -110,3 +112,15 @@ async def test_what_is_no_inference_may_be_an_error_within_a_200() -> None:
     async with lab(*engines) as node:
         assert (await node.http.get(f"{node.url}/v1/files/f1")).status_code == 200
         assert (await at_rest(node))["outcomes"] == {"success": 1}
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" "])
+async def test_blanks_by_which_an_engine_keeps_a_line_open_are_relayed_at_once(blank: bytes) -> None:
+    seen = trio.Event()
+    head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
+    engine = Scripted(head + chunk(blank), seen, chunk(b'{"choices":[]}') + LAST)
+    async with lab(engine) as node, await node.wire() as client:
+        await client.send(question(b"/v1/completions"))
+        await client.until(chunk(blank))
+        seen.set()
+        await client.until(LAST)

@@ -21,6 +21,7 @@ WHOLE_BYTES_MAX = 16 * 1024
 """Of a whole answer: errors have some hundred bytes."""
 
 ERROR = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"(?:error|response\.failed)"|"object"\s*:\s*"error"')
+EVENT_ENDS = (b"\n\n", b"\n\r\n")  # also before the end of a chunk
 IN_ERRORS = (b'"error"', b'"response.failed"')  # one of them is in all that ERROR finds
 OUTPUT = ("choices", "output", "content", "data", "text")
 """Members of answers by all APIs: an error beside them is about a part of what was asked for."""
@@ -53,9 +54,12 @@ EMPTY = Failure(500, b"a stream without an event")
 
 def is_undecided(data: bytes, *, streamed: bool) -> bool:
     """Whether more must come before an answer that is not complete may be judged."""
+    if streamed and b"{" in data:  # an error that is cut
+        is_cut = any(name in data for name in IN_ERRORS) and not data.rstrip(b"\r").endswith(EVENT_ENDS)
+        return is_cut and len(data) < WHOLE_BYTES_MAX
     if streamed:
-        return not data or (b"[DONE]" in data and b"{" not in data)
-    return len(data) < WHOLE_BYTES_MAX
+        return not data or b"[DONE]" in data
+    return not data or (b"{" in data and len(data) < WHOLE_BYTES_MAX)  # blank lines keep a line open, and go on at once
 
 
 def may_fail(data: bytes, *, streamed: bool, complete: bool) -> bool:

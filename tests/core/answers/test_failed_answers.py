@@ -111,6 +111,10 @@ def test_a_stream_that_ends_without_an_event_is_a_failure(data: bytes) -> None:
 def test_nothing_waits_for_more_than_decides() -> None:
     assert [is_undecided(each, streamed=True) for each in (b"", b"data: [DONE]\n\n")] == [True, True]
     assert not any(is_undecided(each, streamed=True) for each in (b": ping\n\n", stream(ROLE), b"x"))
+    assert is_undecided(b'data: {"error":{"mess', streamed=True)
+    assert not any(is_undecided(stream({"error": FULL}) + end, streamed=True) for end in (b"", b"\r\n"))
+    assert is_undecided(b"", streamed=False)
+    assert not any(is_undecided(each, streamed=False) for each in (b"\n", b"1\r\n\n\r\n", b"   "))
     assert is_undecided(b"{" + b" " * 9000, streamed=False)
     assert not is_undecided(b"{" + b" " * 20_000, streamed=False)
 
