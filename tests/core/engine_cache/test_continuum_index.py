@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import pytest
@@ -19,8 +20,10 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Holder, Match
 from ranvier_py.core.routing.placement.kv_score import KvScore
+from tests.core.routing.hostile_bodies import filled
 from tests.core.routing.placement.engines import Engine
 from tests.examples import examples
+from tests.node.turns import OCCUPIED_S_MAX, TRIES
 
 A, B = BackendId(0), BackendId(1)
 OFFLOADING = IndexSettings(offloading=True)
@@ -52,6 +55,28 @@ def test_cr15_the_event_field_beats_the_member_of_the_json() -> None:
 
 def test_cr15_the_member_of_the_json_counts_where_there_is_no_event_field() -> None:
     assert read(b'data: {"event":"cache_evicted","prefix_hash":"0xAB"}\n\n') == [IndexEvent(Verb.EVICTED, "ab", None)]
+
+
+SLOW = {
+    "lists": filled(b'data: {"prefix_hash":"ab","x":[', b"[],", b"[]]}", EVENT_BYTES_MAX - 100),
+    "objects": filled(b'data: {"prefix_hash":"ab","x":[', b"{},", b"{}]}", EVENT_BYTES_MAX - 100),
+    "lines of data": filled(b"", b"data:\n", b"", EVENT_BYTES_MAX - 100),
+    "unknown lines": filled(b"", b"x\n", b"", EVENT_BYTES_MAX - 100),
+    "carriage returns": filled(b"", b"data: x\r", b"", EVENT_BYTES_MAX - 100),
+    "comments": filled(b"x\n", b":\n", b"", EVENT_BYTES_MAX - 100),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_an_event_that_is_made_to_take_long_is_dropped_at_once(name: str) -> None:
+    took_s = []
+    for _ in range(TRIES):
+        reader = EventReader()
+        assert not list(reader.feed(SLOW[name]))
+        began = time.thread_time()
+        assert list(reader.feed(b"\n\n")) == [None]
+        took_s.append(time.thread_time() - began)
+    assert min(took_s) < OCCUPIED_S_MAX
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])

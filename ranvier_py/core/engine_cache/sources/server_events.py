@@ -1,9 +1,10 @@
 """Reads server-sent events as they come: bytes in pieces of any size -> events of an index.
 
 Rules: `event:` names the kind; only if it is missing, the member `event` of the JSON does (CR15). Lines end with LF, CR
-or CRLF. Comments and unknown fields are skipped; an event that cannot be read is None. One event may have
-`EVENT_BYTES_MAX`; a longer one raises TooLong, since it is unknown where the next begins, and the reader connects anew
-(CX29). The text in a WebSocket frame is one event's data: `event_of`.
+or CRLF. Comments and unknown fields are skipped; an event that cannot be read is None, and so is one with more lines or
+parts than are read at once. One event may have `EVENT_BYTES_MAX`; a longer one raises TooLong, since it is unknown
+where the next begins, and the reader connects anew (CX29). The text in a WebSocket frame is one event's data:
+`event_of`.
 Source: Continuum Router, «KV cache optimization», tier 4; the grammar is WHATWG's HTML, section 9.2.6.
 """
 
@@ -12,11 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import orjson
-
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import KINDS, IndexEvent
+from ranvier_py.core.prompts.body_json import excess, object_of
 
 EVENT_BYTES_MAX = 1 << 20  # Continuum's MAX_SSE_BUFFER_SIZE
+
+LINES_MAX = 4096  # of one event, which has two or three
 
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
 EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
@@ -43,8 +45,12 @@ class EventReader:
         piece, start = self._piece, 0
         piece += data
         while (found := EVENT_END.search(piece, max(start, self._searched))) is not None:
-            kind, text = fields_of(bytes(piece[start : found.start()]))
+            event = bytes(piece[start : found.start()])
             start = self._searched = found.end()
+            if event.count(b"\n") + event.count(b"\r") > LINES_MAX:
+                yield None
+                continue
+            kind, text = fields_of(event)
             if text:
                 yield event_of(kind, text)
         comments = COMMENTS.match(piece, start)
@@ -69,11 +75,8 @@ def fields_of(event: bytes) -> tuple[bytes, bytes]:
 
 def event_of(kind: bytes, data: bytes) -> IndexEvent | None:
     """Return the event that a kind and its JSON stand for; None if they cannot be read as one."""
-    try:
-        fields = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(fields, dict):
+    fields = None if excess(data) else object_of(data)
+    if fields is None:
         return None
     name = kind.decode("latin-1") if kind else fields.get("event")
     prefix, tokens = fields.get("prefix_hash"), fields.get("token_count")
