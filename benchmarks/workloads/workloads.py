@@ -23,11 +23,13 @@ from benchmarks.harness.bench import data_folder, show
 from benchmarks.workloads import traffic
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import H100, LanguageModel, derived, preset
+from ranvier_py.replay.replay_plan import Restart
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Trace, TraceOptions
 
 ENGINES = 8
 AMPLE, TIGHT = "ample", "tight"
+OWN = "own"  # the caches that the fleet of a workload has
 AMPLE_TOKENS = 40_000_000  # cache of one engine: more than all prompts of any workload together
 
 A100_8B = preset("a100-llama-8b")
@@ -49,7 +51,9 @@ def slower(trace: Trace, draw: int) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of traffic. `capacity`: speeds by cache. `retimed` draws other arrivals for the same requests."""
+    """One kind of traffic. `capacity`: speeds by cache. `retimed` draws other arrivals for the same requests. `fleet`:
+    engines of its own, instead of ENGINES like `engine` with ample or tight caches. `restarts`, `think_s`: see `Plan`.
+    """
 
     name: str
     load: Callable[[], Trace]
@@ -61,8 +65,13 @@ class Workload:
     file: str = ""  # in the shared data; empty: generated
     limits: str = ""  # which part of the trace is run, if not all
     negative: bool = False  # a negative control: hardly anything is shared
+    fleet: tuple[EngineLimits, ...] = ()
+    think_s: float | None = None
+    restarts: tuple[Restart, ...] = ()
 
     def engines(self, cache: str, block_tokens: int) -> tuple[EngineLimits, ...]:
+        if self.fleet:
+            return tuple([replace(limits, block_size=block_tokens) for limits in self.fleet])
         cache_tokens = AMPLE_TOKENS if cache == AMPLE else self.tight_tokens
         return (replace(self.engine, cache_tokens=cache_tokens, block_size=block_tokens),) * ENGINES
 
@@ -142,7 +151,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(TAUBENCH, "qwen2.5"),
                 tight_tokens=40_000,
                 capacity={AMPLE: 24.7, TIGHT: 24.7},
-                draws=5,
+                draws=3,
                 file=TAUBENCH,
             ),
             Workload(
@@ -159,7 +168,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(QMSUM, "llama3"),
                 tight_tokens=100_000,
                 capacity={AMPLE: 16.7, TIGHT: 14.7},
-                draws=8,  # one draw's p90 is an eighth off: it hangs on a tenth of 553 requests, many in one queue
+                draws=5,  # one draw's p90 is an eighth off: it hangs on a tenth of 553 requests, many in one queue
                 retimed=alone,
                 file=QMSUM,
             ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -18,12 +20,14 @@ from benchmarks.harness.policies_goals import (
     better_than_each,
     cells_of,
     goals,
+    near_best,
     negative_control,
     never_worse,
     ratio,
 )
-from benchmarks.workloads import traffic, workloads
-from benchmarks.workloads.workloads import AMPLE, TIGHT, WORKLOADS, alone, sessions
+from benchmarks.workloads import anew, traffic, workloads
+from benchmarks.workloads.reported import REPORTED
+from benchmarks.workloads.workloads import AMPLE, OWN, TIGHT, WORKLOADS, Workload, alone, sessions
 from ranvier_py.replay.jobs import execute_all
 from ranvier_py.replay.traces.trace import Trace
 
@@ -34,6 +38,7 @@ def row(policy: str, p90_s: float, *, load: float = 0.5, nodes: int = 1, hits: f
         cache=AMPLE,
         nodes=0 if policy.startswith("oracle") else nodes,
         load=load,
+        streamed=True,
         rate=load,
         policy=policy,
         ttft_p50_s=p90_s / 2,
@@ -41,10 +46,12 @@ def row(policy: str, p90_s: float, *, load: float = 0.5, nodes: int = 1, hits: f
         ttft_p99_s=2 * p90_s,
         ttft_mean_s=p90_s / 2,
         e2e_p50_s=1.0,
+        e2e_p90_s=2.0,
         hit_rate=hits,
         predicted_hit_rate=hits,
         requests_per_s=1.0,
         max_over_mean=1.0,
+        uneven_share=0.0,
         failed=0,
         regret_s=None,
         processor_s=0.0,
@@ -133,6 +140,21 @@ def test_the_negative_control_asks_every_policy_on_that_workload_alone() -> None
     assert sorted(found["by_policy"]) == ["affinity", "chwbl"]
 
 
+def test_both_of_ours_are_compared_with_the_best_of_all_in_first_tokens_and_whole_answers() -> None:
+    best = row("least_loaded", 1.0)._replace(e2e_p90_s=1.9)
+    late = row("ttft", 1.1)._replace(uneven_share=0.2)
+    found = near_best(cells(best, late, row("affinity", 1.04), row("oracle_ttft", 0.1)), "ttft")
+    assert [(miss["other"], miss["ratio"]) for miss in found["ttft_p90_s"]["missed"]] == [("least_loaded", 1.1)]
+    assert [miss["ratio"] for miss in found["e2e_p90_s"]["missed"]] == [pytest.approx(2.0 / 1.9, abs=1e-4)]
+    assert list(found["uneven_missed"].values()) == [0.2]
+    assert near_best(cells(best, late, row("affinity", 1.04)), "affinity")["ttft_p90_s"]["reached"]
+
+
+def test_streams_and_answers_that_come_as_a_whole_are_cells_of_their_own() -> None:
+    found = cells(row("ttft", 1.0), row("ttft", 2.0)._replace(streamed=False))
+    assert [str(name).endswith("whole answers") for name in found] == [False, True]
+
+
 @pytest.mark.parametrize(("ours", "other", "expected"), [(1.0, 2.0, 0.5), (0.0, 0.0, 1.0), (1.0, 0.0, 1e9)])
 def test_nothing_against_nothing_is_a_draw(ours: float, other: float, expected: float) -> None:
     assert ratio(ours, other) == expected
@@ -170,25 +192,53 @@ def test_every_workload_has_a_capacity_for_both_caches_and_room_for_its_longest_
     assert [workload.name for workload in WORKLOADS.values() if workload.negative] == ["sharegpt"]
 
 
+@pytest.mark.parametrize("workload", [each for each in REPORTED.values() if not each.file], ids=lambda each: each.name)
+def test_reported_traffic_differs_by_its_draw_and_fits_its_engines(workload: Workload) -> None:
+    trace = workload.loaded(None)
+    again, other = workload.trace(0, workload.loaded(None)), workload.trace(1, trace)
+    assert [each.blocks for each in trace.requests] == [each.blocks for each in again.requests]
+    assert [each.blocks for each in trace.requests] != [each.blocks for each in other.requests]
+    longest = max(each.prompt_tokens + each.answer_tokens for each in trace.requests)
+    assert longest < min(limits.cache_tokens for limits in workload.engines(OWN, trace.block_tokens))
+
+
+def test_a_workload_drawn_anew_keeps_sessions_whole_and_is_has_the_load_of_its_name() -> None:
+    trace = traffic.chat_threads(1, threads=200)
+    lengths = Counter(request.session for request in trace.requests)
+    source = anew.Source("threads", lambda: trace, WORKLOADS["chat_threads"].engine, 100_000, capacity=2.0)
+    for seed in range(8):
+        workload = anew.workload(source, trace, Random(seed))
+        load, count = float(workload.name.split()[-1]), len(workload.fleet)
+        drawn = workload.trace(1, workload.loaded(None))
+        assert len(drawn.requests) in range(anew.REQUESTS * count // 2, anew.REQUESTS * count + 40) or count > 8
+        assert all(lengths[name] == many for name, many in Counter(r.session for r in drawn.requests).items())
+        rate = len(drawn.requests) / drawn.requests[-1].at
+        whole = len(trace.requests) / trace.requests[-1].at
+        assert rate / whole == pytest.approx(2.0 * load * count / workloads.ENGINES, rel=0.01)
+
+
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_run_goes_from_traffic_to_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "LOADS", ((AMPLE, 1, (0.7,)), (AMPLE, 4, (0.7,)), (TIGHT, 1, (0.7,))))
+    monkeypatch.setattr(policies, "WHOLE_LOADS", ((AMPLE, 1, (0.7,)),))
     workload = replace(WORKLOADS["shared_prefix_groups"], draws=2, retimed=workloads.poisson)
     trace = traffic.shared_prefix_groups(1, groups=5)
     arguments = policies.parse(["--policy", "ttft,affinity,least_loaded,oracle_ttft,oracle_greedy"])
     cases = policies.cases_of(workload, trace, arguments)
-    counts = [(case.cache, case.draw, case.task.plan.policy, case.task.plan.nodes) for case in cases]
-    assert len(set(counts)) == len(counts) == 2 * (3 * 3 + 2 * 2)  # both draws; 1 and 4 nodes, tight; oracles once each
+    counts = [(case.cache, case.streamed, case.draw, case.task.plan.policy, case.task.plan.nodes) for case in cases]
+    # both draws; 1 and 4 nodes, tight, and answers that come as a whole; oracles once each
+    assert len(set(counts)) == len(counts) == 2 * (3 * 3 + 2 * 2 + 3)
     done = execute_all([case.task for case in cases], 1, lambda: 0.0)
     ran = [(case, each.result) for case, each in zip(cases, done, strict=True)]
     rows = policies.rows_of(ran)
     assert len(rows) == len(cases) / 2
     found = goals(rows, ample=AMPLE, controls=["shared_prefix_groups"])
-    assert found["ttft_never_worse"]["cells"] == 3
+    assert found["ttft_never_worse"]["cells"] == 4
     assert found["ttft_near_oracle"]["cells"] == 3
     assert found["affinity_hits"]["cells"] == 2
+    assert found["near_best"]["affinity"]["e2e_p90_s"]["cells"] == 4
     assert all(each.failed == 0 and each.ttft_p90_s > 0 for each in rows)
     text = policies.page_of(ran, {"seed": 1})
     assert "shared_prefix_groups" in text

@@ -4,13 +4,12 @@
 ones to the least loaded, then to the first in rendezvous order. A holder is left if more than `divert_factor` (2) x the
 median is ahead of a newcomer there, and `ttft` would be sooner elsewhere, computing the prompt anew included. What is
 ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that running answers will leave no sooner, and
-what decoding costs; by itself until the first token, or until the last. An engine's slowness counts as well: who is
-alone at a slow one has nobody ahead, and still waits.
+what decoding costs; by itself until the first token, or until the last. The median is that of the other candidates,
+since with few engines the holder's own queue would be half of it. An engine's slowness counts as well: who is alone at
+a slow one has nobody ahead, and still waits.
 
-While few answers have shown any rate, requests decide: a holder is left if its load exceeds twice the median +
-`divert_floor` (2). The median is the upper one over all candidates; of two candidates the lower one, for nothing ever
-exceeds twice that of the busier one. Of many candidates those near the median number of requests stand for all. The
-table learns who served, not who was preferred.
+While hardly an answer has shown any rate, requests decide: a holder is left if its load exceeds twice the median over
+all candidates + `divert_floor` (2). The table learns who served, not who was preferred.
 
 *A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
 the predicted time is least, in which held tokens cost nothing, so it gets further holders as soon as that pays. *A cold
@@ -38,7 +37,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.ttft import Ttft
+from ranvier_py.core.routing.placement.ttft import Ttft, missing_tokens
 from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 Floats = Sequence[float]
@@ -105,7 +104,7 @@ class Affinity(Policy):
         """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if self.options.load_aware and (holder.load or self.by_time.looks):
+        if self.options.load_aware and (holder.load or self.by_time.uneven):
             divert = self.divert_by_requests if self.counts_requests else self.divert_by_time
             if diverted := divert(match, candidates, position, rng):
                 return diverted
@@ -143,13 +142,14 @@ class Affinity(Policy):
         """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        if not holder.waiting and loads[position] <= median_of(loads, self.options.median) and not self.by_time.looks:
-            return None  # no more decode there than elsewhere, and nothing waits
-        others = range(len(loads)) if len(loads) <= LIGHTEST else self.near_the_median(loads)
-        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in others]
+        waits = holder.waiting or missing_tokens(match, holder, match.prompt_tokens) > 0
+        factor, median = self.options.divert_factor, self.options.median
+        others = [each for each in range(len(loads)) if each != position]
+        if not waits and not self.by_time.uneven and loads[position] <= median_of([loads[each] for each in others]):
+            return None  # no more decode there than elsewhere
         first_s, all_s = self.by_time.ahead_s(match, holder)
         all_s += self.by_time.slower_s(match, candidates, position)
-        factor, median = self.options.divert_factor, self.options.median
+        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
         if first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
             [each[1] for each in ahead_s], median
         ):
@@ -161,17 +161,10 @@ class Affinity(Policy):
             return None
         return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
 
-    def near_the_median(self, loads: Floats) -> list[int]:
-        """Return the positions of one to three backends with the median number of requests, which are weighed instead
-        of dozens."""
-        order = sorted(range(len(loads)), key=loads.__getitem__)
-        half = len(order) // 2
-        return order[half - 1 : half + 2]
-
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
         first = match.holders[0]
-        much = 2 * first.tokens >= match.prompt_tokens and not self.by_time.looks
+        much = 2 * first.tokens >= match.prompt_tokens and not self.by_time.uneven
         if much and candidates[position_of(first.backend, candidates)].load == 0:
             return Choice(first.backend, "affinity", first.tokens)
         loads, holders = relative_loads(candidates), match.more_holders()
@@ -217,7 +210,7 @@ class Affinity(Policy):
         """Return the highest load per weight, without the floor, that is not too busy: never below the least load."""
         if self.options.divert_rule == "least":
             return min(loads)
-        return self.options.divert_factor * median_of(loads, self.options.median)
+        return self.options.divert_factor * median_of_all(loads, self.options.median)
 
     def first(self, match: Match, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
         """Return the one of these positions that is first in the rendezvous order of the prompt's first boundary."""
@@ -259,16 +252,27 @@ class Affinity(Policy):
         self.by_time.forget(backend)
 
 
-def median_of(loads: Floats, kind: str = "upper") -> float:
-    """Return the median; of an even number the upper, the lower, or the middle of both, but of two always the lower."""
-    ordered = sorted(loads)
+def median_of(values: Floats, kind: str = "upper") -> float:
+    """Return the median; of an even number the upper, the lower, or the middle of both."""
+    ordered = sorted(values)
     half = len(ordered) // 2
-    if len(ordered) == 2:
-        return ordered[0]
     if kind == "upper":
         return ordered[half]
     lower = ordered[(len(ordered) - 1) // 2]
     return lower if kind == "lower" else (lower + ordered[half]) / 2
+
+
+def median_of_all(loads: Floats, kind: str = "upper") -> float:
+    """Return the median; of two the lower one, since nothing exceeds twice the busier one's."""
+    return min(loads) if len(loads) == 2 else median_of(loads, kind)
+
+
+def near_the_median(positions: Sequence[int], loads: Floats) -> Sequence[int]:
+    """Return these positions; of many, the three with about the median load, which stand for all."""
+    if len(positions) < LIGHTEST:
+        return positions
+    half = len(positions) // 2
+    return sorted(positions, key=loads.__getitem__)[half - 1 : half + 2]
 
 
 def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:

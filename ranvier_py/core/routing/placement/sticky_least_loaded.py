@@ -27,7 +27,7 @@ from random import Random
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
-from ranvier_py.core.routing.placement.affinity import median_of, positions_of
+from ranvier_py.core.routing.placement.affinity import median_of_all, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, relative_loads
 
 
@@ -67,7 +67,7 @@ class StickyLeastLoaded(Policy):
     def within_limit(self, positions: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
         """Return those of `positions` whose load is within the limit of stickiness."""
         loads = relative_loads(candidates)
-        bearable = self.options.sticky_limit_factor * median_of(loads)
+        bearable = self.options.sticky_limit_factor * median_of_all(loads)
         floor = self.options.sticky_limit_floor
         return [one for one in positions if loads[one] <= bearable + floor / candidates[one].weight]
 

@@ -44,8 +44,8 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.rates.decode_rate import Decoded, DecodeRates
-from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
+from ranvier_py.core.routing.rates.decode_rate import ASSUMED, UNEVEN, Decoded, DecodeRates
+from ranvier_py.core.routing.rates.service_rate import ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
 COMMON_SHARE = 0.5
@@ -63,8 +63,6 @@ DECODE_SHARE = 0.25
 """What a second of decoding counts, of this request's or of others', beside one before a first token. A client waits
 for both the first token and the last: a second before the first delays both, and is felt, while one of decoding is
 spread over an answer. Half or twice as much moves p90s by a few per cent, first tokens against last ones."""
-
-SLOWER = 1.5  # times as long as at the fastest: short answers of equal engines differ by less
 
 OTHERS_SHARE = 0.03
 """Share of a prefill that counts as the delay of each request that decodes where it is computed, beside what any place
@@ -184,21 +182,21 @@ class Ttft(Policy):
         return copy
 
     @property
-    def looks(self) -> bool:
-        """Whether the next request may go to a backend only because it might be faster."""
-        return self.decode_rates.looks
+    def uneven(self) -> bool:
+        """Whether a backend is, or might be, much faster than others: idle ones are not equal then."""
+        return self.decode_rates.uneven or self.decode_rates.looks
 
     @property
     def has_rates(self) -> bool:
         """Whether rates rest on more that answers have shown than on what is assumed."""
-        return self.service_rates.fleet.count + self.decode_rates.count > BORROWED
+        return self.service_rates.fleet.count + self.decode_rates.count > ASSUMED
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
         """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be
         chance."""
         factor = self.decode_rates.factor
         least = min([factor(candidate.id) for candidate in candidates])
-        if factor(candidates[position].id) < SLOWER * least:
+        if factor(candidates[position].id) < UNEVEN * least:
             return 0.0
         answer_s = match.answer_tokens * self.decode_rates.per_answer_token_s
         return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
@@ -217,12 +215,8 @@ class Ttft(Policy):
     def full_s(self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int) -> float:
         """Return the seconds that a request waits there until others' ends have left it room in the cache: what is
         missing, at the rate at which a full cache is left by answers of its length."""
-        size = candidate.cache_tokens
-        if not size:
-            return 0.0
-        memory = match.memory(held)
-        missing = candidate.memory + (candidate.load - candidate.inflight + 1) * memory - size
-        if missing <= 0.0:
+        size, missing = candidate.cache_tokens, missing_tokens(match, candidate, held)
+        if not size or missing <= 0.0:
             return 0.0
         decode = self.decode_rates
         lasts_s = factor * match.answer_tokens * (decode.per_answer_token_s + decode.per_context_s * contexts)
@@ -327,6 +321,15 @@ class Ttft(Policy):
             parts = {name: getattr(weighed, name)[position] for name in TERMS}
             found.append({**parts, "tokens_per_s": 1.0 / self.service_rates[candidate.id].per_token_s})
         return found
+
+
+def missing_tokens(match: Match, candidate: Candidate, held: int) -> float:
+    """Return by how many tokens the cache there is too small for this request beside those in flight; 0 if it is of
+    unknown size."""
+    if not candidate.cache_tokens:
+        return 0.0
+    requests_without_memory = candidate.load - candidate.inflight  # the peers', which do not say it
+    return candidate.memory + (requests_without_memory + 1) * match.memory(held) - candidate.cache_tokens
 
 
 class Loss(NamedTuple):

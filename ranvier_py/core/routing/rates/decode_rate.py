@@ -35,6 +35,7 @@ LOOK_EVERY = 8
 """After each so many answers, a backend that has shown nothing counts as twice as fast as the others: that is worth a
 look, and its first answer settles it. Else a single user stays for ever at the first one, however slow. What it showed
 is forgotten while others answer WINDOW times each: it may be faster by now, or have been slow by chance."""
+UNEVEN = 1.5  # times as long as at the fastest: short answers of equal engines differ by less
 LENGTHS_MAX = 4096  # applications whose lengths are kept; the one asked for longest ago is forgotten
 LENGTH_WINDOW = 50.0  # answers of one application that count
 
@@ -62,6 +63,9 @@ class DecodeRates:
         self._shown: dict[BackendId, tuple[float, float, int]] = {}
         """Fading seconds that answers took and were predicted to take, and `_seen` at the last one."""
         self._answer_s = 0.0  # the mean time that answers are predicted to take
+        self.uneven = (
+            False  # whether a backend takes UNEVEN times as long as another; looked at every LOOK_EVERY answers
+        )
         self.assume(NOMINAL_S_PER_TOKEN)
 
     def __copy__(self) -> DecodeRates:
@@ -117,6 +121,9 @@ class DecodeRates:
         self._answer_s += (tokens * predicted_s - self._answer_s) / min(self._seen, WINDOW)
         shown = (took_s * keep + tokens * seconds, predicted_before_s * keep + tokens * predicted_s, self._seen)
         self._shown[decoded.backend] = shown
+        if self.looks:
+            factors = [self.factor(backend) for backend in self._shown]
+            self.uneven = max(factors) > UNEVEN * min(factors)
 
     def forget(self, backend: BackendId) -> None:
         self._shown.pop(backend, None)

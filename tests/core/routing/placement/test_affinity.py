@@ -287,6 +287,7 @@ def chat_of(held: int, prompt: int) -> Match:
         pytest.param([(2000, 0)] + [(0, 0)] * 3, "affinity", id="computing the prompt anew would take longer"),
         pytest.param([(20_000, 0)] + [(0, 0)] * 3, "diverted", id="a long prompt is ahead"),
         pytest.param([(20_000, 0)] + [(11_000, 0)] * 3, "affinity", id="less than twice the median is ahead"),
+        pytest.param([(30_000, 0)] * 2 + [(0, 0)] * 2, "diverted", id="the median is that of the others"),
         pytest.param([(0, 9)] + [(0, 1)] * 3, "affinity", id="what decodes is no reason to compute it anew"),
     ],
 )
@@ -315,9 +316,8 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
 
 def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> None:
     policy = trained()
-    for number in range(12 * LOOK_EVERY):
+    for number in range(12 * LOOK_EVERY + 1):
         policy.decoded(Decoded(BackendId(number % 4), 100, 1.0 if number % 4 else 4.0, 3000, 0))
-    assert policy.by_time.looks
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
 
 
