@@ -37,6 +37,8 @@ CHUNK_EXTRAS = 8192
 """Extras in one chunk, but for those of its last block: 64 kB. A frame has room for them, whatever the engine's blocks
 are: one of 65,535 tokens has 4096 fingerprints inside it."""
 
+BLOCK_EXTRAS_MAX = 4096 + 2  # of one block: fingerprints inside it, its copies, its veil
+
 ROOT, READY, OPAQUE = range(3)
 WIDE = 255
 """Value in the column of copies: the number is among the extras. Smaller values count copies at the GPU tier."""
@@ -265,6 +267,8 @@ class SnapshotReader:
 def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
     """Return (kind, above, width, total, copies) of each block or root, and the extras. Raises BadSnapshot."""
     count = len(rows.kinds)
+    if count > CHUNK_BLOCKS or len(rows.extras) > NUMBER_BYTES * (CHUNK_EXTRAS + BLOCK_EXTRAS_MAX):
+        raise BadSnapshot("more in one chunk than is written into one")
     widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
     if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:
         raise BadSnapshot("columns of different length")

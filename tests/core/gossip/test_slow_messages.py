@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
+from ranvier_py.core.engine_cache.snapshot import READY, ROOT, BadSnapshot, BlockRows, SnapshotReader, written_name
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Peer, Plane
 from ranvier_py.core.gossip.replication import route_updates
@@ -18,6 +20,7 @@ from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.gossip.wire import columns, records
 from ranvier_py.core.gossip.wire import messages as m
 from ranvier_py.core.gossip.wire.codec import LAYOUT, encode
+from tests.core.engine_cache.test_snapshot import hasher
 from tests.core.gossip.replication.route_net import ENGINE, RouteNode
 from tests.core.gossip.test_gossip_state import URL, started
 from tests.core.gossip.test_hostile_member import carry
@@ -174,6 +177,27 @@ def test_no_message_of_a_member_holds_up_the_event_loop(kind: type[Any]) -> None
 
 def test_updates_of_one_row_each_hold_up_nobody() -> None:
     assert min(longest_s(short_rows) for _ in range(TRIES)) <= OCCUPIED_S_MAX
+
+
+def blocks(count: int, inside: int) -> BlockRows:
+    """A root and what hangs below it: so many blocks, each with so many fingerprints inside."""
+    width = 16 * (inside + 1)
+    names, places = b"".join(map(written_name, range(count))), (0, *[1] * count)
+    above = b"".join(place.to_bytes(4, "little") for place in places)
+    widths = b"\0\0" + width.to_bytes(2, "little") * count
+    kinds, copies, totals = bytes((ROOT, *[READY] * count)), b"\0" + b"\1" * count, rng.randbytes(8 * count + 8)
+    return BlockRows(1, 16, names, kinds, above, widths, totals, copies, rng.randbytes(8 * inside * count))
+
+
+@pytest.mark.parametrize(("count", "inside"), [(255, 0), (SOME_BYTES // 25, 0), (255, 32), (255, 120), (7, 4094)])
+def test_no_chunk_of_a_snapshot_that_was_asked_for_holds_up_the_event_loop(count: int, inside: int) -> None:
+    rows, took_s = blocks(count, inside), []
+    for _ in range(TRIES):
+        began = time.thread_time()
+        with suppress(BadSnapshot):
+            SnapshotReader(hasher()).add(rows)
+        took_s.append(time.thread_time() - began)
+    assert min(took_s) <= OCCUPIED_S_MAX
 
 
 def test_no_chunk_of_a_table_that_was_asked_for_holds_up_the_event_loop() -> None:
