@@ -44,7 +44,7 @@ class Ranks:
             client.work()
             client.respond(200, self.sources())
         elif request.path == b"/admin/occupancy":
-            client.respond(200, orjson.dumps([engine.live.occupancy.record() for engine in self.engines]))
+            client.respond(200, orjson.dumps([engine.live.occupancy() for engine in self.engines]))
         else:
             await self.chosen(request).handle(request, client)
 

@@ -405,7 +405,7 @@ class Engine:
         await self.statistics(_, client)
 
     async def occupancy(self, _: HttpRequest, client: Client) -> None:
-        client.respond(200, orjson.dumps([self.live.occupancy.record()]), self._headers)
+        client.respond(200, orjson.dumps([self.live.occupancy()]), self._headers)
 
     async def statistics(self, _: HttpRequest, client: Client) -> None:
         body = {

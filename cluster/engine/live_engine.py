@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -29,6 +30,7 @@ class Mailbox:
     arrived_at: float
     tokens: int = 0  # answer tokens that are out
     cached_tokens: int = 0
+    started: bool = False
     ended: bool = False
     aborted: bool = False
     changed: trio.Event = field(default_factory=trio.Event)
@@ -58,7 +60,7 @@ class LiveEngine:
         self.started_at = time.time()
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
-        self.occupancy = Occupancy()
+        self._occupancy = Occupancy()
         self._mailboxes: dict[str, Mailbox] = {}
         self._wake = trio.Event()
         self._held_until = -math.inf
@@ -66,6 +68,7 @@ class LiveEngine:
 
     async def run(self) -> None:
         """Advance the model at each event that is due, for ever."""
+        self._occupancy.note(trio.current_time(), 0, 0)
         while True:
             due = self.model.next_event_at()
             with trio.move_on_at(math.inf if due is None else due):
@@ -90,16 +93,17 @@ class LiveEngine:
         now = trio.current_time()
         self.model.submit(request_id, job, now)
         mailbox = self._mailboxes[request_id] = Mailbox(request_id, job, now)
-        self._note_occupancy()
+        self._occupancy.note(now, 0, 1)
         self._wake.set()
         return mailbox
 
     def leave(self, mailbox: Mailbox) -> None:
         """Give up a mailbox, which cancels its request unless it has ended."""
         if self._mailboxes.pop(mailbox.request_id, None) is not None and not mailbox.ended:
-            self.model.cancel(mailbox.request_id, trio.current_time())
+            now = trio.current_time()
+            self.model.cancel(mailbox.request_id, now)
             mailbox.ended = True
-            self._note_occupancy()
+            self._note_gone(mailbox, now)
             self._wake.set()
 
     def restart(self) -> None:
@@ -126,13 +130,16 @@ class LiveEngine:
             if mailbox is not None:
                 self._note(mailbox, event)
                 touched[event.request_id] = mailbox
-        self._note_occupancy()
         self._publish_changes()
         for mailbox in touched.values():
             mailbox.wake()
 
-    def _note_occupancy(self) -> None:
-        self.occupancy.note(self.model.running, self.model.waiting)
+    def occupancy(self) -> dict[str, Any]:
+        """Return since when how many requests ran and waited, by the clock that all processes of a machine share."""
+        return self._occupancy.record(time.monotonic() - trio.current_time())
+
+    def _note_gone(self, mailbox: Mailbox, at: float) -> None:
+        self._occupancy.note(at, *((-1, 0) if mailbox.started else (0, -1)))
 
     def _publish_changes(self) -> None:
         changes = self.model.cache.drain_events()
@@ -142,10 +149,15 @@ class LiveEngine:
     def _note(self, mailbox: Mailbox, event: EngineEvent) -> None:
         mailbox.cached_tokens = event.cached_tokens
         mailbox.tokens = event.tokens
-        if event.kind is EngineEventKind.ABORTED:
+        if event.kind is EngineEventKind.STARTED:
+            mailbox.started = True
+            self._occupancy.note(event.at, 1, -1)
+        elif event.kind is EngineEventKind.ABORTED:
             mailbox.ended = mailbox.aborted = True
+            self._note_gone(mailbox, event.at)
         elif event.kind is EngineEventKind.FINISHED:
             mailbox.ended = True
+            self._note_gone(mailbox, event.at)
             self.duration_s.observe(event.at - mailbox.arrived_at)
         elif event.tokens == 1:
             self.first_token_s.observe(event.at - mailbox.arrived_at)

@@ -509,7 +509,7 @@ async def test_an_engine_and_each_of_its_ranks_records_what_it_had_to_do_since_w
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         records = (await client.get("/admin/occupancy")).json()
     loads = [[load for _, *load in record["changes"]] for record in records]
-    assert sorted(loads, key=len) == [[[0, 0]]] * (ranks - 1) + [[[0, 0], [1, 0], [0, 0]]]
+    assert sorted(loads, key=len) == [[[0, 0]]] * (ranks - 1) + [[[0, 0], [0, 1], [1, 0], [0, 0]]]
     assert all(record["changes"] == sorted(record["changes"]) and not record["dropped"] for record in records)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,13 +192,11 @@ def test_odd_engines_has_all_that_strangers_reported() -> None:
     assert all(word in words for word in ("401", "503", '"only"', '"uncached"'))
 
 
-def test_a_record_of_loads_has_each_change_once_and_drops_the_oldest_visibly() -> None:
-    began_s, record = time.monotonic(), Occupancy()
-    for load in ((1, 0), (1, 0), (1, 2), (0, 0)):
-        record.note(*load)
-    (first_s, *_), *_ = changes = record.record()["changes"]
-    assert [load for _, *load in changes] == [[0, 0], [1, 0], [1, 2], [0, 0]]
-    assert began_s <= first_s <= changes[-1][0] <= time.monotonic()
+def test_a_record_of_loads_is_in_order_of_time_and_drops_the_oldest_visibly() -> None:
+    record = Occupancy()
+    for change in ((1.0, 0, 0), (2.0, 0, 1), (4.0, 0, 1), (3.0, 1, -1), (5.0, -1, 0)):
+        record.note(*change)
+    assert record.record(10.0)["changes"] == [(11.0, 0, 0), (12.0, 0, 1), (13.0, 1, 0), (14.0, 1, 1), (15.0, 0, 1)]
     for number in range(CHANGES_MAX):
-        record.note(number % 2 + 1, 0)
-    assert (len(record.changes), record.record()["dropped"]) == (CHANGES_MAX, 4)
+        record.note(6.0 + number, 0, 0)
+    assert (len(record.changes), record.record(0.0)["dropped"]) == (CHANGES_MAX, 5)
