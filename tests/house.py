@@ -34,6 +34,7 @@ ALLOWED = {
     "core.clients": ("core", "core.prompts"),
     "core.routing": ("core", "core.prompts", "core.answers"),
     "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
+    "core.shadows": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.tokenize": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.gossip": (
         *("core", "core.prompts", "core.answers", "core.clients", "core.response_cache"),

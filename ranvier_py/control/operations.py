@@ -19,7 +19,7 @@ from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
-from ranvier_py.core.routing.shadow import Shadow
+from ranvier_py.core.shadows.shadow import Shadow
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.node import Node
 from ranvier_py.node.reload import Reloads

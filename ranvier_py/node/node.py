@@ -247,7 +247,7 @@ class Node:
                 self.engine_events.sweep(time.monotonic())
             if self.shadows is not None:
                 with self.faults.caught("sweep"):
-                    self.shadows.limit(self.calibrating.calibration.backends())
+                    self.shadows.tick(self.calibrating.calibration.backends(), time.monotonic())
             for routes in (self.router.routes, *(self.shadows.tables if self.shadows is not None else ())):
                 with self.faults.caught("sweep"):
                     routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)

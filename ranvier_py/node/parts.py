@@ -41,7 +41,8 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.alpha_tuner import AlphaTuner
 from ranvier_py.core.routing.route_table.route_values import UTILITY
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.shadow import Shadows, make_shadow
+from ranvier_py.core.shadows.shadow import make_shadow
+from ranvier_py.core.shadows.shadows import Shadows
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.io.alpha_process import AlphaProcess
@@ -251,7 +252,7 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
         make_shadow(router, make_policy(name, options), make_routes(config), Random(rng.getrandbits(64)))  # noqa: S311
         for name in dict.fromkeys(config.shadow)
     ]
-    return Shadows(made, router.registry, make_routes(config))
+    return Shadows(made, router.registry)
 
 
 def indexing_of(  # the parts that it joins

@@ -188,17 +188,17 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
     async with built(Clustering(), policy="ttft", shadow=["affinity", "round_robin"]) as node:
         slow, first = node.add_backend("http://127.0.0.1:10", 1.0, "slow"), node.registry.by_url[FIRST].id
         assert node.shadows is not None
-        policies = (node.router.policy, *(each.router.policy for each in node.shadows.shadows))
+        policies = (node.router.policy, *(each.router.policy for each in node.shadows.shadows), node.shadows.judge)
         for gap_s in (0.1, 10.0) * 100:
             service = Service(first if gap_s < 1 else slow, 1000, gap_s, False, 0, 0)
-            for learner in (*policies, node.shadows.judge):
+            for learner in policies:
                 learner.served(service)
-        ttft, affinity, robin = policies
+        ttft, affinity, robin, judge = policies
         assert isinstance(ttft, Ttft)
         assert isinstance(affinity, Affinity)
         assert isinstance(robin, RoundRobin)
         robin.credit[slow] = -1.0
-        rates = (ttft.service_rates, affinity.by_time.service_rates, node.shadows.judge)
+        rates = (ttft.service_rates, affinity.by_time.service_rates, judge.service_rates)
         assert min(each[slow].factor for each in rates) > 1.5
         node.remove_backend("slow")
         assert node.add_backend("http://127.0.0.1:11", 1.0, "fast") == slow

@@ -27,7 +27,8 @@ from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
 from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.options import SECONDS_MAX
-from ranvier_py.core.routing.shadow import Mirrored, Shadow
+from ranvier_py.core.shadows.mirrors import Mirrored
+from ranvier_py.core.shadows.shadow import Shadow
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn

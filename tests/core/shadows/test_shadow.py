@@ -13,7 +13,8 @@ from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, Router
-from ranvier_py.core.routing.shadow import FINISHED_MAX, Shadow, Shadows, make_shadow
+from ranvier_py.core.shadows.shadow import Shadow, make_shadow
+from ranvier_py.core.shadows.shadows import FINISHED_MAX, Shadows
 from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed
 
 LONG = "You are an assistant. " * 400
@@ -35,8 +36,8 @@ def turns(count: int) -> list[bytes]:
 
 def test_a_policy_that_knows_nothing_of_prefixes_would_have_lost_them() -> None:
     router, (shadow,) = shadowed("round_robin")
-    for body in turns(8):
-        serve(router, body)
+    for number, body in enumerate(turns(8)):
+        serve(router, body, float(number))
     assert shadow.counters.elsewhere >= 5
     assert shadow.counters.saved_tokens < 0
     assert shadow.counters.saved_seconds < 0
@@ -75,7 +76,7 @@ def test_a_prompt_that_an_engine_computes_is_counted_for_the_next_one_there(poli
         router.finish_attempt(attempt, Outcome.BROKEN, 1.0)
     again = start_attempt(router, chat("one", system=LONG), 2.0)
     assert shadow.counters.predicted_tokens == 2 * attempts[0].prompt.tokens, "a failed request left nothing"
-    assert (shadow.attempts[again].backend, shadow.counters.saved_tokens) == (again.backend, 0)
+    assert (shadow.twins[again].attempt.backend, shadow.counters.saved_tokens) == (again.backend, 0)
 
 
 def test_shadows_change_nothing_of_what_really_happens() -> None:
@@ -93,7 +94,7 @@ def test_what_only_one_engine_can_answer_and_what_follows_its_session_harm_no_sh
     router.stored(attempt, "resp_1", b"", 0.0)
     second = start_attempt(router, b'{"input":"so?","previous_response_id":"resp_1"}', path=RESPONSES_PATH)
     assert (second.backend, second.decision.reason) == (attempt.backend, "owner")
-    assert second not in shadow.attempts
+    assert second not in shadow.twins
     named = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'
     third = start_attempt(router, named % (b"x" * 99))
     for each in (attempt, second, third):
@@ -101,7 +102,7 @@ def test_what_only_one_engine_can_answer_and_what_follows_its_session_harm_no_sh
         router.finish_attempt(each, Outcome.SUCCESS, 0.2)
     fourth = start_attempt(router, named % (b"y" * 99), 0.3)
     assert (fourth.backend, fourth.decision.reason) == (third.backend, "session")
-    assert fourth in shadow.attempts
+    assert fourth in shadow.twins
     router.finish_attempt(fourth, Outcome.SUCCESS, 0.4)
 
 
@@ -110,7 +111,8 @@ def test_answers_are_learned_in_the_shadow_too() -> None:
     attempt = serve(router, chat("one"))
     router.learn_tokens(attempt, attempt.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
     second = start_attempt(router, chat("one", "answer", "two"))
-    assert shadow.attempts[second].decision.matched_tokens == second.decision.matched_tokens > attempt.prompt.tokens
+    matched = shadow.twins[second].attempt.decision.matched_tokens
+    assert matched == second.decision.matched_tokens > attempt.prompt.tokens
 
 
 def test_what_waits_counts_for_each_world_by_itself() -> None:
@@ -118,7 +120,7 @@ def test_what_waits_counts_for_each_world_by_itself() -> None:
     body = streamed(chat("one", system=LONG))
     attempts = [start_attempt(router, body) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
-    assert len({shadow.attempts[attempt].backend for attempt in attempts}) == 3
+    assert len({shadow.twins[attempt].attempt.backend for attempt in attempts}) == 3
     assert shadow.counters.saved_tokens == -2 * attempts[0].prompt.tokens
     mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
     assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
@@ -149,18 +151,18 @@ def test_an_attempt_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) ->
 def test_attempts_whose_answers_nobody_reads_are_forgotten() -> None:
     router, (shadow,) = shadowed("affinity")
     attempts: list[Attempt] = [serve(router, chat("one")) for _ in range(FINISHED_MAX + 10)]
-    assert len(shadow.attempts) == FINISHED_MAX
+    assert len(shadow.twins) == FINISHED_MAX
     router.answered(attempts[0], attempts[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
 
 
 def test_bodies_of_finished_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt keeps its body alive: a thousand long ones are a gigabyte."""
     body = chat("one")
-    monkeypatch.setattr("ranvier_py.core.routing.shadow.FINISHED_BYTES_MAX", 3 * len(body))
+    monkeypatch.setattr("ranvier_py.core.shadows.shadows.FINISHED_BYTES_MAX", 3 * len(body))
     router, (shadow,) = shadowed("affinity")
     for _ in range(10):
         serve(router, body)
-    assert len(shadow.attempts) == 3
+    assert len(shadow.twins) == 3
 
 
 def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
@@ -168,8 +170,8 @@ def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     router, (shadow,) = shadowed("round_robin")
     attempts = [start_attempt(router, streamed(chat("one", system=LONG))) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1
-    elsewhere = [attempt for attempt in attempts if shadow.attempts[attempt].backend != attempt.backend]
-    places = [shadow.attempts[attempt].backend for attempt in elsewhere]
+    elsewhere = [attempt for attempt in attempts if shadow.twins[attempt].attempt.backend != attempt.backend]
+    places = [shadow.twins[attempt].attempt.backend for attempt in elsewhere]
     for place in places:
         router.registry.remove(router.registry[place].name)
     again = router.registry.add("http://10.0.0.99:8000")
@@ -202,7 +204,7 @@ def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
     found = router.find(prompt, 1.0, [first.backend])
     second = router.start_attempt(prompt, router.place(prompt, found), 1.0, found=found)
     assert second.backend != first.backend
-    assert shadow.attempts[second].backend == second.backend
+    assert shadow.twins[second].attempt.backend == second.backend
     assert (shadow.counters.elsewhere, shadow.counters.saved_tokens) == (0, 0)
 
 
@@ -216,3 +218,43 @@ def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
         router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9 + number / 7)
     counters = shadow.counters
     assert (counters.placed, counters.elsewhere, counters.saved_tokens, counters.saved_seconds) == (50, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(("room_for", "found_again"), [(5.5, 5), (3.5, 0)])
+def test_no_world_supposes_more_than_an_engine_has_room_for(room_for: float, found_again: int) -> None:
+    """One engine gets five chats in turn, twice."""
+    router, (shadow,) = shadowed("affinity")
+    for backend in list(router.registry)[1:]:
+        router.registry.remove(backend.name)
+    (backend,) = router.registry
+    bodies = [streamed(chat(f"chat {number}", system=f"{number} {LONG}")) for number in range(5)]
+    tokens = router.read(CHAT_PATH, bodies[0]).tokens
+    backend.cache_tokens = int(room_for * tokens)
+    for number, body in enumerate(2 * bodies):
+        attempt = start_attempt(router, body, float(number))
+        router.first_token(attempt, number + 0.5)
+        router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9)
+    assert shadow.counters.predicted_tokens == found_again * tokens
+    assert shadow.counters.saved_tokens == 0
+
+
+def test_what_a_shadow_sends_to_one_engine_waits_there_though_real_requests_are_answered() -> None:
+    """The real ones are spread over four engines, and answered together; those of the shadow, one after another."""
+    router, (shadow,) = shadowed("chwbl", real="round_robin")
+    for number in range(40):  # an engine takes a second for a prompt
+        attempt = start_attempt(router, streamed(chat(f"{number} {LONG}")), 10.0 * number)
+        router.first_token(attempt, 10.0 * number + 1.0)
+        router.finish_attempt(attempt, Outcome.SUCCESS, 10.0 * number + 2.0)
+    mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
+    for each in list(router.registry)[1:]:
+        router.registry.drain(each.name, True)
+    attempts = [start_attempt(router, streamed(chat(f"new {number} {LONG}")), 1000.0) for number in range(4)]
+    assert [each.inflight for each in mirrored] == [4, 0, 0, 0]
+    for attempt in attempts:
+        router.first_token(attempt, 1001.0)
+        router.finish_attempt(attempt, Outcome.SUCCESS, 1002.0)
+    shadows = router.observers[0]
+    assert isinstance(shadows, Shadows)
+    assert [backend.inflight for backend in router.registry] == [0, 0, 0, 0]
+    shadows.tick({}, 1100.0)
+    assert [each.inflight for each in mirrored] == [0, 0, 0, 0]

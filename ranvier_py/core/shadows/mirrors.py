@@ -1,0 +1,100 @@
+"""Real backends as a policy in the shadow sees them: with the load that its own choices have put on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backend import Backend
+from ranvier_py.core.routing.backends import Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.processes.reuse import Reuse
+from ranvier_py.core.routing.rates.work import InFlight, Unseen, Work
+
+POOLS_MAX = 64  # mirrored pools that are kept; one more, and all are forgotten
+
+
+class Mirrored(Work):
+    """A real backend with the load that a shadow has put on it, and what its supposed answers show. The load of peers
+    and others is the same in every world."""
+
+    def __init__(self, real: Backend) -> None:
+        super().__init__()
+        self.real = real
+        self.reuse = Reuse()  # which nothing reads
+        self.hit_generations: dict[str, int] = {}
+        self.set_peers(real.peers, real.progress_at)
+        real.mirrors.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    @property
+    def load(self) -> int:
+        return self.inflight + self.peers.requests + self.real.foreign
+
+    def reports_hits(self, api: str) -> bool:
+        """See `Backend.reports_hits`."""
+        return self.hit_generations.get(api) == self.real.generation
+
+
+class MirroredRegistry:
+    """Answers what a Router asks of a Registry: as the real one does, but with the shadow's own loads."""
+
+    def __init__(self, real: Registry) -> None:
+        self._real = real
+        self._backends: dict[BackendId, Mirrored] = {}
+        self._pools: dict[int, tuple[Pool, Pool]] = {}  # real, mirrored
+        self.unseen = Unseen()
+
+    def __getitem__(self, id: BackendId) -> Mirrored:  # noqa: A002
+        return self.mirrored(self._real[id])
+
+    def mirrored(self, real: Backend) -> Mirrored:
+        known = self._backends.get(real.id)
+        if known is None or known.real is not real:  # an id is used again once its backend is gone
+            known = self._backends[real.id] = Mirrored(real)
+        return known
+
+    def pool(
+        self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
+    ) -> Pool:
+        self.unseen.settle(now)
+        real = self._real.pool(model, now, exclude, avoid)
+        known = self._pools.get(id(real))
+        if known is None or known[0] is not real:
+            if len(self._pools) >= POOLS_MAX:
+                self._pools.clear()
+            backends = cast("Sequence[Backend]", [self.mirrored(backend) for backend in real.backends])
+            pool = Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
+            known = self._pools[id(real)] = real, pool
+        return known[1]
+
+    def dispatched(
+        self,
+        id: BackendId,  # noqa: A002
+        now: float,
+        request: InFlight,
+        expected_at: float = 0.0,
+    ) -> Mirrored:
+        backend = self[id]
+        backend.begin(request, now)
+        if not request.seen:
+            self.unseen.add(backend, request, expected_at)
+        return backend
+
+    def finished(
+        self,
+        id: BackendId,  # noqa: A002
+        outcome: Outcome,  # noqa: ARG002  # health is not touched: the real registry judges it
+        now: float,
+        request: InFlight,
+        *,
+        judged: bool,  # noqa: ARG002
+    ) -> Sequence[Transition]:
+        self[id].end(request, now)
+        return ()
+
+    def reported_hit(self, backend: Mirrored, generation: int, api: str) -> None:
+        """See `Registry.reported_hit`."""
+        backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
