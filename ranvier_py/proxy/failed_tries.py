@@ -245,7 +245,8 @@ def failure_inside(exchange: Exchange, attempt: Attempt, more: Callable[[], Step
     """Return the error that an answer of status 200 is. Waits for its beginning, by `more`; it can be taken again."""
     head = exchange.head
     streamed = b"text/event-stream" in head.fields.lines
-    if not head.fields.readable or not (streamed or b"application/json" in head.fields.lines):
+    is_unnamed_stream = attempt.prompt.stream and not streamed and b"application/json" not in head.fields.lines
+    if not head.fields.readable or is_unnamed_stream:
         return None
     data = exchange.take()
     while not exchange.complete and is_undecided(data, streamed=streamed):

@@ -45,6 +45,7 @@ WHOLE: dict[str, tuple[list[Step], str]] = {
         "server_error",
     ),
     "no model": ([answer(json.dumps(REFUSED).encode(), JSON)], "refused"),
+    "of no type": ([answer(json.dumps(BROKEN).encode())], "server_error"),
 }
 CASES = [(True, kind) for kind in STREAMS] + [(False, kind) for kind in WHOLE]
 

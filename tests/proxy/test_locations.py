@@ -23,6 +23,11 @@ ENGINES = ("10.0.0.1", "engine.internal", "::1")
         (b"http://[::1]:8000/v1/x", b"/v1/x"),
         (b"http://10.9.9.9:8000/v1/audio/speech", b"/v1/audio/speech"),  # its own name of itself
         (b"http://10.9.9.9:8000/v1/audio/speech/?a=b", b"/v1/audio/speech/?a=b"),
+        (b"http://10.9.9.9/v1/x", b"/v1/x"),
+        (b"http://[fe80::1%25eth0]:8000/v1/x", b"/v1/x"),
+        (b"http://engine-7:8000/v1/x", b"/v1/x"),
+        (b"http://storage.example/v1/audio/speech/", b"/v1/audio/speech/"),
+        (b"https://8.8.8.8/v1/x", b"https://8.8.8.8/v1/x"),
         (b"https://storage.example/v1/files/f1", b"https://storage.example/v1/files/f1"),
         (b"/v1/x", b"/v1/x"),
         (b"x/y", b"x/y"),

@@ -53,13 +53,12 @@ EMPTY = Failure(500, b"a stream without an event")
 
 
 def is_undecided(data: bytes, *, streamed: bool) -> bool:
-    """Whether more must come before an answer that is not complete may be judged."""
-    if streamed and b"{" in data:  # an error that is cut
-        is_cut = any(name in data for name in IN_ERRORS) and not data.rstrip(b"\r").endswith(EVENT_ENDS)
+    """Whether more must come before an answer that is not complete may be judged: what has begun otherwise goes on at
+    once, also the blanks by which an engine keeps a line open."""
+    if any(name in data for name in IN_ERRORS):
+        is_cut = not streamed or not data.rstrip(b"\r").endswith(EVENT_ENDS)
         return is_cut and len(data) < WHOLE_BYTES_MAX
-    if streamed:
-        return not data or b"[DONE]" in data
-    return not data or (b"{" in data and len(data) < WHOLE_BYTES_MAX)  # blank lines keep a line open, and go on at once
+    return not data or (streamed and b"[DONE]" in data and b"{" not in data)
 
 
 def may_fail(data: bytes, *, streamed: bool, complete: bool) -> bool:

@@ -1,12 +1,14 @@
 """Redirects of engines, told to clients without the engine's name: a client that followed it would pass the node by.
 
-Rules: a location at the host of any backend, or at another host with the path that was asked for (with or without a
-slash at its end), becomes a path, which clients read as one of the node. Other locations stay as they came.
+Rules: a location becomes a path, which clients read as one of the node, if its host is one of a backend, if that means
+something in a private network alone (an address, a name without a dot), or if its path is the one that was asked for
+(with or without a slash at its end). Other locations stay as they came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from ranvier_py.proxy.http_values import HttpResponseHead
@@ -32,6 +34,14 @@ def as_path(location: bytes, path: bytes, hosts: Iterable[str | None]) -> bytes:
         return location
     if host is None or parts.scheme not in ("", "http", "https"):
         return location
-    if host not in hosts and parts.path.rstrip("/") != path.decode("latin-1").rstrip("/"):
+    if host not in hosts and not is_private(host) and parts.path.rstrip("/") != path.decode("latin-1").rstrip("/"):
         return location
     return urlunsplit(("", "", "/" + parts.path.lstrip("/"), parts.query, parts.fragment)).encode("latin-1")
+
+
+def is_private(host: str) -> bool:
+    """Whether a host means nothing, or another one, outside of a private network."""
+    try:
+        return not ip_address(host.partition("%")[0]).is_global
+    except ValueError:
+        return "." not in host.rstrip(".")
