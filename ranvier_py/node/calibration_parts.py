@@ -172,6 +172,7 @@ class Calibrating:
         self._looks[backend] = Look(self._clock(), excess, metrics.waiting or 0)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         slot.cache_tokens = metrics.capacity_tokens
+        slot.queue_read(metrics.running, metrics.waiting)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
         self._registry.reconsider(slot)

@@ -105,7 +105,9 @@ class Calibrated:
             reported = EngineMetrics(capacity_tokens=limits.cache_tokens, block_tokens=limits.block_size)
             self.calibrations[node].report(known.id, known.url, known.generation, reported)
             for router in self._routers:
-                router.registry[known.id].cache_tokens = limits.cache_tokens
+                backend = router.registry[known.id]
+                backend.cache_tokens = limits.cache_tokens
+                backend.queue_read(model.running, model.waiting)
 
 
 class EventReaders:

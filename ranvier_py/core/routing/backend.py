@@ -202,6 +202,7 @@ class Backend(Work):
     hybrid: bool = False  # has caches beside those of attention
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
     cache_tokens: int | None = None  # the size of its cache, as it reports it; whoever reads its metrics sets it
+    places: int | None = None  # requests that it runs at once, as far as it has shown that (`queue_read`)
     foreign: int = 0  # requests in the engine that no node sent, by the engine's count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
@@ -225,6 +226,12 @@ class Backend(Work):
 
     def __post_init__(self) -> None:
         self.rank = rank_of(self.url)
+
+    def queue_read(self, running: int | None, waiting: int | None) -> None:
+        """Take how many requests run and wait there, by its metrics page. Requests that wait although all that run
+        decode wait for a place: more than these have never run at once."""
+        if running and (running > self.places if self.places else waiting and running <= self.decoding + self.foreign):
+            self.places = running
 
     @property
     def advice(self) -> str:

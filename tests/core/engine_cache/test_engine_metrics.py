@@ -60,6 +60,11 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm"
 """
 
 
+def test_a_page_of_llama_cpp() -> None:
+    page = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 4\nllamacpp:requests_deferred 2\n"
+    assert read_metrics(page) == EngineMetrics(running=4, waiting=2)
+
+
 def test_a_page_of_vllm() -> None:
     assert read_metrics(VLLM) == EngineMetrics(
         running=2,

@@ -1,10 +1,10 @@
 """Reads what an engine's metrics page says about its cache and its queue: bytes in, one value out.
 
 The names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up
-to 0.5.10 its capacity is in labels of `cache_config_info`, later in gauges), TensorRT-LLM's own server and Triton. Over
-the ranks of a data-parallel engine requests, tokens and capacity are summed, and the highest usage counts. SGLang
-repeats a number for each rank of tensor and pipeline parallelism, and by priority beside the total; its gauges of
-recurrent states and windows are 0 where there are none. vLLM labels the size of a state's block, or None.
+to 0.5.10 its capacity is in labels of `cache_config_info`, later in gauges), TensorRT-LLM's own server, Triton and
+llama.cpp. Over the ranks of a data-parallel engine requests, tokens and capacity are summed, and the highest usage
+counts. SGLang repeats a number for each rank of tensor and pipeline parallelism, and by priority beside the total; its
+gauges of recurrent states and windows are 0 where there are none. vLLM labels the size of a state's block, or None.
 
 Rules: everything but the names below is skipped unread. A value that is no number, negative, infinite or absurd counts
 as missing. Labels are read as Prometheus writes them. A line is taken apart without a pattern, which could look through
@@ -44,6 +44,8 @@ FIELDS: Mapping[bytes, str] = {
     b"sglang:num_running_reqs": "running",
     b"trtllm_num_requests_running": "running",
     b"trtllm_num_active_requests": "running",
+    b"llamacpp:requests_processing": "running",
+    b"llamacpp:requests_deferred": "waiting",
     b"vllm:num_requests_waiting": "waiting",
     b"sglang:num_queue_reqs": "waiting",
     b"trtllm_num_requests_waiting": "waiting",

@@ -39,6 +39,8 @@ class Candidate(Protocol):
     """Our own requests in flight."""
     cache_tokens: int | None
     """The size of its cache, as it reports it."""
+    places: int | None
+    """How many requests it runs at once, if others have been seen to wait for a place."""
     own_decoding: int
     """Of `decoding`, our own."""
     contexts: int

@@ -37,7 +37,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.ttft import Ttft, missing_tokens
+from ranvier_py.core.routing.placement.ttft import Ttft, missing_share
 from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 Floats = Sequence[float]
@@ -142,7 +142,7 @@ class Affinity(Policy):
         """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        waits = holder.waiting or missing_tokens(match, holder, match.prompt_tokens) > 0
+        waits = holder.waiting or missing_share(match, holder, match.prompt_tokens) > 0
         factor, median = self.options.divert_factor, self.options.median
         others = [each for each in range(len(loads)) if each != position]
         if not waits and not self.by_time.uneven and loads[position] <= median_of([loads[each] for each in others]):

@@ -213,14 +213,14 @@ class Ttft(Policy):
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
 
     def full_s(self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int) -> float:
-        """Return the seconds that a request waits there until others' ends have left it room in the cache: what is
-        missing, at the rate at which a full cache is left by answers of its length."""
-        size, missing = candidate.cache_tokens, missing_tokens(match, candidate, held)
-        if not size or missing <= 0.0:
+        """Return the seconds that a request waits there until others' ends have left it a place and room in the cache:
+        the share of them that is missing, of the time that answers of its length take."""
+        missing = missing_share(match, candidate, held)
+        if missing <= 0.0:
             return 0.0
         decode = self.decode_rates
         lasts_s = factor * match.answer_tokens * (decode.per_answer_token_s + decode.per_context_s * contexts)
-        return missing / size * lasts_s
+        return missing * lasts_s
 
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
@@ -251,7 +251,7 @@ class Ttft(Policy):
             many = candidate.load
             contexts = candidate.contexts + (many - candidate.own_decoding) * context
             factor = decode.factor(backend)
-            if candidate.cache_tokens:
+            if candidate.cache_tokens or candidate.places:
                 queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s
@@ -323,13 +323,16 @@ class Ttft(Policy):
         return found
 
 
-def missing_tokens(match: Match, candidate: Candidate, held: int) -> float:
-    """Return by how many tokens the cache there is too small for this request beside those in flight; 0 if it is of
-    unknown size."""
-    if not candidate.cache_tokens:
-        return 0.0
-    requests_without_memory = candidate.load - candidate.inflight  # the peers', which do not say it
-    return candidate.memory + (requests_without_memory + 1) * match.memory(held) - candidate.cache_tokens
+def missing_share(match: Match, candidate: Candidate, held: int) -> float:
+    """Return which share of its cache, or of the requests that it runs at once, must be left by others before this
+    request can run there, 0 or less if none; 0 where neither is known."""
+    places, size = candidate.places, candidate.cache_tokens
+    missing = (candidate.load + 1 - places) / places if places else 0.0
+    if size:
+        requests_without_memory = candidate.load - candidate.inflight  # the peers', which do not say it
+        memory = candidate.memory + (requests_without_memory + 1) * match.memory(held)
+        missing = max(missing, memory / size - 1.0)
+    return missing
 
 
 class Loss(NamedTuple):

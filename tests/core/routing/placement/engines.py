@@ -27,6 +27,7 @@ class Engine:
     contexts: int = 0
     memory: int = 0
     cache_tokens: int | None = None
+    places: int | None = None
 
     def bear(self, computed_tokens: int) -> None:
         """One more request came, and waits for its prefill."""

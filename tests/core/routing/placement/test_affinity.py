@@ -314,6 +314,16 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
 
 
+def test_a_holder_whose_places_are_taken_is_left_for_a_free_one() -> None:
+    """Of llama.cpp's four slots each is held until its answer ends."""
+    candidates = busy((0, 5), (0, 4), (0, 4), (0, 4))
+    assert trained().choose(chat_of(5000, 5200), candidates, Random(1)).reason == "affinity"
+    for engine, places in zip(candidates, (4, 8, 8, 8), strict=True):
+        engine.places = places
+    match = chat_of(5000, 5200)._replace(answer_tokens=1000.0)
+    assert trained().choose(match, candidates, Random(1)).reason == "diverted"
+
+
 def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> None:
     policy = trained()
     for number in range(12 * LOOK_EVERY + 1):
