@@ -20,7 +20,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -53,6 +53,9 @@ FEW_POLICIES = ("ttft", "affinity", "cache_aware_smg", "bounded_load", "least_lo
 """Policies that are run there and on several nodes: ours, and the best others of each kind."""
 
 REGRET_LOAD = 0.7
+
+NEW_COLUMNS: Mapping[str, Any] = {"streamed": True, "e2e_p90_s": None, "uneven_share": None}
+"""What rows have that were recorded without these columns."""
 
 KNEE = 4.0
 """The capacity is the speed at which the p90 of `oracle_ttft` is so many times that of idle engines."""
@@ -202,7 +205,9 @@ def with_recorded(rows: Sequence[Row]) -> tuple[list[Row], dict[str, str]]:
     time, so what a policy does changes with its own code alone."""
     recorded = json.loads((RESULTS / "policies.json").read_text())
     measured = {row.policy for row in rows}
-    others = [row for row in map(Row._make, recorded["rows"]) if row.policy not in measured]
+    columns = recorded["columns"]
+    every = [Row(**dict(NEW_COLUMNS, **dict(zip(columns, each, strict=True)))) for each in recorded["rows"]]
+    others = [row for row in every if row.policy not in measured]
     return [*others, *rows], {"others_commit": recorded.get("others_commit", recorded["commit"])}
 
 

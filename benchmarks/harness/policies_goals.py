@@ -42,12 +42,12 @@ class Row(NamedTuple):
     ttft_p99_s: float
     ttft_mean_s: float
     e2e_p50_s: float
-    e2e_p90_s: float
+    e2e_p90_s: float | None
     hit_rate: float
     predicted_hit_rate: float
     requests_per_s: float
     max_over_mean: float
-    uneven_share: float
+    uneven_share: float | None
     failed: int
     regret_s: float | None
     processor_s: float
@@ -122,12 +122,12 @@ def near_best(cells: Cells, policy: str) -> dict[str, Any]:
     for figure in ("ttft_p90_s", "e2e_p90_s"):
         each = []
         for name, cell in cells.items():
-            routed = [row for row in cell.values() if row.nodes]
+            routed = [row for row in cell.values() if row.nodes and getattr(row, figure) is not None]
             if policy in cell and len(routed) > 1:
                 best = min(routed, key=lambda row: getattr(row, figure))
                 each.append(compared(name, cell[policy], best, figure))
         found[figure] = verdict(each, BEST_MAX)
-    uneven = {str(name): cell[policy].uneven_share for name, cell in cells.items() if policy in cell}
+    uneven = {str(name): cell[policy].uneven_share or 0.0 for name, cell in cells.items() if policy in cell}
     found["uneven_missed"] = {name: share for name, share in uneven.items() if share > UNEVEN_MAX}
     return found
 

@@ -151,7 +151,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(TAUBENCH, "qwen2.5"),
                 tight_tokens=40_000,
                 capacity={AMPLE: 24.7, TIGHT: 24.7},
-                draws=3,
+                draws=5,
                 file=TAUBENCH,
             ),
             Workload(
@@ -168,7 +168,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(QMSUM, "llama3"),
                 tight_tokens=100_000,
                 capacity={AMPLE: 16.7, TIGHT: 14.7},
-                draws=5,  # one draw's p90 is an eighth off: it hangs on a tenth of 553 requests, many in one queue
+                draws=8,  # one draw's p90 is an eighth off: it hangs on a tenth of 553 requests, many in one queue
                 retimed=alone,
                 file=QMSUM,
             ),
