@@ -264,9 +264,13 @@ def test_policies_measured_again_take_the_place_of_their_own_rows_alone(
 ) -> None:
     monkeypatch.setattr(policies, "RESULTS", tmp_path)
     before, again = row("ttft", 0.1), row("affinity", 0.2)
-    recorded = {"commit": "abc", "rows": [before, row("affinity", 0.3)]}
+    recorded = {"commit": "abc", "columns": Row._fields, "rows": [before, row("affinity", 0.3)]}
     (tmp_path / "policies.json").write_text(json.dumps(recorded))
     assert policies.with_recorded([again]) == ([before, again], {"others_commit": "abc"})
+    columns = [name for name in Row._fields if name not in policies.NEW_COLUMNS]
+    older = recorded | {"columns": columns, "rows": [[getattr(before, name) for name in columns]]}
+    (tmp_path / "policies.json").write_text(json.dumps(older))
+    assert policies.with_recorded([again])[0] == [before._replace(e2e_p90_s=None, uneven_share=None), again]
     (tmp_path / "policies.json").write_text(json.dumps(recorded | {"others_commit": "first"}))
     assert policies.with_recorded([again])[1] == {"others_commit": "first"}
 
