@@ -153,7 +153,7 @@ class DecodeRates:
             share = mean_y / (mean_y - rest)
             per_context, per_token, rest = share * per_context, share * per_token, 0.0
         self.per_answer_token_s, self.per_context_s = rest, per_context
-        if mean_p > 0.0:
+        if mean_p > 0.0 and per_token > 0.0:  # 0: these answers do not show it, so what was known stays
             self.per_token_s = per_token
 
 

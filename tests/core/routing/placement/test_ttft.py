@@ -11,6 +11,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
+from ranvier_py.core.routing.rates.decode_rate import Decoded
 from tests.core.routing.placement.engines import Engine, match_of
 
 PROMPT_TOKENS = 10_000
@@ -207,6 +208,15 @@ def test_its_terms_add_up_to_what_decides() -> None:
     assert terms[0]["prefill_s"] == pytest.approx(0.1, rel=0.05)
     assert terms[1]["prefill_s"] == pytest.approx(1.0, rel=0.05)
     assert terms[0]["tokens_per_s"] == pytest.approx(10_000, rel=0.05)
+
+
+def test_its_terms_can_be_shown_where_whole_answers_took_longest_after_short_prompts() -> None:
+    policy = Ttft()
+    for computed in (10, 2000, 500, 4000):
+        policy.decoded(Decoded(BackendId(0), 100, 2.0 - computed / 4000, 1000.0, computed))
+    cold, held = policy.terms(warm((1, 9000)), engines(0, 0))
+    assert cold["tokens_per_s"] > 0.0
+    assert cold["prefill_s"] > held["prefill_s"] > 0.0
 
 
 def test_losses_fade_within_a_minute_and_are_bounded() -> None:

@@ -74,6 +74,17 @@ def test_no_rate_is_ever_negative_whatever_answers_show() -> None:
         assert rates.factor(BackendId(0)) > 0.0
 
 
+def test_a_prompt_token_always_takes_some_time_whatever_whole_answers_show() -> None:
+    """Else a router would believe that nothing is gained by a cache."""
+    rates = DecodeRates()
+    for computed in (10, 2000, 500, 4000):
+        rates.observe(Decoded(BackendId(0), 100, 2.0 - computed / 4000, 1000.0, computed), None)
+        assert rates.per_token_s > 0.0
+    for _ in range(50):
+        rates.observe(Decoded(BackendId(0), 100, 0.0, 1000.0, 100), None)
+        assert rates.per_token_s > 0.0
+
+
 def test_a_copy_learns_by_itself() -> None:
     rates = shown(20, whole=False)
     twin = copy(rates)
