@@ -5,7 +5,8 @@
 Three engines in this process evict nothing. So it is known how much of each prompt one of them held when the request
 came, which is the most that a router could have found. A turn is consecutive if it repeats at least half of an earlier
 prompt of its task; it reached a holder if no other engine held a block more. Requests go to the routers in turn. smg is
-installed in an environment of its own, and left out if that fails; 4 of its gateways share by its mesh.
+installed in an environment of its own, and left out if that fails; 4 of its gateways share by its mesh. Our nodes are
+also asked for answers that come as a whole, of which they see no first token.
 
 `mended`: a recorded agent is made to break its prefixes as another agent was seen to do, and runs through our nodes: as
 recorded, broken, and broken with the mending rule on. Each share is a mean of MENDED_DRAWS runs: where a chat resumes
@@ -94,12 +95,15 @@ async def routed(start: Start, requests: Sequence[AgentRequest], ports: Sequence
     return found
 
 
-def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | None) -> Iterable[dict[str, Any]]:
+def measured(
+    router: str, count: int, shapes: Sequence[str], bin_dir: Path | None, streamed: bool = True
+) -> Iterable[dict[str, Any]]:
     """Measure each shape, and yield a row for it. `bin_dir`: of smg; None: our nodes."""
     make = nodes if bin_dir is None else partial(gateways, bin_dir)
     for shape in shapes:
-        row: dict[str, Any] = {"shape": shape, "router": router, "nodes": count}
-        reuse = trio.run(routed, partial(make, count=count), requests_of(shape, MODEL))
+        row: dict[str, Any] = {"shape": shape, "router": router, "nodes": count, "streamed": streamed}
+        requests = requests_of(shape, MODEL)
+        reuse = trio.run(routed, partial(make, count=count), requests if streamed else list(map(unstreamed, requests)))
         if isinstance(reuse, str):
             row["refused"] = reuse
         else:
@@ -108,6 +112,12 @@ def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | Non
             row |= {**asdict(reuse), "shares": {name: round(share, 4) for name, share in shares.items()}}
         show_row(row)
         yield row
+
+
+def unstreamed(request: AgentRequest) -> AgentRequest:
+    """Return a request whose answer is to come as a whole."""
+    fields = {key: value for key, value in json.loads(request.body).items() if key != "stream_options"}
+    return replace(request, body=json.dumps({**fields, "stream": False}).encode())
 
 
 # --- agents that break their prefixes ---------------------------------------------------------------------------------
@@ -233,7 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         row
         for count in arguments.nodes
         for router, bin_dir in routers.items()
-        for row in measured(router, count, arguments.shape, bin_dir)
+        for streamed in ((True, False) if bin_dir is None else (True,))
+        for row in measured(router, count, arguments.shape, bin_dir, streamed)
     ]
     found: dict[str, Any] = {"engines": ENGINES, "goals": GOALS, "left_out": left_out}
     if not arguments.only or "mended" in arguments.only:

@@ -8,7 +8,8 @@ predicted to be cached and were not, as a share of all prompt tokens (`wasted`);
 predicted (`unforeseen`); and times to the first token. Oracles are the bounds: `oracle_greedy` (hits), `oracle_ttft`
 (times). Goals: in wasted prefill and in hit rate, calibration alone recovers at least half of what events would, where
 there is something to recover; the hit rate of four nodes is within a point of one node's, with events and without. Both
-are means of draws (`DRAWS_OF_NODES`), and `hit_rate_error` is the standard error of such a mean.
+are means of draws (`DRAWS_OF_NODES`), and `hit_rate_error` is the standard error of such a mean. One node is also run
+with answers that come as a whole, of which a router sees no first token (`streamed` is false).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
@@ -67,11 +69,13 @@ WORTH = 0.005
 ORACLE = "oracle"
 
 Row = Mapping[str, Any]
-"""Workload, share of the working set, nodes (0: an oracle), policy, knowledge, and `figures`."""
+"""Workload, share of the working set, kind of answers, nodes (0: an oracle), policy, knowledge, and `figures`."""
 
 
-def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator[tuple[str, Task]]:
-    """Yield all runs of a workload with one cache size, each with the name of its knowledge."""
+def cases(
+    workload: Workload, ready: Ready, share: float, seed: int, nodes_max: int = max(POLICIES)
+) -> Iterator[tuple[str, Task]]:
+    """Yield all runs of a workload with one cache size and so many nodes, each with the name of its knowledge."""
     engines = ENGINES_OF.get(workload.name, ENGINES)
     cache_tokens = cache_tokens_of(ready, share, engines)
     engine = replace(workload.engine, cache_tokens=cache_tokens, block_size=ready.summary.block_tokens)
@@ -80,7 +84,7 @@ def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator
     for oracle in ORACLES:
         yield ORACLE, Task(ready, replace(plan, policy=oracle))
     for nodes, policies in POLICIES.items():
-        for policy in policies if share in SHARES_OF_NODES[nodes] else ():
+        for policy in policies if share in SHARES_OF_NODES[nodes] and nodes <= nodes_max else ():
             for knowledge in KNOWLEDGE:
                 for draw in range(DRAWS_OF_NODES[nodes] if share == SHARES[0] else 1):
                     run = replace(plan, policy=policy, nodes=nodes, knowledge=knowledge, seed=seed + draw)
@@ -182,10 +186,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
     workload = WORKLOADS[name]
-    ready = make_ready(workload.loaded(QUICK_REQUESTS if arguments.quick else None))
+    trace = workload.loaded(QUICK_REQUESTS if arguments.quick else None)
     found: list[Row] = []
-    for share in SHARES:
-        named = list(cases(workload, ready, share, arguments.seed))
+    for streamed, share in product((True, False), SHARES):
+        ready = make_ready(trace, stream=streamed)
+        named = list(cases(workload, ready, share, arguments.seed, max(POLICIES) if streamed else 1))
         done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
         draws: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
         for (knowledge, _), each in zip(named, done, strict=True):
@@ -195,7 +200,7 @@ def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
             means: dict[str, Any] = {key: round(fmean(each[key] for each in several), 5) for key in several[0]}
             means["hit_rate_error"] = error_of([each["hit_rate"] for each in several])
             cell_names = {"nodes": nodes, "policy": policy, "knowledge": knowledge}
-            row = {"workload": name, "share": share, **cell_names, **means}
+            row = {"workload": name, "share": share, "streamed": streamed, **cell_names, **means}
             show_row(row)
             found.append(row)
     return found
@@ -205,11 +210,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     names = [name for name in arguments.workload or CAPACITY if WORKLOADS[name].is_there()]
     rows = [row for name in names for row in rows_of(name, arguments)]
+    streams, whole = ([row for row in rows if row["streamed"] is streamed] for streamed in (True, False))
     goals = {
-        "calibration_recovers_wasted_prefill": recovered(rows, "wasted"),
-        "calibration_recovers_hits": recovered(rows, "hit_rate"),
-        "four_nodes_as_one": four_as_one(rows, "events"),
-        "four_nodes_as_one_without_events": four_as_one(rows, "estimated", "calibrated"),
+        "calibration_recovers_wasted_prefill": recovered(streams, "wasted"),
+        "calibration_recovers_hits": recovered(streams, "hit_rate"),
+        "calibration_recovers_wasted_prefill_of_whole_answers": recovered(whole, "wasted"),
+        "calibration_recovers_hits_of_whole_answers": recovered(whole, "hit_rate"),
+        "four_nodes_as_one": four_as_one(streams, "events"),
+        "four_nodes_as_one_without_events": four_as_one(streams, "estimated", "calibrated"),
     }
     for name, goal in goals.items():
         show_row({"goal": name, **goal})

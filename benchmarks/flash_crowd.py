@@ -11,6 +11,8 @@ Leaving its holder helps only if the holder is too busy. While one engine, or th
 knew of each other, can serve all of that traffic, no request waits: the p99 is the time to compute a prefix, and each
 diversion to a new holder computes it once more. More than 1 % of the requests are the first with their prefix, so the
 p99 of all cannot be less than that time; requests that find their prefix are therefore also counted by themselves.
+
+Both are run with streams, and with answers that come as a whole, of which a router sees no first token.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from benchmarks.workloads.workloads import A100_8B, AMPLE_TOKENS
 from ranvier_py.core.routing.placement.policies import PlacementOptions
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
-from ranvier_py.replay.jobs import Ready, Task, execute, make_ready
+from ranvier_py.replay.jobs import Task, execute, make_ready
 from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Placed, Plan, Prepared, prepare
 from ranvier_py.replay.replay_run import Run
@@ -80,12 +82,15 @@ def allowed(request: TraceRequest) -> Sequence[int]:
     return [int(engine)] if kind == "busy" else range(ENGINES)
 
 
-def replay(requests: Sequence[TraceRequest], seed: int, nodes: int, gossip: bool, policy: str) -> Rows:
+def replay(
+    requests: Sequence[TraceRequest], seed: int, nodes: int, gossip: bool, policy: str, streamed: bool = True
+) -> Rows:
     """Do one run, and return a row for each request of the burst."""
     delay_s = None if gossip else inf
     plan = Plan(policy, nodes, ENGINES * (LIMITS,), gossip_delay_s=delay_s, seed=seed, regret=False, per_request=True)
     engines = [EngineModel(limits) for limits in plan.engines]
-    run = Run(plan, prepare(Trace(CROWD, requests, BLOCK_TOKENS, timed=True)), engines, CrowdNodes(plan, engines))
+    items = prepare(Trace(CROWD, requests, BLOCK_TOKENS, timed=True), stream=streamed)
+    run = Run(plan, items, engines, CrowdNodes(plan, engines))
     run.go()
     return [row for row in run.rows if row["session"] == CROWD]
 
@@ -130,11 +135,14 @@ def burst_requests(seed: int, within_s: float) -> list[TraceRequest]:
     return sorted(found, key=lambda request: request.at)
 
 
-def burst_run(within_s: float, policy: str, nodes: int, gossip: bool, seeds: int) -> dict[str, Any]:
+def burst_run(
+    within_s: float, policy: str, nodes: int, gossip: bool, seeds: int, streamed: bool = True
+) -> dict[str, Any]:
     """Run the burst with several seeds, and sum up."""
-    runs = [replay(burst_requests(seed, within_s), seed, nodes, gossip, policy) for seed in range(seeds)]
+    runs = [replay(burst_requests(seed, within_s), seed, nodes, gossip, policy, streamed) for seed in range(seeds)]
     shares = [spread(by_engine(rows))["max_over_mean"] for rows in runs]
     found = {
+        "streamed": streamed,
         "within_s": within_s,
         "policy": policy,
         "nodes": nodes,
@@ -150,12 +158,13 @@ def burst_run(within_s: float, policy: str, nodes: int, gossip: bool, seeds: int
 # --- a prefix that is most of the traffic -----------------------------------------------------------------------------
 
 
-def hot_run(ready: Ready, speed: float, nodes: int, gossip: bool) -> dict[str, Any]:
+def hot_run(trace: Trace, speed: float, nodes: int, gossip: bool, streamed: bool = True) -> dict[str, Any]:
     """Run the same traffic without and with diverting, both by Ranvier's rule to the letter."""
     limits = (replace(A100_8B, cache_tokens=AMPLE_TOKENS, block_size=BLOCK_TOKENS),) * ENGINES
     delay_s = None if gossip else inf
     plan = Plan("affinity", nodes, limits, speed=speed, gossip_delay_s=delay_s, regret=False, per_request=True)
-    found: dict[str, Any] = {"speed": speed, "nodes": nodes, "gossip": gossip}
+    found: dict[str, Any] = {"streamed": streamed, "speed": speed, "nodes": nodes, "gossip": gossip}
+    ready = make_ready(trace, stream=streamed)
     for name, diverts in (("stays", False), ("diverts", True)):
         options = PlacementOptions(load_aware=diverts, placement_compatibility="ranvier")
         done = execute(Task(ready, replace(plan, options=options)), lambda: 0.0)
@@ -183,13 +192,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, help="of the burst")
     arguments = parser.parse_args(argv)
     burst = [
-        burst_run(within_s, policy, nodes, gossip, arguments.seeds)
+        burst_run(within_s, policy, nodes, gossip, arguments.seeds, streamed)
+        for streamed in (True, False)
         for within_s in BURST_WITHIN_S
         for policy in ("affinity", "ttft", "least_loaded")
         for nodes, gossip in kinds(arguments.nodes)
     ]
-    ready = make_ready(traffic.one_hot_prefix(1))
-    hot = [hot_run(ready, speed, *kind) for speed in HOT_SPEEDS for kind in kinds(arguments.nodes)]
+    trace = traffic.one_hot_prefix(1)
+    hot = [
+        hot_run(trace, speed, *kind, streamed)
+        for streamed in (True, False)
+        for speed in HOT_SPEEDS
+        for kind in kinds(arguments.nodes)
+    ]
     return finish("flash_crowd", arguments, {"engines": ENGINES, "burst": burst, "hot": hot})
 
 

@@ -5,6 +5,7 @@
 With the large cache nothing is evicted. That is what the reference figures assume: `ideal` is one cache that all
 requests share; `random` sends each request to a random engine; `greedy` sends it to the engine with the longest prefix,
 known perfectly, among those with at most 1.5 times their share of the requests + 4.
+All is run with streams, and with answers that come as a whole, of which a router sees no first token.
 Goals with the large cache: `affinity` has at least 95 % of `greedy`, and `random` is near the random reference.
 """
 
@@ -104,7 +105,9 @@ def found_greedily(prompts: Sequence[Sequence[int]], engines: int) -> int:
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every policy and cache size on one trace."""
     trace = WORKLOADS[name].load()
-    ready, known = make_ready(trace), reference(trace, arguments.engines)
+    known = reference(trace, arguments.engines)
+    kinds = {streamed: make_ready(trace, stream=streamed) for streamed in (True, False)}
+    ready = kinds[True]
     show_row({**asdict(ready.summary), **known._asdict()})
     sizes = arguments.cache_tokens or [LARGE_CACHE_TOKENS, SMALL_CACHE_TOKENS[name]]
     plans = [
@@ -118,8 +121,12 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for size in sizes
         for policy in arguments.policy or list(POLICIES)
     ]
-    done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
-    runs = [figures(each.result, plan.engines[0].cache_tokens, known) for plan, each in zip(plans, done, strict=True)]
+    cases = [(streamed, plan) for streamed in kinds for plan in plans]
+    done = execute_all([Task(kinds[streamed], plan) for streamed, plan in cases], arguments.jobs, time.process_time)
+    runs = [
+        {"streamed": streamed, **figures(each.result, plan.engines[0].cache_tokens, known)}
+        for (streamed, plan), each in zip(cases, done, strict=True)
+    ]
     for run in runs:
         show_row({name: value for name, value in run.items() if name != "reasons"})
     return {
@@ -148,7 +155,12 @@ def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str,
 def goals(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return whether `affinity` reaches its goal in the runs with the large cache."""
     return [
-        {"trace": trace["trace"], "share_of_greedy": share, "reached": share >= GOAL_SHARE}
+        {
+            "trace": trace["trace"],
+            "streamed": run["streamed"],
+            "share_of_greedy": share,
+            "reached": share >= GOAL_SHARE,
+        }
         for trace in traces
         for run in trace["runs"]
         if run["policy"] == "affinity" and run["cache_tokens"] >= LARGE_CACHE_TOKENS

@@ -5,7 +5,8 @@
 Eight engines of each profile (`ranvier_py/replay/hybrid/cache_models.py` says what they keep of a prefix), one policy,
 and three kinds of knowledge. *attention*: only the events of keys and values, which is all that today's routers read.
 *checkpoint*: as our nodes do, the events of states if an engine publishes them, else what its profile and answers tell
-(SGLang). *oracle*: what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
+(SGLang). *oracle*: what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`. One node is also
+run with answers that come as a whole, of which a router sees no first token.
 
 Each run gives: the hit rate by the engines' count; times to the first token; precision, the share of the predicted
 tokens that were reused; recall, the share of the reused tokens that were predicted; and `wasted`, tokens that were
@@ -27,15 +28,16 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.engine_caches import believed
-from benchmarks.harness.bench import command_line, finish, show, show_row
+from benchmarks.harness.bench import command_line, finish, how_answered, show, show_row
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
 from ranvier_py.core.prompts.fingerprint import ANCHOR_STEP_BLOCKS
 from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.engine.presets import PROFILES
-from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
+from ranvier_py.replay.jobs import Done, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
+from ranvier_py.replay.traces.trace import Trace
 
 POLICY = "affinity"
 """The default policy."""
@@ -65,13 +67,14 @@ MEASURED = ("rate", "hit_rate", "ttft_p50_s", "ttft_p90_s", "precision", "recall
 
 
 Row = Mapping[str, Any]
-"""Workload, profile, nodes, what the router knows, and figures, over all draws of the workload."""
+"""Workload, profile, nodes, what the router knows, kind of answers, and figures, over all draws of the workload."""
 
 
 def cases(
-    workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int, draw: int = 0
+    workload: Workload, trace: Trace, arguments: argparse.Namespace, nodes: int, draw: int, streamed: bool
 ) -> Iterator[tuple[Row, Task]]:
     """Yield all runs of one draw of a workload on so many nodes, each with the names of its row."""
+    ready = make_ready(trace, stream=streamed)
     speed = speed_of(ready, workload.engine)
     for cache in arguments.profile or (PROFILES if nodes == 1 else SEVERAL_NODES):
         engine = replace(workload.engine, cache=cache, block_size=ready.summary.block_tokens)
@@ -86,7 +89,8 @@ def cases(
                 per_request=True,
                 knowledge=knowledge,
             )
-            yield {"workload": workload.name, "profile": cache, "nodes": nodes, "knows": known}, Task(ready, plan)
+            names = {"workload": workload.name, "profile": cache, "nodes": nodes, "knows": known, "streamed": streamed}
+            yield names, Task(ready, plan)
 
 
 def figures(done: Done, block_tokens: int) -> dict[str, Any]:
@@ -122,9 +126,10 @@ def missed(done: Done, block_tokens: int) -> dict[str, int]:
 def goals(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the goals: in each cell hits near the oracle's, and unchanged for attention; for each profile, precision
     and recall as means over its workloads."""
-    cells: dict[tuple[str, str, int], dict[str, Row]] = {}
+    cells: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in rows:
-        cells.setdefault((row["workload"], row["profile"], row["nodes"]), {})[row["knows"]] = row
+        nodes_and_answers = f"{row['nodes']}{how_answered(row)}"
+        cells.setdefault((row["workload"], row["profile"], nodes_and_answers), {})[row["knows"]] = row
     below, shown, lost = {}, {}, {}
     right: dict[str, list[Row]] = {}
     for (workload, profile, nodes), known in cells.items():
@@ -168,10 +173,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def rows_of(workload: Workload, arguments: argparse.Namespace) -> Iterator[Row]:
     loaded = workload.loaded(QUICK_REQUESTS if arguments.quick else REQUESTS)
-    for nodes in arguments.nodes or NODES:
+    kinds = [(nodes, streamed) for streamed in (True, False) for nodes in arguments.nodes or NODES]
+    for nodes, streamed in (kind for kind in kinds if kind != (4, False)):
         named: list[tuple[Row, Task]] = []
         for draw in range(1 if arguments.quick else workload.draws):
-            named += cases(workload, make_ready(workload.trace(draw, loaded)), arguments, nodes, draw)
+            named += cases(workload, workload.trace(draw, loaded), arguments, nodes, draw, streamed)
         done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
         drawn: dict[tuple[Any, ...], list[Row]] = {}
         for (about, _), each in zip(named, done, strict=True):

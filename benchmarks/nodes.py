@@ -4,7 +4,8 @@
 
 In virtual time, with 8 engines, and with the same requests at the same times in all runs of a seed. Each request enters
 at a node that is drawn for it alone: the worst that DNS can do to a conversation. taubench has caches that evict
-nothing; mooncake has a million tokens for each engine.
+nothing; mooncake has a million tokens for each engine. Up to WHOLE_NODES nodes are also run with answers that come as a
+whole, of which a router sees no first token.
 Goals: with gossip the hit rate is within 1 point and the times are within 5 % of those of one node, over all seeds
 together. The slowest hundredth of one run is only 25 requests, so that the p99 of equal runs differs by a quarter.
 """
@@ -35,6 +36,9 @@ ENGINES = 8
 MOONCAKE_MINUTES = 20.0  # of 59: 3658 requests, 45 million tokens
 MOONCAKE_CACHE_TOKENS = 1_000_000  # an 8B model's keys and values in 80 GB; as in the trace's published LRU figures
 
+WHOLE_NODES = 4
+"""The most nodes that are run with answers that come as a whole: more of them take longest."""
+
 GOAL_POINTS = 1.0
 GOAL_RATIO = 1.05
 
@@ -47,11 +51,12 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One replay: its number of nodes, whether they gossip, and its result."""
+    """One replay: its number of nodes, whether they gossip, its result, and whether the answers were streams."""
 
     nodes: int
     gossip: bool
     done: Done
+    streamed: bool = True
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------
@@ -88,11 +93,17 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, A
     """Do and compare all runs of one trace."""
     runs: list[Run] = []
     for seed in range(1, arguments.seeds + 1):
-        ready = make_ready(case.trace(seed))
-        show_row({"seed": seed, **asdict(ready.summary)})
-        plans = plans_of(case.cache_tokens, ready.summary.block_tokens, arguments.nodes, seed)
-        done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
-        runs += [Run(plan.nodes, plan.gossip_delay_s is None, each) for plan, each in zip(plans, done, strict=True)]
+        trace = case.trace(seed)
+        for streamed in (True, False):
+            ready = make_ready(trace, stream=streamed)
+            show_row({"seed": seed, **asdict(ready.summary), "streamed": streamed})
+            counts = [count for count in arguments.nodes if streamed or count <= WHOLE_NODES]
+            plans = plans_of(case.cache_tokens, ready.summary.block_tokens, counts, seed)
+            done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
+            runs += [
+                Run(plan.nodes, plan.gossip_delay_s is None, each, streamed)
+                for plan, each in zip(plans, done, strict=True)
+            ]
     compared = compare(runs)
     for each in compared:
         show_row(each)
@@ -110,18 +121,21 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, A
 
 def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Compare each number of nodes, with and without gossip, with one node, over all seeds together."""
-    kinds = dict.fromkeys((run.nodes, run.gossip) for run in runs)
-    together = {kind: pooled([run.done for run in runs if (run.nodes, run.gossip) == kind]) for kind in kinds}
-    alone = together.get((1, False))
-    if alone is None:
-        return []
+    kinds: dict[tuple[int, bool, bool], list[Done]] = {}
+    for run in runs:
+        kinds.setdefault((run.nodes, run.gossip, run.streamed), []).append(run.done)
+    together = {kind: pooled(done) for kind, done in kinds.items()}
     found = []
-    for (nodes, gossip), each in together.items():
+    for (nodes, gossip, streamed), each in together.items():
+        alone = together.get((1, False, streamed))
+        if alone is None:
+            continue
         points = 100 * (each["hit_rate"] - alone["hit_rate"])
         p50, p99 = (each["ttft_s"][name] / alone["ttft_s"][name] for name in ("p50", "p99"))
         reached = points >= -GOAL_POINTS and max(p50, p99) <= GOAL_RATIO
         ratios = {"hit_points": points, "ttft_p50_times": p50, "ttft_p99_times": p99}
-        found.append({"nodes": nodes, "gossip": gossip, **each, **ratios, "reached": reached})
+        kind = {"nodes": nodes, "gossip": gossip, "streamed": streamed}
+        found.append({**kind, **each, **ratios, "reached": reached})
     return found
 
 

@@ -6,8 +6,8 @@ Each configuration gets fresh engines (the lab's, with tokenizer and block cache
 with 6 shared system prompts and 8 turns. Every turn looks up the routers' name again and so gets the next router: that
 is the worst that DNS can do to a conversation, and the case for sharing. With --sticky a conversation keeps its router.
 The engines report the hit rate, the client measures times, and a failure is any outcome but a good answer. The ratios
-within one run mean more than the numbers. smg is installed in an environment of its own under --peers-dir, and left out
-if that fails.
+within one run mean more than the numbers. Our nodes are also asked for answers that come as a whole, of which they see
+no first token. smg is installed in an environment of its own under --peers-dir, and left out if that fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import trio
 
-from benchmarks.harness.bench import command_line, finish, percentiles, show, show_row, spread
+from benchmarks.harness.bench import command_line, finish, how_answered, percentiles, show, show_row, spread
 from benchmarks.harness.processes import PEERS_DIR, SMG, installed, mesh_flags, processor_s
 from cluster.demo.demo_plan import Lab, Settings, at, node_commands, plan, write_key
 from cluster.dns.addresses import NamesError
@@ -54,16 +54,17 @@ POLICY = "affinity"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One configuration: which router, how many of it, and whether they share what they learn."""
+    """One configuration: which router, how many of it, whether they share what they learn, and the kind of answers."""
 
     router: str  # "ranvier" or "smg"
     nodes: int
     shared: bool
+    streamed: bool = True
 
     @property
     def name(self) -> str:
         how = {"ranvier": ("no gossip", "gossip"), "smg": ("no mesh", "mesh")}[self.router][self.shared]
-        return f"{self.nodes} {self.router} {how}"
+        return f"{self.nodes} {self.router} {how}{how_answered(asdict(self))}"
 
     @property
     def settings(self) -> Settings:
@@ -131,7 +132,7 @@ async def measure(
                 await wait_for_workers(command)
         await trio.sleep(SETTLE_S)
         before = used_s(routers)
-        log, seconds = await traffic(lab, think_s, arguments)
+        log, seconds = await traffic(lab, think_s, arguments, kind.streamed)
         for child in children:
             if child.process.poll() is not None:
                 raise OSError(f"{child.command.name} ended in mid-run; its log is in {logs}")
@@ -159,12 +160,13 @@ async def wait_for_workers(smg: Command) -> None:
     raise TimeoutError(f"{smg.name} did not register its workers within {READY_S:.0f} s")
 
 
-async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tuple[LoadLog, float]:
+async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace, streamed: bool) -> tuple[LoadLog, float]:
     """Send all chats; return the log, and the seconds that they took."""
     addresses = lab.nodes[POLICY]
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: list(addresses)}))
     log = LoadLog()
-    target = Target(NAME, addresses[0].port, model=Settings().model, max_tokens=MAX_TOKENS, timeout_s=30.0)
+    model = Settings().model
+    target = Target(NAME, addresses[0].port, model, max_tokens=MAX_TOKENS, timeout_s=30.0, stream=streamed)
     runner = Runner(target, log) if arguments.sticky else TurnByTurn(target, log)
     began = trio.current_time()
     await runner.run_open(conversations(arguments, think_s), arguments.seconds)
@@ -175,6 +177,7 @@ def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_c
     """Return the figures of one configuration; the hit rate is as the engines count it."""
     outcome = Report(log, seconds)
     first = percentiles([one.ttft_s for one in log.samples if one.ttft_s is not None] or [0.0], digits=6)
+    answer = percentiles([one.total_s for one in log.samples] or [0.0], digits=6)
     found = {
         "name": kind.name,
         **asdict(kind),
@@ -183,6 +186,7 @@ def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_c
         "hit_rate": outcome.hit_rate,
         "without_usage": outcome.without_usage,
         "ttft_s": {name: first[name] for name in ("p50", "p99")},
+        "answer_s": {name: answer[name] for name in ("p50", "p99")},
         "engines": spread([one.requests for one in outcome.engines] or [0]) if log.ok else {},
         "nodes_used": len(outcome.nodes),
         "router_cpu_s": round(router_cpu_s, 2),
@@ -197,10 +201,11 @@ def kinds(arguments: argparse.Namespace) -> list[Kind]:
     """Return the configurations. A single router has no peer to share with."""
     wanted = arguments.only or ["ranvier", "smg"]
     return [
-        Kind(router, nodes, shared)
+        Kind(router, nodes, shared, streamed)
         for nodes in arguments.nodes
         for router in wanted
         for shared in ((True, False) if nodes > 1 else (False,))
+        for streamed in ((True, False) if router == "ranvier" else (True,))
     ]
 
 

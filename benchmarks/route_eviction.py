@@ -4,7 +4,8 @@
 
 *Hits*: one node with the default policy serves each trace with eight engines that evict nothing, so that every miss is
 due to the router. The tables have SHARES of the rows that the trace would fill, and evict by LRU or by utility; the
-alpha of utility is tuned by replay as in a node. *Costs*: for a full table of a million rows with the chats of
+alpha of utility is tuned by replay as in a node. Answers are streams, or come as a whole: then a router sees no first
+token. *Costs*: for a full table of a million rows with the chats of
 `decision`, the memory of a row, and the microseconds of one `learn` of a new chat, which evicts as many rows as it
 adds; and the processor time of a tuning that tries all alphas.
 """
@@ -21,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.decision import Chats, fill, learn, measure, memory_of_process
-from benchmarks.harness.bench import command_line, each_apart, finish, show, show_row
+from benchmarks.harness.bench import command_line, each_apart, finish, how_answered, show, show_row
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import AMPLE, AMPLE_TOKENS, ENGINES, WORKLOADS, Workload
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
@@ -31,6 +32,7 @@ from ranvier_py.core.routing.route_table.utility_queue import UtilityQueue
 from ranvier_py.replay.jobs import Ready, Task, make_ready, make_run
 from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan
+from ranvier_py.replay.traces.trace import Trace
 
 POLICY = "affinity"
 LOAD = 0.5  # share of the capacity that a trace has in the policies benchmark, if it has one
@@ -59,19 +61,27 @@ def workloads_of(names: Sequence[str]) -> list[Workload]:
 
 
 def rows_of(workload: Workload, limit: int, seed: int) -> Iterator[Row]:
+    """Yield the rows of a workload with streams, and with answers that come as a whole."""
+    trace = workload.loaded(limit)
+    for streamed in (True, False):
+        yield from rows_of_kind(workload, trace, seed, streamed)
+
+
+def rows_of_kind(workload: Workload, trace: Trace, seed: int, streamed: bool) -> Iterator[Row]:
     """Yield the rows of a table that is never full, and of smaller ones with either rule."""
-    ready = make_ready(workload.loaded(limit))
+    ready = make_ready(trace, stream=streamed)
     engine = replace(workload.engine, cache_tokens=AMPLE_TOKENS, block_size=ready.summary.block_tokens)
     speed = workload.capacity[AMPLE] * LOAD if AMPLE in workload.capacity else speed_of(ready, workload.engine)
     plan = Plan(POLICY, 1, (engine,) * ENGINES, speed=speed, seed=seed, regret=False)
     whole, figures = run(ready, plan)
-    yield {"workload": workload.name, "share": 1.0, "rows": whole, "eviction": LRU, **figures}
+    names = {"workload": workload.name, "streamed": streamed}
+    yield {**names, "share": 1.0, "rows": whole, "eviction": LRU, **figures}
     for share in SHARES:
         capacity = max(16, int(share * whole))
         for eviction in (LRU, UTILITY):
             small = replace(plan, routes_max=capacity, routes=RouteTableOptions(eviction))
             rows, figures = run(ready, small)
-            yield {"workload": workload.name, "share": share, "rows": rows, "eviction": eviction, **figures}
+            yield {**names, "share": share, "rows": rows, "eviction": eviction, **figures}
 
 
 def run(ready: Ready, plan: Plan) -> tuple[int, dict[str, Any]]:
@@ -134,7 +144,7 @@ def tuning_s(seed: int, requests_max: int = WARM + WINDOW) -> float:
 
 def goals(rows: Sequence[Row]) -> dict[str, Any]:
     """Compare the hits of utility with those of LRU in each cell of workload and share."""
-    hits = {(row["workload"], row["share"], row["eviction"]): row["hit_rate"] for row in rows}
+    hits = {(f"{row['workload']}{how_answered(row)}", row["share"], row["eviction"]): row["hit_rate"] for row in rows}
     gained = {
         f"{workload} {share:g}": round(hits[workload, share, UTILITY] - rate, 5)
         for (workload, share, eviction), rate in hits.items()

@@ -4,7 +4,8 @@
 
 A shape has traffic (`workloads.traffic`), engines, policies, and checks that our figures must pass to have that shape.
 The published figures are shown with ours, and with the reasons why they differ. Absolute times are those of modelled
-engines, so only ratios and orders are compared. One node, virtual time. Results: results/shapes.json.
+engines, so only ratios and orders are compared. One node, virtual time. Each shape is run with streams, as published,
+and with answers that come as a whole, of which a router sees no first token. Results: results/shapes.json.
 """
 
 from __future__ import annotations
@@ -274,12 +275,14 @@ def tasks_of(shape: Shape, ready: Ready, seed: int) -> list[Task]:
     ]
 
 
-def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
-    done = execute_all(tasks_of(shape, make_ready(trace), arguments.seed), arguments.jobs, time.process_time)
+def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace, streamed: bool = True) -> dict[str, Any]:
+    tasks = tasks_of(shape, make_ready(trace, stream=streamed), arguments.seed)
+    done = execute_all(tasks, arguments.jobs, time.process_time)
     runs = {setting.name: each.result for setting, each in zip(shape.settings, done, strict=True)}
     ours = shape.ours(runs)
     checks = shape.checks(ours)
     return {
+        "streamed": streamed,
         "source": shape.source,
         "published": dict(shape.published),
         "ours": ours,
@@ -303,7 +306,7 @@ def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[
 def show_shape(name: str, found: Mapping[str, Any]) -> None:
     for run in found["runs"]:
         show_row(run)
-    show_row({"shape": name, **{key: found[key] for key in ("published", "ours", "reproduced", "checks")}})
+    show_row({"shape": name, **{key: found[key] for key in ("streamed", "published", "ours", "reproduced", "checks")}})
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -314,14 +317,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    found = {}
+    found: dict[str, Any] = {}
+    whole_answers: dict[str, Any] = {}
     for name in arguments.shape or list(SHAPES):
         trace = SHAPES[name].load()
         if arguments.quick:
             trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
-        found[name] = measured(SHAPES[name], trace, arguments)
-        show_shape(name, found[name])
-    return finish("shapes", arguments, {"engines": ENGINES, "shapes": found}, whole=not arguments.shape)
+        for streamed, into in ((True, found), (False, whole_answers)):
+            into[name] = measured(SHAPES[name], trace, arguments, streamed)
+            show_shape(name, into[name])
+    result = {"engines": ENGINES, "shapes": found, "whole_answers": whole_answers}
+    return finish("shapes", arguments, result, whole=not arguments.shape)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Eight modelled engines, `affinity`, chats of many threads, all at one rate: LOAD times the capacity of the smallest
 caches. Evictions: caches from all of the working set down to a quarter of it. Restarts: at equal intervals the next
-engine in turn restarts, with caches that hold everything. The figures are those of `engine_caches`.
+engine in turn restarts, with caches that hold everything. The figures are those of `engine_caches`. All is run with
+streams, and with answers that come as a whole, of which a router sees no first token.
 Published: Ranvier measured no gain of push (1,902 wasted tokens with and without); Purdue published no figure.
 """
 
@@ -53,17 +54,21 @@ def evicted_tokens_per_s(plan: Plan, done: Done, answers: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line(__doc__, seed="the nodes", jobs=True, quick="a few requests").parse_args(argv)
-    ready = make_ready(WORKLOADS[TRAFFIC].loaded(QUICK_REQUESTS if arguments.quick else None))
-    cases = [*((share, 0) for share in SHARES), *((ROOMY, restarts) for restarts in RESTARTS)]
-    plans = [
-        replace(plan_of(ready, share, restarts, arguments.seed), knowledge=knowledge)
-        for share, restarts in cases
+    trace = WORKLOADS[TRAFFIC].loaded(QUICK_REQUESTS if arguments.quick else None)
+    kinds = {streamed: make_ready(trace, stream=streamed) for streamed in (True, False)}
+    ready = kinds[True]
+    sizes = [*((share, 0) for share in SHARES), *((ROOMY, restarts) for restarts in RESTARTS)]
+    cases = [
+        (streamed, share, replace(plan_of(ready, share, restarts, arguments.seed), knowledge=knowledge))
+        for streamed in kinds
+        for share, restarts in sizes
         for knowledge in KNOWLEDGE
     ]
-    done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
+    done = execute_all([Task(kinds[streamed], plan) for streamed, _, plan in cases], arguments.jobs, time.process_time)
     rows = []
-    for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
+    for (streamed, share, plan), each in zip(cases, done, strict=True):
         row = {
+            "streamed": streamed,
             "knowledge": plan.knowledge,
             "cache_share": share,
             "restarts_per_s": round(len(plan.restarts) / each.result.virtual_s, 4),

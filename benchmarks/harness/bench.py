@@ -91,6 +91,11 @@ def text_of(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str
     return f"{text}\n"
 
 
+def how_answered(row: Mapping[str, Any]) -> str:
+    """Return what the name of a case ends with if its answers come as a whole. Old rows do not say so: of streams."""
+    return "" if row.get("streamed", True) else ", whole answers"
+
+
 def show(text: str) -> None:
     """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)

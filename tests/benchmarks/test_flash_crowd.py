@@ -14,15 +14,15 @@ from benchmarks.flash_crowd import (
     IDLE,
     allowed,
     burst_requests,
+    burst_run,
     by_engine,
     hot_run,
     replay,
     summed,
     summed_hot,
 )
-from benchmarks.harness.report import flash_crowd
+from benchmarks.harness.report_replays import flash_crowd
 from benchmarks.workloads.traffic import one_hot_prefix
-from ranvier_py.replay.jobs import make_ready
 
 
 def test_the_burst_is_of_one_prefix_that_each_seed_makes_anew() -> None:
@@ -64,10 +64,24 @@ def test_who_computes_a_prefix_first_is_counted_apart_from_those_who_find_it() -
 
 
 def test_who_stays_at_the_holder_of_what_all_want_waits_and_who_is_diverted_does_not() -> None:
-    found = hot_run(make_ready(one_hot_prefix(1, requests=300)), 1.2, 2, gossip=True)
+    found = hot_run(one_hot_prefix(1, requests=300), 1.2, 2, gossip=True)
     assert found["stays"]["holders"] == 1 < found["diverts"]["holders"]
     assert found["diverts"]["found"]["ttft_p99_s"] < 0.5 * found["stays"]["found"]["ttft_p99_s"]
     assert found["stays"]["requests"] == found["diverts"]["requests"] == 300
     [row] = flash_crowd({"burst": [], "hot": [found]})
-    assert "1.2 x 20 a second, 2 nodes that gossip" in row.question
+    assert "1.2 x 20 a second, 2 nodes that gossip: " in row.question
     assert "holders 1 / " in row.figure
+
+
+def test_a_crowd_whose_answers_come_as_a_whole_is_a_row_of_its_own() -> None:
+    """Nodes see no first token, so it is placed in another way."""
+    requests = burst_requests(1, 0.2)
+    streams, whole = (
+        replay(requests, 1, 3, gossip=True, policy="ttft", streamed=streamed) for streamed in (True, False)
+    )
+    assert summed(whole)["requests"] == BURST_REQUESTS
+    assert [row["engine"] for row in whole] != [row["engine"] for row in streams]
+    burst = [burst_run(0.0, "ttft", 1, gossip=False, seeds=1, streamed=streamed) for streamed in (True, False)]
+    hot = [hot_run(one_hot_prefix(1, requests=30), 1.0, 1, gossip=False, streamed=False)]
+    rows = list(flash_crowd({"burst": burst, "hot": hot}))
+    assert ["whole answers" in row.question for row in rows] == [False, True, True]

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from benchmarks import hybrid
+from benchmarks.harness import report_replays
 from benchmarks.hybrid import KNOWLEDGE, believed, goals, mean_of, missed
 from benchmarks.workloads.hybrid_traces import Shape, Turn, assistant, user
 from benchmarks.workloads.hybrid_workloads import ANSWER_TOKENS_PER_S, HYBRID_WORKLOADS, SMALL, set_of, trace_of
@@ -131,5 +132,11 @@ def test_the_whole_of_it_runs_from_a_trace_to_its_goals(
     assert hybrid.main(arguments) == 0
     result = orjson.loads(capsys.readouterr().out)
     cells = {(each["profile"], each["nodes"], each["knows"]) for each in result["rows"]}
-    assert len(cells) == len(result["rows"]) == 2 * 2 * 3
+    assert len(cells) == 2 * 2 * 3
+    assert [row["nodes"] for row in result["rows"] if not row["streamed"]] == [1] * 2 * 3
+    assert len(result["rows"]) == len(cells) + 2 * 3
+    assert result["goals"]["near_oracle"]["cells"] == 2 * 3
     assert result["goals"]["attention_unchanged"]["reached"]
+    places = [row.question for row in report_replays.hybrid(result) if ", engines of " in row.question]
+    assert len(places) == len(set(places)) == 2 * 3
+    assert sum(", 1 node, whole answers: " in place for place in places) == 2

@@ -12,11 +12,14 @@ from typing import Any
 import orjson
 import pytest
 
+from benchmarks.harness import report_replays
+from benchmarks.harness.report import nodes_processes
 from benchmarks.nodes import Case, Run, compare, measure, mooncake, plans_of
-from benchmarks.nodes_processes import Kind, conversations, kinds, router_commands
+from benchmarks.nodes_processes import Kind, conversations, kinds, result_of, router_commands
 from benchmarks.workloads.traffic import chat_threads
 from benchmarks.workloads.workloads import WORKLOADS
 from cluster.demo.demo_plan import Lab, plan, write_key
+from cluster.load.load_report import LoadLog, Sample
 from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.replay.jobs import Task, execute, make_ready
@@ -61,7 +64,11 @@ def test_nodes_are_compared_with_one_in_points_and_times() -> None:
 def test_a_measurement_has_every_run_of_every_seed() -> None:
     arguments = argparse.Namespace(seeds=2, nodes=[1, 2], jobs=1)
     found = measure("threads", Case(lambda seed: chat_threads(seed, threads=3), CACHE_TOKENS), arguments)
-    assert [(each["nodes"], each["gossip"]) for each in found["compared"]] == [(1, False), (2, True), (2, False)]
+    kinds = [(1, False), (2, True), (2, False)]
+    assert [(each["nodes"], each["gossip"]) for each in found["compared"]] == [*kinds, *kinds]
+    assert [each["streamed"] for each in found["compared"]] == [True] * 3 + [False] * 3
+    rows = list(report_replays.nodes({"traces": [found]}))
+    assert ["whole answers" in row.question for row in rows] == [False, False, True, True]
 
 
 def test_mooncake_is_read_as_far_as_wanted() -> None:
@@ -117,3 +124,16 @@ def test_every_configuration_gets_the_same_chats() -> None:
 def test_one_router_is_run_without_sharing_and_several_with_and_without() -> None:
     names = [kind.name for kind in kinds(argparse.Namespace(nodes=[1, 2], only=["smg"]))]
     assert names == ["1 smg no mesh", "2 smg mesh", "2 smg no mesh"]
+
+
+def test_our_nodes_are_also_asked_for_whole_answers_and_the_page_shows_their_times() -> None:
+    both = kinds(argparse.Namespace(nodes=[1], only=["ranvier"]))
+    assert [kind.name for kind in both] == ["1 ranvier no gossip", "1 ranvier no gossip, whole answers"]
+    log = LoadLog()
+    log.good(Sample("e", "n", total_s=0.5, ttft_s=None, prompt_tokens=10, cached_tokens=5, completion_tokens=1), [])
+    log.sent = 1
+    found = result_of(both[1], 1.0, log, 1.0, 0.1)
+    old = {"name": "old", "hit_rate": 0.5, "ttft_s": {"p50": 0.02, "p99": 0.03}, "router_cpu_s": 1.0}
+    streams, whole = nodes_processes({"runs": [found, old]})
+    assert "TTFT p50 20 ms" in streams.figure
+    assert "whole answer's time p50 500 ms" in whole.figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness.report import route_eviction
+from benchmarks.harness.report_replays import route_eviction
 from benchmarks.route_eviction import Row, goals, rows_of, tuning_s, workloads_of
 
 
@@ -34,9 +34,10 @@ def test_the_page_shows_each_trace_and_what_misses() -> None:
 def test_small_tables_are_run_by_both_rules() -> None:
     (workload,) = workloads_of(["chat_threads"])
     found = list(rows_of(workload, 60, 1))
-    assert [(row["share"], row["eviction"]) for row in found] == [
-        *((1.0, "lru"), (0.15, "lru"), (0.15, "utility"), (0.4, "lru"), (0.4, "utility"))
-    ]
+    runs = [(1.0, "lru"), (0.15, "lru"), (0.15, "utility"), (0.4, "lru"), (0.4, "utility")]
+    assert [(row["share"], row["eviction"]) for row in found] == [*runs, *runs]
+    assert [row["streamed"] for row in found] == [True] * 5 + [False] * 5
+    assert goals(found)["cells"] == 4
     assert all(row["rows"] <= found[0]["rows"] * max(row["share"], 0.15) + 16 for row in found)
 
 
@@ -50,4 +51,4 @@ def test_on_the_traces_of_the_paper_it_is_never_a_point_below_lru(name: str) -> 
     (workload,) = workloads_of([name])
     found = goals(list(rows_of(workload, 600, 1)))
     assert found["worst"] >= -0.01
-    assert found["cells"] == 2
+    assert found["cells"] == 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from random import Random
 
 import pytest
 
 from benchmarks import shapes
+from benchmarks.harness import report_replays
 from benchmarks.workloads import traffic
 from benchmarks.workloads.traffic import Passage, Stage, Writer, evenly, poisson, shared_share
 from ranvier_py.replay.jobs import execute, make_ready
@@ -153,3 +155,11 @@ def test_a_shape_runs_from_traffic_to_checks() -> None:
     assert found["ours"]["cache_aware_hits"] > found["ours"]["round_robin_hits"]
     assert found["reproduced"] == all(found["checks"].values())
     assert [run["failed"] for run in found["runs"]] == [0] * len(shape.settings)
+
+
+def test_a_shape_is_also_run_with_whole_answers_and_the_page_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shapes.main(["--quick", "--jobs", "1", "--shape", "sglang"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [result[key]["sglang"]["streamed"] for key in ("shapes", "whole_answers")] == [True, False]
+    rows = report_replays.shapes(result)
+    assert [row.question.partition(": ")[0] for row in rows] == ["`sglang`", "`sglang`, whole answers"]
