@@ -1,4 +1,4 @@
-"""The cluster's key is changed as README.md has it, to the letter, while nodes restart."""
+"""The cluster's key is changed as docs/cluster.md has it, to the letter, while nodes restart."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import pytest
 import trio
 
 from ranvier_py.io.keys import KeyFile, read_keys
+from tests.documents import OPERATORS
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, cluster_lab, turn
-
-TEXT = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def steps() -> list[str]:
     """The shell commands of each step."""
-    (block,) = re.findall(r"takes three steps(?s:.*?)\n\n((?:    .*\n)+)", TEXT)
+    (block,) = re.findall(r"takes three steps(?s:.*?)\n\n((?:    .*\n)+)", OPERATORS)
     lines = [line.removeprefix("    ") for line in block.splitlines()]
     return ["\n".join(part.splitlines()[1:]) for part in re.split(r"(?m)^(?=# \d\. )", "\n".join(lines)) if part]
 
 
 def made() -> str:
     """The command that makes a key."""
-    (command,) = re.findall(r"^    (\(.*> cluster.key\))  ", TEXT, re.MULTILINE)
+    (command,) = re.findall(r"^    (\(.*> cluster.key\))  ", OPERATORS, re.MULTILINE)
     return str(command)
 
 
 def typed(folder: Path, commands: str, number: int) -> None:
-    """Run commands of our README. What makes a key makes the one with this number: two random ones may share an id."""
+    """Run commands of our pages. What makes a key makes the one with this number: two random ones may share an id."""
     key = Random(f"key {number}").randbytes(32).hex()
     given = f'openssl() {{ [ "$*" = "rand -hex 32" ] && echo {key}; }}\n'
     subprocess.run(["sh", "-euc", given + commands], cwd=folder, check=True)
@@ -53,7 +52,7 @@ async def finds(node: Node, messages: list[dict[str, str]], backend: str) -> Non
         await trio.sleep(BETWEEN_LOOKS_S)
 
 
-def test_the_readme_has_three_steps(tmp_path: Path) -> None:
+def test_the_documents_have_three_steps(tmp_path: Path) -> None:
     typed(tmp_path, made(), 100)
     file = tmp_path / "cluster.key"
     first = read_keys(file)

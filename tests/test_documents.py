@@ -1,4 +1,4 @@
-"""README.md as a new user takes it: every command, flag, path and figure in it is one that there is."""
+"""The pages as a new user takes them: every command, flag, key, path, link and figure in them is one that there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -23,11 +22,11 @@ from ranvier_py.control.control_port import Handlers
 from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.oracles import ORACLES
+from tests.documents import DOCS, LINK, OPERATORS, PAGES, README, ROOT, anchors, prose, tables
 from tests.node.node_lab import MODEL, lab
 
-ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
-HEADINGS = re.split(r"(?m)^## ", TEXT)
+HEADINGS = re.split(r"(?m)^## ", README)
+README_LINES_MAX = 160
 
 
 def section(title: str) -> str:
@@ -36,8 +35,8 @@ def section(title: str) -> str:
 
 
 def commands(name: str) -> list[list[str]]:
-    """What is typed in the README after `name`, as words: from its indented blocks and from `such` marks."""
-    joined = re.sub("(?s)```.*?```", "", TEXT).replace("\\\n", " ")
+    """What is typed after `name`, as words: from indented blocks and from `such` marks of all pages."""
+    joined = prose(OPERATORS).replace("\\\n", " ")
     lines = [line.strip() for line in joined.splitlines() if line.startswith("    ")]
     lines += [text.replace("\n", " ") for text in re.findall(r"`([^`]+)`", joined)]
     typed = [shlex.split(line, comments=True) for line in lines if line.startswith(name)]
@@ -68,9 +67,10 @@ def test_every_flag_of_every_command_is_known() -> None:
 
 
 def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
-    known = {flag for name in ("serve", "replay", "status", "reporter") for flag in flags(reported(cli.main, name))}
-    named = set(re.findall(r"`(--[a-z][a-z-]+)", section("In front") + section("How it") + section("What would")))
-    assert len(named) > 5
+    commands_with_flags = ("serve", "config", "replay", "status", "reporter")
+    known = {flag for name in commands_with_flags for flag in flags(reported(cli.main, name))}
+    named = set(re.findall(r"`(--[a-z][a-z-]+)", OPERATORS))
+    assert len(named) > 15
     assert named <= known
 
 
@@ -78,21 +78,27 @@ def test_every_path_of_the_control_port_is_served() -> None:
     nobody: Any = MagicMock()  # whose methods are named and never called
     routes = [*Handlers(nobody).table(), *ReportHandlers(nobody, nobody).table()]
     served = {re.sub("<.*>", "", route.partition(" ")[2]) for route in routes}
-    named = set(re.findall(r"`[A-Z ]*(/(?:admin|explain|healthz|readyz|metrics|list_|add_|remove_)[a-z_/-]*)", TEXT))
-    named |= set(re.findall(r"`(/admin/[a-z/-]+)", TEXT))
+    named = set(
+        re.findall(r"`[A-Z ]*(/(?:admin|explain|healthz|readyz|metrics|list_|add_|remove_)[a-z_/-]*)", OPERATORS)
+    )
+    named |= set(re.findall(r"`(/admin/[a-z/-]+)", OPERATORS))
     assert len(named) >= 12
     assert {path for path in named if path not in served} == set()
 
 
+NO_KEYS = frozenset({"older_than_s"})
+"""Of a request to the control port."""
+
+
 def test_every_key_of_the_configuration_that_is_named_there_is_one() -> None:
-    named = set(re.findall(r"`([a-z]+_(?:key_)?file)`", TEXT))
-    assert named
-    assert named <= set(KEYS)
+    named = set(re.findall(r"`([a-z_]+_(?:file|max|s))`", OPERATORS)) | set(re.findall(r"`([a-z_]+) = ", OPERATORS))
+    assert len(named) > 12
+    assert named <= {*KEYS, *NO_KEYS}
 
 
 def test_every_policy_has_its_rule() -> None:
-    table = section("How it decides").partition("\n### Hybrid models")[0]
-    named = [name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`([a-z_]+)`", row)]
+    rows = re.findall(r"(?m)^\| (`.*?) \|", DOCS["policies.md"])
+    named = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row)]
     assert sorted(named) == sorted(POLICIES)
     for words in commands("ranvier replay"):
         if "--policy" in words:
@@ -100,7 +106,7 @@ def test_every_policy_has_its_rule() -> None:
 
 
 async def test_the_example_of_a_client_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall("(?s)```python\n(.*?)```", TEXT)
+    (example,) = re.findall("(?s)```python\n(.*?)```", OPERATORS)
     async with lab(engines=2) as node:
         code = example.replace("http://127.0.0.1:8080", node.url).replace("Qwen/Qwen2.5-7B-Instruct", MODEL)
         assert code.count(MODEL) == code.count(node.url) == 1
@@ -111,7 +117,7 @@ async def test_the_example_of_a_client_runs_as_it_stands(capsys: pytest.CaptureF
 
 
 def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
-    picture = re.search(r"(?s)```\n(┏.*?)```", TEXT)
+    picture = re.search(r"(?s)```\n(┏.*?)```", README)
     assert picture is not None
     titles = [line.split("│")[1].rstrip()[1:] for line in picture[1].splitlines() if line.startswith("│")]
     column = Column("affinity", 1)
@@ -129,22 +135,24 @@ def test_eight_rows_are_measured_and_the_page_of_all_has_the_rest() -> None:
     assert {name for name in MEASURED if f"\n## {name}\n" not in every} == set()
 
 
-def test_the_sections_are_in_the_order_of_a_first_reading() -> None:
-    titles = (
-        "Two commands",
-        "In front",
-        "How it decides",
-        "Operating",
-        "Answers that",
-        "What would",
-        "Which client",
-        "Several nodes",
-        "Coming from",
-        "Measured",
-        "More",
-    )
-    assert [part.split("\n")[0] for part in HEADINGS[1:] if not part.startswith(titles)] == []
-    assert [next(title for title in titles if part.startswith(title)) for part in HEADINGS[1:]] == list(titles)
+def test_the_readme_is_a_first_reading() -> None:
+    titles = [
+        *(
+            "Two commands",
+            "In front of your engines",
+            "Several nodes, one memory",
+            "Which policy",
+            "What you can ask it",
+        ),
+        *("Measured", "Documentation"),
+    ]
+    assert [part.partition("\n")[0] for part in HEADINGS[1:]] == titles
+    assert len(README.splitlines()) <= README_LINES_MAX
+
+
+def test_the_two_commands_are_the_first_that_can_be_typed() -> None:
+    typed = re.findall(r"(?m)^    ([a-z].*?)(?:  +#.*)?$", README)
+    assert typed[:2] == ["make up", "make test"]
 
 
 @pytest.mark.parametrize("name", sorted(set(MEASURED)))
@@ -161,7 +169,7 @@ def test_an_agent_before_and_after_is_shown_with_the_figures_that_were_measured(
         both = [row, *(each for each in measured if each["nodes"] == 4 and each.items() >= named(row).items())]
         shares = [" / ".join(f"{100 * each[key]:.1f}" for each in both) for key in ("without", "broken", "mended")]
         expected.append(f"| `{row['shape']}`, {row['breaker']} | `{row['rule']}` | {' % | '.join(shares)} % |")
-    assert re.findall(r"(?m)^\| `[a-z-]+`, .*", section("Which client")) == expected
+    assert re.findall(r"(?m)^\| `[a-z-]+`, .*", DOCS["client-rules.md"]) == expected
 
 
 def named(row: Any) -> dict[str, Any]:
@@ -169,10 +177,28 @@ def named(row: Any) -> dict[str, Any]:
     return {key: row[key] for key in ("shape", "breaker", "rule")}
 
 
-def test_every_file_that_the_documents_name_is_there() -> None:
-    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
-        text = (ROOT / document).read_text()
-        for name in re.findall(r"`((?:tests|cluster|benchmarks|deploy|ranvier_py)/[\w./*-]*)`", text):
-            assert list(ROOT.glob(name.rstrip("/"))), f"{document}: {name}"
-        for name in re.findall(r"\]\((?!http)([^)]+)\)", text):
-            assert (ROOT / name).exists(), f"{document}: {name}"
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"`((?:tests|cluster|benchmarks|deploy|docs|ranvier_py)/[\w./*-]*)`", text):
+        assert list(ROOT.glob(name.rstrip("/"))), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: str) -> None:
+    for name, anchor in LINK.findall((ROOT / page).read_text()):
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
+def test_every_page_of_docs_is_linked_from_the_readme() -> None:
+    assert {f"docs/{name}" for name in DOCS} <= {name for name, _ in LINK.findall(section("Documentation"))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_row_of_a_table_has_the_cells_of_its_header(page: str) -> None:
+    for rows_of_table in tables((ROOT / page).read_text()):
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows_of_table}
+        assert len(cells) == 1, rows_of_table[0]
+        assert re.fullmatch(r"\|(?::?-+:?\|)+", rows_of_table[1]), rows_of_table[0]
