@@ -165,8 +165,8 @@ async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace, strea
     addresses = lab.nodes[POLICY]
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: list(addresses)}))
     log = LoadLog()
-    model = Settings().model
-    target = Target(NAME, addresses[0].port, model, max_tokens=MAX_TOKENS, timeout_s=30.0, stream=streamed)
+    port, model = addresses[0].port, Settings().model
+    target = Target(NAME, port, model=model, max_tokens=MAX_TOKENS, timeout_s=30.0, stream=streamed)
     runner = Runner(target, log) if arguments.sticky else TurnByTurn(target, log)
     began = trio.current_time()
     await runner.run_open(conversations(arguments, think_s), arguments.seconds)
