@@ -192,6 +192,12 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: str) -> None:
         assert not anchor or anchor in anchors(target.read_text()), f"{name}#{anchor}"
 
 
+def test_every_invariant_names_its_tests() -> None:
+    stated = re.findall(r"(?m)^- .*\n(?:  .*\n)*", (ROOT / "ARCHITECTURE.md").read_text().partition("## Invariants")[2])
+    assert len(stated) > 10
+    assert [each for each in stated if "`tests/" not in each] == []
+
+
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
     assert {f"docs/{name}" for name in DOCS} <= {name for name, _ in LINK.findall(section("Documentation"))}
 
