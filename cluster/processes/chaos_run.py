@@ -48,7 +48,7 @@ from cluster.scenario import Scenario, numbers, quiet_at, targets
 LAST_ANSWERS_S = 180.0
 """How long clients may wait for their last answers after the run's time; beyond that something hangs."""
 
-START_S = 180.0
+START_S = 300.0
 """How long all processes together may take to become ready."""
 
 LOADING_S, LATE_S_MAX = 3.0, 300.0

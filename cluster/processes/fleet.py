@@ -19,8 +19,8 @@ from cluster.overlapping import Overlapping
 from cluster.processes.children import Child, Command, start, stop, tail, wait_end, wait_ready
 from cluster.processes.request_log import RequestLog
 
-READY_S = 120.0
-"""Two seconds on an idle machine, a minute for all of a run together on one with eight runnable processes a core."""
+READY_S = 240.0
+"""Two seconds on an idle machine, two minutes for all of a run together on one with ten runnable processes a core."""
 
 DRAIN_S = 40.0
 """A node may take 30 s for its last answers. After DRAIN_S it is killed, which the run reports."""

@@ -2,7 +2,8 @@
 
 `Watch` asks the control port of every node in rounds, one every POLL_S, so measured times are that coarse. `Census`
 judges the rounds and is pure. Nodes are known by their sessions, as they report them themselves. A node that does not
-answer in time agrees with none. Nodes with different labels are different clusters and are judged apart.
+answer for SILENT_S agrees with none; before, what it said last counts. Nodes with different labels are different
+clusters and are judged apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from ranvier_py.core.gossip.wire.messages import State
 POLL_S = 0.25
 ANSWER_S = 1.0
 """A node that does not answer for so long counts as silent in this round."""
+
+SILENT_S = 5.0
+"""A busy machine may keep a node from answering for a second or two; that says nothing of what the node knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Census:
     kills: list[Kill] = field(default_factory=list)
     goodbyes: dict[str, float] = field(default_factory=dict)  # sessions that were asked to end, and when
     last: dict[int, tuple[View, bool]] = field(default_factory=dict)  # and whether the node was well then
+    answered_at_s: dict[int, float] = field(default_factory=dict)  # when each node answered last
     sent: dict[str, int] = field(default_factory=dict)  # bytes by session
 
     def killed(self, node: int, at_s: float) -> None:
@@ -85,20 +90,28 @@ class Census:
         self.rounds += 1
         self.note_false_deaths(at_s, views, well)
         self.note_deaths(at_s, views)
-        self.disagreement = first_of(self.asked(views), labels, partial(disagreement, ghosts=self.core is None))
+        asked = self.asked(at_s, views)
+        self.disagreement = first_of(asked, labels, partial(disagreement, ghosts=self.core is None))
         self.agreed_at_s = None if self.disagreement else at_s if self.agreed_at_s is None else self.agreed_at_s
         for node, view in views.items():
             if view is not None:
                 self.last[node] = view, well.get(node, False)
+                self.answered_at_s[node] = at_s
                 self.sent[view.session] = view.sent_bytes
 
     def tables(self, at_s: float, views: Mapping[int, View | None], labels: Mapping[int, str]) -> None:
         """Compare the route tables once, while there is no traffic."""
-        self.difference = first_of(self.asked(views), labels, differing)
+        self.difference = first_of(self.asked(at_s, views), labels, differing)
         self.same_at_s = None if self.difference else at_s if self.same_at_s is None else self.same_at_s
 
-    def asked(self, views: Mapping[int, View | None]) -> Mapping[int, View | None]:
-        return views if self.core is None else {node: view for node, view in views.items() if node in self.core}
+    def asked(self, at_s: float, views: Mapping[int, View | None]) -> Mapping[int, View | None]:
+        """Return the views of those who are judged; of who is silent, the last one, unless he has been for long."""
+        lately = {node: last[0] for node, last in self.last.items() if at_s - self.answered_at_s[node] < SILENT_S}
+        return {
+            node: lately.get(node) if view is None else view
+            for node, view in views.items()
+            if self.core is None or node in self.core
+        }
 
     def note_false_deaths(self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool]) -> None:
         """Note sessions newly held for dead although they ran well since the last round, or had said goodbye."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from cluster.expectations import disagreement
-from cluster.processes.peer_watch import Census, View, first_of, read_view
+from cluster.processes.peer_watch import SILENT_S, Census, View, first_of, read_view
 from ranvier_py.core.gossip.wire.messages import State
 
 ALL_WELL = {0: True, 1: True, 2: True}
@@ -64,6 +64,29 @@ def test_agreement_counts_from_when_it_lasts() -> None:
     seen(census, 4.0, agreeing("a", "b"))
     assert census.agree_s(0.5) == 2.5
     assert census.agree_s(3.5) == 0.0
+
+
+def test_a_node_that_answers_late_for_once_has_not_disagreed_and_one_that_is_silent_for_long_has() -> None:
+    """On a busy machine one answer that took longer than a second made agreement look twenty seconds late."""
+    census = Census()
+    both = agreeing("a", "b")
+    seen(census, 1.0, both)
+    census.tables(1.0, both, NO_LABELS)
+    for at_s in (2.0, 1.0 + SILENT_S - 0.1):
+        seen(census, at_s, both | {1: None})
+        census.tables(at_s, both | {1: None}, NO_LABELS)
+        assert (census.agree_s(0.0), census.same_s(0.0)) == (1.0, 1.0)
+    seen(census, 1.0 + SILENT_S, both | {1: None})
+    assert census.disagreement
+    assert census.agree_s(0.0) == math.inf
+
+
+def test_what_a_node_reported_before_it_was_killed_counts_no_more() -> None:
+    census = Census()
+    seen(census, 1.0, agreeing("a", "b"))
+    census.killed(1, 1.5)
+    seen(census, 2.0, agreeing("a", "b") | {1: None})
+    assert census.disagreement
 
 
 def test_a_death_is_known_when_the_last_who_lives_has_stated_so() -> None:
