@@ -118,7 +118,7 @@ class FailedTries:
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
         """Return whom to ask instead of the backend that gave this answer; None if the client is to have it."""
         if judgement.outcome is Outcome.REFUSED:
-            return self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.kept else None
+            return self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.response_key else None
         if not self._budget.limits.retries(attempt.status):
             return None
         return self.elsewhere(attempt, judgement.outcome)
@@ -280,7 +280,7 @@ def passed_over(
     may be chosen to find out whether one of the latter still does, unless this is `dry`; then it avoids all others."""
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
-    if registry.refusals and not prompt.kept:
+    if registry.refusals and not prompt.response_key:
         kind = kind_of(request.path, prompt.model)
         able = registry.pool(prompt.model, now).ids
         probed = None if dry else registry.refusals.probe(kind, able, now)

@@ -177,8 +177,9 @@ class Pipeline:
         judged = is_inference(request.method, request.path)
         if judged and (router.registry.pauses or router.registry.refusals):
             prompt.avoid = passed_over(router, request, prompt, time.monotonic())
-        if prompt.kept and router.owners.collecting and router.owners.find(prompt.kept, time.monotonic()) is None:
-            yield partial(self._await_owner, prompt.kept)
+        key, owners = prompt.response_key, router.owners
+        if key and owners.collecting and owners.find(key, time.monotonic()) is None:
+            yield partial(self._await_owner, key)
         found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
@@ -225,7 +226,7 @@ class Pipeline:
             served.naming, served.tenant = ResponseName(), tenant
         elif named := response_of(request.method, request.path):
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
-            prompt.kept = router.owners.response_key(named, owner)
+            prompt.response_key = router.owners.response_key(named, owner)
         return prompt
 
     def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -296,7 +297,7 @@ class Pipeline:
         if elsewhere is not None:
             return elsewhere
         if failed.kept is None:
-            if attempt.prompt.kept and outcome is Outcome.CONNECT_ERROR:
+            if attempt.prompt.response_key and outcome is Outcome.CONNECT_ERROR:
                 raise ResponseLost("the engine that keeps this response is not there") from error
             raise error
         yield from self._relay(served, *failed.kept, None)

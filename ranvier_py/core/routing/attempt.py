@@ -117,7 +117,7 @@ class Attempt:
             return None
         computed_tokens = max(0, answer.prompt_tokens - answer.cached_tokens)
         most = max(self.decision.prompt_tokens, self.prompt.end.length, len(self.prompt.body))
-        if computed_tokens > most and (self.prompt.kept or MEDIA_URL in self.prompt.body):
+        if computed_tokens > most and (self.prompt.response_key or MEDIA_URL in self.prompt.body):
             most = UNSEEN_TOKENS_MAX
         return min(computed_tokens, most)
 
@@ -222,7 +222,7 @@ def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[s
     decided = (
         backend,
         names[0],
-        "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
+        "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.response_key else reason,
         names[1],
         tokens,
         prompt.tokens,

@@ -145,7 +145,7 @@ class Router:
         else:
             prompt = reader.other(body, tenant, continues=path in OF_NONE)
         if prompt.previous:
-            prompt.kept = self.owners.response_key(prompt.previous, tenant)
+            prompt.response_key = self.owners.response_key(prompt.previous, tenant)
         if session or prompt.session_name:
             name = session or prompt.session_name.encode("utf-8", "surrogatepass")
             prompt.session = self.owners.session_key(name, tenant)
@@ -164,7 +164,7 @@ class Router:
         Raises NotFound for a model that no backend serves, NoBackend when none of those that serve it can be asked now,
         and ResponseLost for a stored response whose engine is gone.
         """
-        if prompt.kept:
+        if prompt.response_key:
             return self._found_keeper(prompt, now, tried, touch=touch)
         if touch:
             pool = self.registry.pool(prompt.model, now, tried, prompt.avoid)
@@ -183,7 +183,7 @@ class Router:
 
     def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId], *, touch: bool) -> PoolMatch:
         """Return a pool of one: the engine that keeps the response that the prompt names. No other may be asked."""
-        owner = self.owners.find(prompt.kept, now)
+        owner = self.owners.find(prompt.response_key, now)
         backend = self.registry.current(owner.backend) if owner is not None else None
         gone = backend is None or owner is None or backend.generation != owner.generation
         if owner is None and not self.owners.isolated and len(self.registry) == 1:  # it may be older than this node

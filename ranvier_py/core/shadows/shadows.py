@@ -82,7 +82,7 @@ class Shadows(Observer):
             shadow.forget(backend)
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        if self._world is None or attempt.prompt.kept:  # no policy chooses the engine that keeps a response
+        if self._world is None or attempt.prompt.response_key:  # no policy chooses the engine that keeps a response
             return
         prompt = attempt.prompt
         answer_tokens = int(self._lengths.expected(prompt.end.first.text))

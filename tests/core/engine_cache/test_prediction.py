@@ -400,7 +400,7 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
 @pytest.mark.parametrize(
     "names",
     [
-        {"kept": 7},
+        {"response_key": 7},
         {
             "body": b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://a/b.png"}}]}]}'
         },
