@@ -149,12 +149,12 @@ class Calibrating:
 
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
-        owners = [str(card.get("owned_by")) for card in backend.cards]
+        names = [str(card.get("owned_by")) for card in backend.cards]
         block = self._state_block(backend.id)
         return replace(
             backend.signs,
             configured=self.configured.get(backend.id, AUTO),
-            engine=backend.signs.engine or next((owner for owner in owners if owner in ("vllm", "sglang")), ""),
+            engine=backend.signs.engine or next((name for name in names if name in ("vllm", "sglang")), ""),
             models=tuple(str(card.get(name) or "") for card in backend.cards for name in ("id", "root")),
             state_groups=block > 0,
             block_tokens=block or backend.signs.block_tokens,

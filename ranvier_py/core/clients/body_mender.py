@@ -74,10 +74,10 @@ class ProofOptions(Options):
 
 
 class Engines(NamedTuple):
-    """Who may serve a model. `owners` has, for each engine, the owners that its model cards name."""
+    """Who may serve a model. `owned_by` has what the model cards of each engine say that they are owned by."""
 
     hosted: bool
-    owners: Sequence[frozenset[str]]
+    owned_by: Sequence[frozenset[str]]
 
 
 class RuleUse(NamedTuple):
@@ -291,7 +291,7 @@ class BodyMender:
 
     def _is_left_out(self, rule: Rule, able: Engines) -> bool:
         """Whether all engines leave out what this rule of mode `key` leaves out of fingerprints."""
-        known = bool(able.owners) and all(owners and owners <= rule.left_out_by for owners in able.owners)
+        known = bool(able.owned_by) and all(names and names <= rule.left_out_by for names in able.owned_by)
         if not known:
             increment(self.counters.withheld, "engine")
         return known

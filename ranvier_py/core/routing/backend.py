@@ -172,8 +172,8 @@ HOSTED_NAMES = (
 
 HOSTED_HOST = re.compile(r"bedrock(-\w+)*\.[\w-]+\.amazonaws\.com")  # other names below it are customers' machines
 
-HOSTED_OWNERS = frozenset(("openai", "openai-internal", "system", "anthropic", "google", "mistralai", "azure"))
-"""Owners in the model cards of hosted providers, and of gateways to them."""
+HOSTED_OWNED_BY = frozenset(("openai", "openai-internal", "system", "anthropic", "google", "mistralai", "azure"))
+"""What the model cards of hosted providers say that they are owned by, and those of gateways to them."""
 
 
 def is_hosted_url(url: str) -> bool:
@@ -241,7 +241,7 @@ class Backend(Work):
     def takes_salt(self, path: bytes) -> bool:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
         known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
-        return not self.cards or not known.isdisjoint(self.owners)
+        return not self.cards or not known.isdisjoint(self.owned_by)
 
     def reports_hits(self, api: str) -> bool:
         """Whether this process has ever reported cached tokens in an answer of this API. Until then its zeros mean
@@ -258,8 +258,8 @@ class Backend(Work):
         return [Transition(self.id, self.name, "key", *names, why)]
 
     @property
-    def owners(self) -> frozenset[str]:
-        """The owners that its model cards name, which show what engine it is."""
+    def owned_by(self) -> frozenset[str]:
+        """What its model cards say that they are owned by, which shows what engine it is."""
         return frozenset([str(card.get("owned_by")) for card in self.cards])
 
     @property
@@ -267,7 +267,7 @@ class Backend(Work):
         """Whether it is a hosted provider's, whose requests no rule of `core/clients` may change."""
         if self.listed_hosted is not None:
             return self.listed_hosted
-        return not self.owners.isdisjoint(HOSTED_OWNERS)
+        return not self.owned_by.isdisjoint(HOSTED_OWNED_BY)
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
@@ -302,7 +302,7 @@ class Backend(Work):
         or an adapter, `base:adapter`, of which only itself knows whether it is loaded."""
         base, colon, _ = model.partition(":")
         named = base == "default" or bool(colon and self.models is not None and base in self.models)
-        return named and "sglang" in self.owners
+        return named and "sglang" in self.owned_by
 
 
 def normal_url(url: str) -> str:
@@ -377,7 +377,7 @@ def all_of_sglang(backends: Iterable[Backend], model: str) -> bool:
     serving = False
     for backend in backends:  # in most fleets the first one decides
         if backend.serves(model):
-            if "sglang" not in backend.owners:
+            if "sglang" not in backend.owned_by:
                 return False
             serving = True
     return serving

@@ -197,9 +197,9 @@ class Registry:
     # -- who may be asked --------------------------------------------------------------------------------------------
 
     def engines(self, model: str) -> tuple[bool, Sequence[frozenset[str]]]:
-        """Return whether any backend that may serve `model` is hosted, and the owners that the cards of each name."""
+        """Return whether any backend that may serve `model` is hosted, and what the cards of each are owned by."""
         serving = [backend for backend in self if backend.serves(model)]
-        return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
+        return any(backend.hosted for backend in serving), [backend.owned_by for backend in serving]
 
     def pool(
         self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()

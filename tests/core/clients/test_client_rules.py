@@ -47,10 +47,10 @@ from tests.replay.traces.given import DATA
 SHIPPED = (Path(ranvier_py.core.clients.__file__).parent / "client_rules.toml").read_text()
 CLAUDE = b"claude-cli/2.1.330 (external, cli)"
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.%s; cc_entrypoint=cli; cch=5fa2b;"
-VLLM = Engines(hosted=False, owners=[frozenset({"vllm"})] * 2)
-SGLANG = Engines(hosted=False, owners=[frozenset({"vllm"}), frozenset({"sglang"})])
-UNKNOWN = Engines(hosted=False, owners=[frozenset()])
-HOSTED = Engines(hosted=True, owners=[frozenset({"vllm"})])
+VLLM = Engines(hosted=False, owned_by=[frozenset({"vllm"})] * 2)
+SGLANG = Engines(hosted=False, owned_by=[frozenset({"vllm"}), frozenset({"sglang"})])
+UNKNOWN = Engines(hosted=False, owned_by=[frozenset()])
+HOSTED = Engines(hosted=True, owned_by=[frozenset({"vllm"})])
 OPTIONS = ProofOptions(sessions=40, control_share=0.25)
 ALL = ProofOptions(sessions=40, control_share=0.01)
 
