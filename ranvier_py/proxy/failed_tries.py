@@ -118,7 +118,9 @@ class FailedTries:
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
         """Return whom to ask instead of the backend that gave this answer; None if the client is to have it."""
         if judgement.outcome is Outcome.REFUSED:
-            return self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.response_key else None
+            return (
+                self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.response_key else None
+            )
         if not self._budget.limits.retries(attempt.status):
             return None
         return self.elsewhere(attempt, judgement.outcome)

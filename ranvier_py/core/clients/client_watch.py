@@ -13,7 +13,7 @@ system prompt prevent sessions from sharing them.
 A prompt that was read as the continuation of a known history broke nothing. Its new messages are added to the sketch
 that ends where they begin (`extend`), if the sketch still ends there: a side branch adds nothing.
 
-Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, PARTS_MAX in all; the oldest conversation is dropped.
+Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, PIECES_MAX in all; the oldest conversation is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ranvier_py.core.prompts.request_apis import Api
 
 CONVERSATIONS_MAX = 1024
 BRANCHES_MAX = 4
-PARTS_MAX = 1_000_000
+PIECES_MAX = 1_000_000
 """Sections, lines and volatile words of all sketches: 80 MB of agents' prompts, 200 MB of those made to be large."""
 BREAKS_MAX = 64  # kinds of breaks of one client that are counted separately
 
@@ -106,7 +106,7 @@ class ClientWatch:
         self.clients: dict[str, ClientCounts] = {}
         self.dropped = 0  # conversations dropped for want of room
         self._key = key
-        self._parts = 0
+        self._pieces = 0
         self._conversations: dict[Place, list[PromptSketch]] = {}
         self._openings: BoundedDict[tuple[str, int, int], Place] = BoundedDict(CONVERSATIONS_MAX)
         self._heads: BoundedDict[tuple[str, int], PromptSketch] = BoundedDict(CONVERSATIONS_MAX)
@@ -169,10 +169,10 @@ class ClientWatch:
         sketch, count = found
         if not sketch.kept or len(sketch.sections) != count:  # it was dropped, or another branch came first
             return
-        before = sketch.parts
+        before = sketch.pieces
         for number, message in enumerate(messages, known):
             sketch.add_message(f"$.{api.history}[{number}]", message)
-        self._parts += sketch.parts - before
+        self._pieces += sketch.pieces - before
         self._ends[end] = sketch, len(sketch.sections)
         self._trim()
 
@@ -206,19 +206,19 @@ class ClientWatch:
             self._forget(oldest)
         branches.append(sketch)
         self._conversations[place] = branches
-        self._parts += sketch.parts
+        self._pieces += sketch.pieces
         sketch.kept = True
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest conversations while there are too many, or too many parts in all."""
-        while len(self._conversations) > CONVERSATIONS_MAX or self._parts > PARTS_MAX:
+        """Forget the oldest conversations while there are too many, or too many pieces in all."""
+        while len(self._conversations) > CONVERSATIONS_MAX or self._pieces > PIECES_MAX:
             for each in self._conversations.pop(next(iter(self._conversations))):
                 self._forget(each)
             self.dropped += 1
 
     def _forget(self, sketch: PromptSketch) -> None:
-        self._parts -= sketch.parts
+        self._pieces -= sketch.pieces
         sketch.forget()  # others may refer to it still
 
 

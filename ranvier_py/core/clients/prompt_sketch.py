@@ -72,7 +72,19 @@ class PromptSketch:
     """The sketch of one prompt; it grows with its conversation. `lines` has the lines of a section: their digests, or
     Lines where there are volatile words."""
 
-    __slots__ = ("_key", "_leading", "_lines", "_room", "_words", "kept", "lines", "model", "parts", "sections", "size")
+    __slots__ = (
+        "_key",
+        "_leading",
+        "_lines",
+        "_room",
+        "_words",
+        "kept",
+        "lines",
+        "model",
+        "pieces",
+        "sections",
+        "size",
+    )
 
     def __init__(self, model: str, key: int) -> None:
         """`key` seeds the digests: 64 bits."""
@@ -80,7 +92,7 @@ class PromptSketch:
         self.sections: list[Section] = []
         self.lines: dict[int, Sequence[int | Line]] = {}
         self.size = 0  # characters
-        self.parts = 0  # sections, lines and volatile words: what a sketch keeps of a prompt
+        self.pieces = 0  # sections, lines and volatile words: what a sketch keeps of a prompt
         self.kept = False  # set by its keeper, while it is kept
         self._key = key
         self._leading = True  # only system messages were added so far
@@ -126,7 +138,7 @@ class PromptSketch:
         return list(dropwhile(lambda section: section.kind in ("tool", "system"), self.sections))
 
     def forget(self) -> None:
-        """Free all parts. Nothing may be added any more."""
+        """Free all pieces. Nothing may be added any more."""
         self.kept = False
         self.sections, self.lines = [], {}
 
@@ -149,7 +161,7 @@ class PromptSketch:
             self._add_lines(len(self.sections), text)
         self.sections.append(Section(path, kind, role, digest_of(f"{kind}\0{role}\0{text}", self._key), len(text)))
         self.size += len(text)
-        self.parts += 1
+        self.pieces += 1
 
     def _add_lines(self, number: int, text: str) -> None:
         """Add the lines of a section, as far as there is room."""
@@ -162,7 +174,7 @@ class PromptSketch:
                 self._words -= len(marked.volatile)
         self.lines[number] = found
         self._lines -= len(lines)
-        self.parts += len(lines) + room - self._words
+        self.pieces += len(lines) + room - self._words
 
 
 ALREADY_ADDED = ("role", "content", "reasoning_content")

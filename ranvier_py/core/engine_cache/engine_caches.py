@@ -115,10 +115,10 @@ class EngineCacheCounters:
 class _Engine:
     """The sources of one backend, and which of them count."""
 
-    __slots__ = ("mixed_at", "mixed_round", "parts", "rows", "void_before")
+    __slots__ = ("mixed_at", "mixed_round", "rows", "sources", "void_before")
 
     def __init__(self) -> None:
-        self.parts: dict[str, SourceState] = {}
+        self.sources: dict[str, SourceState] = {}
         self.rows = 0  # CONFIRMED: as the last sweep counted, plus and minus changes since
         self.void_before = float("-inf")  # evidence before this has no grace
         self.mixed_at: float | None = None  # when it became known as a hybrid
@@ -127,11 +127,11 @@ class _Engine:
     def best(self) -> tuple[Level, list[SourceState]]:
         """Return the backend's level, and all sources of the channels at this level."""
         channels: dict[str, list[SourceState]] = {}
-        for part in self.parts.values():
-            channels.setdefault(part.source.channel, []).append(part)
-        ranks = {name: max(RANK[part.level] for part in parts) for name, parts in channels.items()}
+        for state in self.sources.values():
+            channels.setdefault(state.source.channel, []).append(state)
+        ranks = {name: max(RANK[state.level] for state in sources) for name, sources in channels.items()}
         best = min(ranks.values(), default=RANK[Level.ESTIMATED])
-        return LEVELS[best], [part for name, parts in channels.items() if ranks[name] == best for part in parts]
+        return LEVELS[best], [state for name, sources in channels.items() if ranks[name] == best for state in sources]
 
 
 class EngineCaches:
@@ -176,36 +176,36 @@ class EngineCaches:
     def open(self, source: Source, held: Held, now: float) -> None:
         """Register a source, or begin it anew. It is at ESTIMATED until `set_level` is called."""
         engine = self._engines.setdefault(source.backend, _Engine())
-        engine.parts[source.name] = SourceState(source, held, self._generation_of(source.backend), now)
+        engine.sources[source.name] = SourceState(source, held, self._generation_of(source.backend), now)
 
     def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # given with the time, as everything is
         """Forget a source. The routes that it confirmed stay until they expire or another source corrects them."""
         engine = self._engines.get(source.backend)
-        if engine is not None and engine.parts.pop(source.name, None) is not None and not engine.parts:
+        if engine is not None and engine.sources.pop(source.name, None) is not None and not engine.sources:
             del self._engines[source.backend]
 
     def set_level(self, source: Source, level: Level, reason: str, now: float, *, mixed: bool = False) -> None:
         """Set the level of a source. `mixed`: its events show that the engine is a hybrid."""
-        part = self._part(source)
-        if part is not None:
-            part.level, part.reason, part.since, part.mixed = level, reason, now, mixed
+        state = self._state(source)
+        if state is not None:
+            state.level, state.reason, state.since, state.mixed = level, reason, now, mixed
 
     def changed(self, source: Source, changes: Changes, now: float) -> None:
         """Apply changes of the engine's prefixes, such as those that `Residency.settle` returns."""
-        part, generation = self._part(source), self._generation_of(source.backend)
-        if part is None or generation < 0:
+        state, generation = self._state(source), self._generation_of(source.backend)
+        if state is None or generation < 0:
             self.counters.unknown += 1
             return
-        part.settled, part.states = changes.complete, changes.states is not None
+        state.settled, state.states = changes.complete, changes.states is not None
         if changes.cleared:
-            generation = self._void(part, generation, now)
-        part.generation = generation
+            generation = self._void(state, generation, now)
+        state.generation = generation
         found = changes.changes
-        if self._is_mixed(source.backend, part):
+        if self._is_mixed(source.backend, state):
             found = tuple([change for change in found if change.tier is Tier.ABSENT])
         if found:
-            part.changed_at = now
-            part.changes += len(found)
+            state.changed_at = now
+            state.changes += len(found)
             self._apply(source.backend, generation, found, now)
         if changes.states and self._checkpoints is not None:
             self._checkpoints.states_changed(source.backend, generation, changes.states, now)
@@ -213,8 +213,8 @@ class EngineCaches:
     def ranks(self, source: Source) -> int:
         """Return how many sources this source's channel has: the ranks of the engine, which may go one by one."""
         engine = self._engines.get(source.backend)
-        parts = engine.parts.values() if engine is not None else ()
-        return sum([part.source.channel == source.channel for part in parts])
+        sources = engine.sources.values() if engine is not None else ()
+        return sum([state.source.channel == source.channel for state in sources])
 
     # What is known
 
@@ -224,10 +224,10 @@ class EngineCaches:
 
     def reason(self, backend: BackendId) -> str:
         """The reason for the level, as the worst source of the best channel gave it; empty without any source."""
-        level, parts = self._best(backend)
-        if parts and self._is_mixed(backend):
+        level, sources = self._best(backend)
+        if sources and self._is_mixed(backend):
             return Lack.MIXED.value
-        return next((part.reason for part in parts if part.level is level), "")
+        return next((state.reason for state in sources if state.level is level), "")
 
     def sweep(self, now: float, rows_max: int) -> int:
         """Correct the next rows of the table by what engines at EXACT hold. Returns how many routes changed."""
@@ -244,61 +244,61 @@ class EngineCaches:
 
     def sources(self) -> list[SourceState]:
         """All sources, by backend."""
-        return [part for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
+        return [state for _, engine in sorted(self._engines.items()) for state in engine.sources.values()]
 
     # Inside
 
     def _best(self, backend: BackendId) -> tuple[Level, list[SourceState]]:
         engine = self._engines.get(backend)
-        level, parts = engine.best() if engine is not None else (Level.ESTIMATED, [])
-        return Level.ESTIMATED if self._is_mixed(backend) else level, parts
+        level, sources = engine.best() if engine is not None else (Level.ESTIMATED, [])
+        return Level.ESTIMATED if self._is_mixed(backend) else level, sources
 
     def _is_mixed(self, backend: BackendId, reporting: SourceState | None = None) -> bool:
         """Whether nothing is certain because the backend is a hybrid. The `reporting` source's own mark is ignored: it
         filters its changes itself, and its level may follow a moment later."""
         engine = self._engines.get(backend)
-        parts = engine.parts.values() if engine is not None else ()
-        is_blind = self._is_hybrid(backend) and not any(part.states for part in parts)
-        return is_blind or any(part.mixed and part is not reporting for part in parts)
+        sources = engine.sources.values() if engine is not None else ()
+        is_blind = self._is_hybrid(backend) and not any(state.states for state in sources)
+        return is_blind or any(state.mixed and state is not reporting for state in sources)
 
     def _follow_states(self, now: float) -> None:
         """Give `checkpoints` the states of the hybrids whose events report them all; the others' are unknown."""
         if self._checkpoints is None:
             return
         for backend in list(self._checkpoints.known):
-            level, parts = self._best(backend)
+            level, sources = self._best(backend)
             generation = self._generation_of(backend)
-            if level is Level.EXACT and generation >= 0 and (states := states_of(parts)) is not None:
+            if level is Level.EXACT and generation >= 0 and (states := states_of(sources)) is not None:
                 self._checkpoints.states_known(backend, generation, states, now)
             else:
                 self._checkpoints.states_unknown(backend, now)
 
-    def _part(self, source: Source) -> SourceState | None:
+    def _state(self, source: Source) -> SourceState | None:
         engine = self._engines.get(source.backend)
-        return engine.parts.get(source.name) if engine is not None else None
+        return engine.sources.get(source.name) if engine is not None else None
 
-    def _void(self, part: SourceState, generation: int, now: float) -> int:
+    def _void(self, state: SourceState, generation: int, now: float) -> int:
         """Handle a report that all before is void. Returns the generation that counts from now on."""
-        engine, backend = self._engines[part.source.backend], part.source.backend
-        part.cleared += 1
+        engine, backend = self._engines[state.source.backend], state.source.backend
+        state.cleared += 1
         self.counters.voided += 1
         engine.void_before = now
         engine.rows = 0
-        if self._restarted is None or self.ranks(part.source) > 1 or part.generation != generation:
+        if self._restarted is None or self.ranks(state.source) > 1 or state.generation != generation:
             return (
                 generation  # other ranks may still hold theirs; or it was noticed before, and this is the new process
             )
-        return self._restarted(backend, f"{part.source.name}: it holds nothing any more", now)
+        return self._restarted(backend, f"{state.source.name}: it holds nothing any more", now)
 
     def _exact(self, backend: BackendId, engine: _Engine, now: float) -> Exact | None:
         generation = self._generation_of(backend)
-        level, parts = self._best(backend)
+        level, sources = self._best(backend)
         if self._is_mixed(backend):
             return self._doubted(backend, generation, engine, now)
         engine.mixed_at = None
-        if level is not Level.EXACT or generation < 0 or not all(part.settled for part in parts):
+        if level is not Level.EXACT or generation < 0 or not all(state.settled for state in sources):
             return None
-        return Exact(backend, generation, partial(held_among, parts), max(now - GRACE_S, engine.void_before))
+        return Exact(backend, generation, partial(held_among, sources), max(now - GRACE_S, engine.void_before))
 
     def _doubted(self, backend: BackendId, generation: int, engine: _Engine, now: float) -> Exact | None:
         """For one whole round, an Exact that holds nothing: sweeps withdraw what a hybrid's events had confirmed."""
@@ -313,7 +313,7 @@ class EngineCaches:
         dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
         full = engine.rows > self._rows_max
         held: Mapping[Fingerprint, Tier] = {}  # what is gone here, and another rank or a better channel holds
-        if len(engine.parts) > 1:
+        if len(engine.sources) > 1:
             gone = [change.fingerprint for change in changes if change.tier is Tier.ABSENT]
             held = held_among(engine.best()[1], gone)
         passed = 0
@@ -353,18 +353,18 @@ class EngineCaches:
             self._routes.set_tier(change.fingerprint, backend, change.tier)
 
 
-def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateMoved]] | None:
+def states_of(sources: Sequence[SourceState]) -> Callable[[], Iterable[StateMoved]] | None:
     """Return what lists the engine's recurrent states, if a single source knows them all; else None."""
-    if len(parts) == 1 and parts[0].states and parts[0].settled:
-        held = parts[0].held
+    if len(sources) == 1 and sources[0].states and sources[0].settled:
+        held = sources[0].held
         return held.states if isinstance(held, HeldStates) else None
     return None
 
 
-def held_among(parts: Sequence[SourceState], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+def held_among(sources: Sequence[SourceState], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
     """Return those of the prefixes that any of the sources holds, each at its nearest tier."""
     found: dict[Fingerprint, Tier] = {}
-    for part in parts:
-        own = part.held.held_among(fingerprints)
+    for state in sources:
+        own = state.held.held_among(fingerprints)
         found = {**own, **{name: min(tier, own.get(name, tier)) for name, tier in found.items()}}
     return found

@@ -268,7 +268,7 @@ def test_no_text_is_dear_to_sketch_or_to_keep(line: str) -> None:
     assert took_s <= 0.050, "requests wait meanwhile"
     lines = [each for several in sketch.lines.values() for each in several]
     count, words = len(lines), sum(len(each.volatile) for each in lines if isinstance(each, Line))
-    assert sketch.parts == len(sketch.sections) + count + words
+    assert sketch.pieces == len(sketch.sections) + count + words
     assert count <= prompt_sketch.LINES_MAX
     assert words <= prompt_sketch.WORDS_MAX
 
@@ -385,7 +385,7 @@ def test_what_is_known_of_conversations_is_bounded() -> None:
 
 
 def test_a_conversation_that_grows_is_bounded_as_one_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_watch, "PARTS_MAX", 60)
+    monkeypatch.setattr(client_watch, "PIECES_MAX", 60)
     watch = ClientWatch(KEY)
     for number in (1, 2):
         observe(watch, CLIENT, number, {"messages": [{"role": "user", "content": f"{number}"}]}, CHAT, 10, end=number)

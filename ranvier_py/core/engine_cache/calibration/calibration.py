@@ -16,7 +16,7 @@ several requests share tokens, they count once. Peers learn the renewed evidence
 Rules: hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would
 have predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction. At
 most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX, all uses of a prompt count as being as old as
-its deepest part. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
+its deepest prefix. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
 zeros out). Until then its zeros mean nothing there, withdraw nothing and limit nothing: some engines always count 0, or
 do so in one API alone. They, or answers without any count, may show that it reuses nothing (`routing.reuse`).
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
@@ -34,7 +34,7 @@ from ranvier_py.core.engine_cache.calibration.predictions import (
     BackendPredictions,
     BiasChange,
     CalibrationCounters,
-    Part,
+    UsedPrefix,
     spans,
 )
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
@@ -52,7 +52,7 @@ SAMPLES_PER_S_MAX = 32
 """Attempts per second whose routes are looked up: the look-ups stay below a thousandth of a core."""
 
 WALKS_MAX = 2 * SAMPLES_PER_S_MAX
-"""Prompts between two ticks whose uses are dated part by part; further ones are dated by their deepest part."""
+"""Prompts between two ticks whose uses are dated prefix by prefix; further ones are dated by their deepest one."""
 
 ATTEMPTS_MAX = 4096
 """Samples that wait for their answer. Beyond that the oldest is dropped, as if its answer were lost."""
@@ -131,8 +131,8 @@ class Calibration(Observer):
         self.counters.sampled += 1
         found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
         clock = self._known(attempt).clock
-        parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
-        self.samples[id(attempt)] = AttemptSample(attempt.sent_at, parts)
+        prefixes = [(tokens, second, clock.distance(second)) for tokens, second in found]
+        self.samples[id(attempt)] = AttemptSample(attempt.sent_at, prefixes)
         if len(self.samples) > ATTEMPTS_MAX:
             del self.samples[next(iter(self.samples))]
 
@@ -166,16 +166,16 @@ class Calibration(Observer):
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
-        parts = usable_parts(known, sample, answer.prompt_tokens)
+        prefixes = usable_prefixes(known, sample, answer.prompt_tokens)
         if attempt.backend not in self._hybrids and attempt.generation == attempt.target.generation:
-            self._judge_reuse(known, attempt, parts, cached)
+            self._judge_reuse(known, attempt, prefixes, cached)
         if cached is None:
             known.answers_silent += 1
             return
         if attempt.backend in self._hybrids:
             compare_credit(known, attempt, answer.prompt_tokens, cached)
         else:
-            self._correct(known, attempt, end, answer.prompt_tokens, cached, parts)
+            self._correct(known, attempt, end, answer.prompt_tokens, cached, prefixes)
 
     def _correct(
         self,
@@ -184,7 +184,7 @@ class Calibration(Observer):
         end: Boundary,
         prompt_tokens: int,
         cached: int,
-        parts: Sequence[Part],
+        prefixes: Sequence[UsedPrefix],
     ) -> None:
         """Compare an answer's count with the prediction: withdraw routes that proved wrong, learn how much is kept."""
         reports_hits = attempt.reports_hits
@@ -195,7 +195,7 @@ class Calibration(Observer):
             self._compare(known, attempt, prompt_tokens, cached)
         estimated = self._estimated(attempt.backend)
         if estimated:
-            self._learn(known, parts, cached, reports_hits=reports_hits)
+            self._learn(known, prefixes, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
             known.evidence.reported_by_events(cached, held)
         gone = self._gone(known, attempt, end, prompt_tokens, cached) if reports_hits or not estimated else None
@@ -320,23 +320,25 @@ class Calibration(Observer):
         known.compare(predicted, cached)
 
     def _judge_reuse(
-        self, known: BackendPredictions, attempt: Attempt, parts: Sequence[Part], cached: int | None
+        self, known: BackendPredictions, attempt: Attempt, prefixes: Sequence[UsedPrefix], cached: int | None
     ) -> None:
         """Let an answer show whether the engine reuses prefixes, if it had served this prompt's a moment before."""
-        if is_fresh(known, parts):
+        if is_fresh(known, prefixes):
             attempt.target.reuse.answered(cached)
             self._judged(attempt.target)
 
-    def _learn(self, known: BackendPredictions, parts: Sequence[Part], cached: int, *, reports_hits: bool) -> None:
-        """Learn which parts of the prompt were still cached, each by the tokens used since that part's last use."""
-        if not parts:
+    def _learn(
+        self, known: BackendPredictions, prefixes: Sequence[UsedPrefix], cached: int, *, reports_hits: bool
+    ) -> None:
+        """Learn which prefixes of the prompt were still cached, each by the tokens used since that one's last use."""
+        if not prefixes:
             return
-        deepest = parts[0][0]
-        if is_fresh(known, parts):
+        deepest = prefixes[0][0]
+        if is_fresh(known, prefixes):
             known.evidence.used_again(cached, deepest)
         if not reports_hits:
             return
-        for tokens, above, _, since in spans(parts):
+        for tokens, above, _, since in spans(prefixes):
             warm = min(max(cached, above), tokens)  # the engine had the prompt down to here
             if warm > above:
                 known.estimate.observe(since + (above + warm) / 2, (warm - above) / deepest)
@@ -389,16 +391,18 @@ class Calibration(Observer):
             self._changes.append(BiasChange(backend, bias, not before, known.detail_of(bias)))
 
 
-def usable_parts(known: BackendPredictions, sample: AttemptSample | None, prompt_tokens: int) -> Sequence[Part]:
-    """Return the parts of a prompt that the engine had used before, those too short for its blocks left out."""
-    sampled = sample.parts if sample is not None else ()
-    parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sampled]
-    return [part for part in parts if part[0]]
+def usable_prefixes(
+    known: BackendPredictions, sample: AttemptSample | None, prompt_tokens: int
+) -> Sequence[UsedPrefix]:
+    """Return the prefixes of a prompt that the engine had used before, those too short for its blocks left out."""
+    sampled = sample.prefixes if sample is not None else ()
+    prefixes = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sampled]
+    return [prefix for prefix in prefixes if prefix[0]]
 
 
-def is_fresh(known: BackendPredictions, parts: Sequence[Part]) -> bool:
-    """Whether the engine had used these parts of a prompt moments ago."""
-    return bool(parts) and parts[0][2] < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE)
+def is_fresh(known: BackendPredictions, prefixes: Sequence[UsedPrefix]) -> bool:
+    """Whether the engine had used these prefixes of a prompt moments ago."""
+    return bool(prefixes) and prefixes[0][2] < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE)
 
 
 def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:

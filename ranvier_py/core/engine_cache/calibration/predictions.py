@@ -1,6 +1,6 @@
 """What calibration knows of one backend, and of one attempt at it.
 
-Bound: one BackendPredictions of fixed size for each backend; a sample has one part for each age of a prompt's routes.
+Bound: one BackendPredictions of fixed size for each backend; a sample has one prefix for each age of a prompt's routes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ERROR_BUCKETS_TOKENS = (
 """Cached minus predicted tokens. Negative: the prediction was too high; positive: the engine held more than we knew.
 The bucket up to 0 holds exact predictions."""
 
-Part = tuple[int, int, float]
+UsedPrefix = tuple[int, int, float]
 """(depth in tokens, second of that route's evidence, tokens that its engine has used since that second)."""
 
 
@@ -52,7 +52,7 @@ class AttemptSample:
     """What was looked up when one attempt was sent."""
 
     sent_at: float
-    parts: Sequence[Part]  # deepest first
+    prefixes: Sequence[UsedPrefix]  # deepest first
     used_at: int = -1  # second in which its prompt counts as used; -1 before its first token
     running: Attempt | None = None  # between first token and end
 
@@ -135,9 +135,9 @@ class BackendPredictions:
         return ""
 
 
-def spans(parts: Sequence[Part]) -> Iterator[tuple[int, int, int, float]]:
-    """Yield each part with the depth at which the part above it ends: (to, from, second, used since)."""
-    for place, (tokens, second, since) in enumerate(parts):
-        above = parts[place + 1][0] if place + 1 < len(parts) else 0
+def spans(prefixes: Sequence[UsedPrefix]) -> Iterator[tuple[int, int, int, float]]:
+    """Yield each prefix with the depth at which the next shorter one ends: (to, from, second, used since)."""
+    for place, (tokens, second, since) in enumerate(prefixes):
+        above = prefixes[place + 1][0] if place + 1 < len(prefixes) else 0
         if tokens > above:
             yield tokens, above, second, since

@@ -85,7 +85,7 @@ class CheckpointProfile:
             yield from ((at, CheckpointKind.EVERY) for at in range(grid, (total - 1) // grid * grid + 1, grid))
         if self.prompt_end and (at := self.end_of(prompt)):
             yield at, CheckpointKind.PROMPT_END
-        if self.junction and self.parts(common, reused):
+        if self.junction and self.leaves_junction(common, reused):
             yield common // grid * grid, CheckpointKind.JUNCTION
         if self.decode_last:
             yield total, CheckpointKind.DECODE_END
@@ -96,7 +96,7 @@ class CheckpointProfile:
         """Return the position that is kept at the end of a prompt; 0 for one shorter than a step."""
         return (prompt - self.last_left) // self.grid * self.grid
 
-    def parts(self, common: int, reused: int) -> bool:
+    def leaves_junction(self, common: int, reused: int) -> bool:
         """Whether the common prefix, cut to the grid, exceeds what is reused by one step or more."""
         return common // self.grid * self.grid - reused >= self.grid
 

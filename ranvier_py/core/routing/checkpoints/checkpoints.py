@@ -210,7 +210,7 @@ class BackendCheckpoints:
         if guessed and rule.every:
             tokens = max(tokens, min(held, limit) // rule.grid * rule.grid)
         worth = self.confidence.value * tokens
-        if rule.invests and rule.parts(min(held, limit), tokens):
+        if rule.invests and rule.leaves_junction(min(held, limit), tokens):
             worth += INVESTMENT * (held - tokens)
         elif given_up > tokens:  # it goes where the next one finds its checkpoint, too
             worth += INVESTMENT * (given_up - tokens)
