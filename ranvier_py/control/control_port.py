@@ -162,9 +162,9 @@ class Handlers:
             "GET /admin/calibration": port.calibration,
             "GET /admin/cluster": lambda: port.clustering.view(),  # noqa: PLW0108  # not every node gossips
             "GET /admin/cluster/sums": self.route_sums,
-            "GET /admin/kv-index/stats": node.indexing.stats,
-            "GET /admin/kv-index/backends": node.indexing.backends,
-            "POST /admin/kv-index/clear": node.indexing.clear,
+            "GET /admin/kv-index/stats": node.index_parts.stats,
+            "GET /admin/kv-index/backends": node.index_parts.backends,
+            "POST /admin/kv-index/clear": node.index_parts.clear,
             "GET /admin/clients": node.clients.view,
             "GET /admin/prefix-routing/stats": lambda: prefix_routing_view(node),
             "GET /admin/response-cache/stats": lambda: response_cache_view(node.pipeline.responses),

@@ -145,7 +145,7 @@ class Admin:
         return self._node.clustering
 
     def calibration(self) -> Mapping[str, Any]:
-        return {**self._node.calibrating.view(), "polls": values(self._node.poller.counters)}
+        return {**self._node.calibration_parts.view(), "polls": values(self._node.poller.counters)}
 
     def ready(self) -> tuple[bool, str]:
         if self._node.draining:
@@ -189,12 +189,12 @@ class Admin:
             samples("router_fields", node.pipeline.router_fields.counters),
             samples("poll", node.poller.counters),
             node.engine_events.samples(),
-            node.calibrating.samples(),
+            node.calibration_parts.samples(),
             samples("logs", node.log_counters()),
             samples("recorder", recorder.counters) if recorder is not None else (),
             node.worker_reports.samples(),
             *(shadow_samples(shadow) for shadow in self._shadows()),
-            node.indexing.samples(),
+            node.index_parts.samples(),
             node.clustering.samples() if node.clustering is not None else (),
         ]
         return list(chain.from_iterable(found))

@@ -50,7 +50,7 @@ class Look(NamedTuple):
     waiting: int
 
 
-class Calibrating:
+class CalibrationParts:
     """See the module.
 
     Args:

@@ -130,21 +130,21 @@ class IndexedStream:
             self._engine_caches.changed(self._source, found, now)
 
 
-class Preparing:
+class IndexedTokenizer:
     """Asks Redis for a prompt's opening while the prompt is tokenized before its placement.
 
     A prompt whose routes are well known waits for neither, since they cover more than its opening.
     """
 
-    def __init__(self, tokenizer: PromptTokenizer, indexing: Callable[[], Indexing]) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, index_parts: Callable[[], IndexParts]) -> None:
         self.submit, self.finish = tokenizer.submit, tokenizer.finish
         self._tokenizer = tokenizer
-        self._indexing = indexing
+        self._index_parts = index_parts
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        indexing, began = self._indexing(), time.monotonic()
-        link = indexing.asked_link
-        opening = prompt.opening(*indexing.opening).hex() if link is not None else ""
+        index_parts, began = self._index_parts(), time.monotonic()
+        link = index_parts.asked_link
+        opening = prompt.opening(*index_parts.opening).hex() if link is not None else ""
         if link is not None and opening:
             link.shared.prepare(opening, began)
         is_known = await self._tokenizer.tokenize_first(prompt, deadline_s)
@@ -153,7 +153,7 @@ class Preparing:
         return is_known
 
 
-class Indexing:
+class IndexParts:
     """The index of one node, its sources and its link to Redis. `find` finds the node's backends by their URL."""
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named

@@ -40,16 +40,16 @@ from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.client_parts import client_reader_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_event_parts import EngineEvents
-from ranvier_py.node.index_parts import Preparing
+from ranvier_py.node.index_parts import IndexedTokenizer
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.parts import (
     INDEX_REDIS,
     alpha_process_of,
     authorization_of,
-    calibrating_of,
+    calibration_parts_of,
     debugger_of,
     hang_watch_of,
-    indexing_of,
+    index_parts_of,
     key_inbox,
     make_router,
     publishers_of,
@@ -106,24 +106,24 @@ class Node:
         self.upstream, self.asking = Upstream(config.upstream), UsageAsking(enabled=config.ask_usage)
         self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
         self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys, faults=self.faults)
-        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
+        self.calibration_parts = calibration_parts_of(config, self.router, self.asking, self.engine_events)
         self.poller = EnginePoller(
             config.polls,
             rng,
             probed=self._probed,
-            measured=self.calibrating.looked,
+            measured=self.calibration_parts.looked,
             found=self.engine_events.found if config.kv_events == "auto" else None,
             received=self._received,
             faults=self.faults,
         )
         events, poller = self.engine_events, self.poller
-        poller.on_server_info = self.calibrating.server_info
+        poller.on_server_info = self.calibration_parts.server_info
         events.discover_soon, events.load_reported = poller.discover_soon, poller.load_reported
         report, pools, tenants = request_line(), redis_pools_of(config), tenants_of(config, self.scheme)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
-            Preparing(self.tokenizer_worker, lambda: self.indexing),
+            IndexedTokenizer(self.tokenizer_worker, lambda: self.index_parts),
             config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
@@ -141,15 +141,15 @@ class Node:
         tls = tls_context(config)
         self.server = DataServer(self.pipeline.handle, config.server, tls=tls, report=report, faults=self.faults)
         self.names = NameParts(self.registry, self.addresses, self.upstream, poller, events)
-        self.hang_watch = hang_watch_of(config, self.pipeline, self.calibrating, events)
+        self.hang_watch = hang_watch_of(config, self.pipeline, self.calibration_parts, events)
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
-        index_of = partial(indexing_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)
-        self.indexing = index_of()  # of no backends, which come now
+        index_of = partial(index_parts_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)
+        self.index_parts = index_of()  # of no backends, which come now
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing = index_of(pools.get(INDEX_REDIS))
-        self.indexing.join(self.router.policy)
+        self.index_parts = index_of(pools.get(INDEX_REDIS))
+        self.index_parts.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """Add a backend; `spec`: its configuration, if any. Raises BadRequest; then nothing was added."""
@@ -157,13 +157,13 @@ class Node:
             backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
             undo.callback(self.remove_backend, backend.name)
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
-            self.indexing.taken(backend.id, backend.url)
+            self.index_parts.taken(backend.id, backend.url)
             for learner in (self.router.policy, self.shadows):
                 if learner is not None:
                     learner.forget(backend.id)
             events = spec is None or spec.kv_events != OFF
             publishers = publishers_of(spec) if spec is not None and events else ()
-            self.calibrating.configured[backend.id] = spec.kv_profile if spec is not None else AUTO
+            self.calibration_parts.configured[backend.id] = spec.kv_profile if spec is not None else AUTO
             self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
             undo.pop_all()
         self._look_for_ranks()
@@ -181,7 +181,7 @@ class Node:
         with ExitStack() as steps:
             if address := self.addresses.pop(backend.url, None):
                 steps.callback(self.upstream.forget, address)
-            for part in (self.calibrating, self.engine_events, self.worker_reports, self.poller):
+            for part in (self.calibration_parts, self.engine_events, self.worker_reports, self.poller):
                 steps.callback(part.forget, backend.id)
         log.info("backend.removed %s", backend.name)
 
@@ -247,7 +247,7 @@ class Node:
                 self.engine_events.sweep(time.monotonic())
             if self.shadows is not None:
                 with self.faults.caught("sweep"):
-                    self.shadows.tick(self.calibrating.calibration.backends(), time.monotonic())
+                    self.shadows.tick(self.calibration_parts.calibration.backends(), time.monotonic())
             for routes in (self.router.routes, *(self.shadows.tables if self.shadows is not None else ())):
                 with self.faults.caught("sweep"):
                     routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)

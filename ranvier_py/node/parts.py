@@ -51,10 +51,10 @@ from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.io.tokenizer_process import TokenizerProcess, environment
-from ranvier_py.node.calibration_parts import Calibrating
+from ranvier_py.node.calibration_parts import CalibrationParts
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
-from ranvier_py.node.index_parts import IndexedBackend, Indexing
+from ranvier_py.node.index_parts import IndexedBackend, IndexParts
 from ranvier_py.node.push_parts import KeyInbox
 from ranvier_py.proxy.hangs.hang_watch import HangWatch
 from ranvier_py.proxy.pipeline import Pipeline
@@ -255,26 +255,26 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
     return Shadows(made, router.registry)
 
 
-def indexing_of(  # the parts that it joins
+def index_parts_of(  # the parts that it joins
     config: Config,
     registry: Registry,
     engine_caches: EngineCaches,
     rng: Random,
     faults: Faults,
     pool: RedisPool | None = None,
-) -> Indexing:
+) -> IndexParts:
     """Make the index that event streams of Continuum's form fill. `pool` connects it with other nodes' indexes."""
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
     find = partial(backend_at, registry)
     options = source_options(config)
-    indexing = Indexing(
+    index_parts = IndexParts(
         config.index, backends, options, own_rng, engine_caches, find, api_key=config.api_key, faults=faults
     )
     if pool is not None:
-        indexing.share(pool, config.redis.prefix)
-    return indexing
+        index_parts.share(pool, config.redis.prefix)
+    return index_parts
 
 
 def request_ids() -> Iterator[bytes]:
@@ -298,9 +298,11 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
     return found.id if found is not None else None
 
 
-def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents) -> Calibrating:
+def calibration_parts_of(
+    config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents
+) -> CalibrationParts:
     """Make what measures predictions, and corrects those of engines whose events are not read."""
-    return Calibrating(
+    return CalibrationParts(
         router,
         asking,
         metrics_interval_s=config.polls.metrics_interval_s,
@@ -310,13 +312,15 @@ def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_e
     )
 
 
-def hang_watch_of(config: Config, pipeline: Pipeline, calibrating: Calibrating, events: EngineEvents) -> HangWatch:
+def hang_watch_of(
+    config: Config, pipeline: Pipeline, calibration_parts: CalibrationParts, events: EngineEvents
+) -> HangWatch:
     """Make what watches for engines that hang."""
     return HangWatch(
         *(pipeline.router, pipeline.serving, config.polls.hang_s),
         probe=pipeline.trouble,
         changed=pipeline.changed,
-        reported_waiting=calibrating.waiting,
+        reported_waiting=calibration_parts.waiting,
         sent_event_at=events.received_at,
     )
 

@@ -96,7 +96,7 @@ def apply_policy(node: Node, before: Config) -> None:
         ring = ring_of(node.router.policy)
         if known is not None and ring is not None:
             ring.prefixes = known.prefixes
-        node.indexing.join(node.router.policy)
+        node.index_parts.join(node.router.policy)
         node.keys.prefix_tokens = new.build(StickyLeastLoadedOptions).prefix_tokens
         if after.policy == StickyLeastLoaded.name:
             node.keys.hasher.keep((*node.keys.lengths, node.keys.prefix_tokens))
@@ -121,7 +121,7 @@ def apply_access(node: Node, _: Config) -> None:
 def apply_api_key(node: Node, _: Config) -> None:
     node.pipeline.authorization = authorization_of(node.config)
     node.poller.rekey(node.config.api_key)
-    node.indexing.rekey(node.config.api_key)
+    node.index_parts.rekey(node.config.api_key)
 
 
 def apply_logs(node: Node, _: Config) -> None:
@@ -152,7 +152,7 @@ def replace_needed(old: BackendSpec, new: BackendSpec) -> bool:
 def apply_polls(node: Node, _: Config) -> None:
     node.poller.set_options(node.config.polls)
     node.hang_watch.hangs.hang_s = node.config.polls.hang_s
-    node.calibrating.metrics_interval_s = node.config.polls.metrics_interval_s
+    node.calibration_parts.metrics_interval_s = node.config.polls.metrics_interval_s
 
 
 def apply_health(node: Node, _: Config) -> None:
@@ -175,7 +175,7 @@ def apply_responses(node: Node, _: Config) -> None:
 
 
 def apply_index(node: Node, _: Config) -> None:
-    node.indexing.set_options(node.config.index, source_options(node.config))
+    node.index_parts.set_options(node.config.index, source_options(node.config))
 
 
 def apply_tokens(node: Node, _: Config) -> None:

@@ -122,14 +122,14 @@ async def run_parts(
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
             nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)
-        nursery.start_soon(node.indexing.run)
+        nursery.start_soon(node.index_parts.run)
         if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
             nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
         await nursery.start(node.poller.run)
         nursery.start_soon(node.names.run, faults, log_transitions)
         await nursery.start(node.engine_events.run)
         nursery.start_soon(faults.keep, "hangs", node.hang_watch.run)
-        nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
+        nursery.start_soon(faults.keep, "calibration", node.calibration_parts.run)
         await nursery.start(node.worker_reports.run)
         with listening_on(config.control):
             url = await nursery.start(partial(serve_control, node, reloads, shutdown=shutdown))

@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN
-from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
+from ranvier_py.node.calibration_parts import STALE_INTERVALS, CalibrationParts, looked_at_by
 from tests.core.engine_cache.test_prediction import URL, A, World
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn
 
@@ -126,14 +126,14 @@ class Clock:
         return self.now
 
 
-def calibrating(world: World, clock: Clock) -> Calibrating:
-    return Calibrating(world.router, UsageAsking(), metrics_interval_s=5.0, clock=clock)
+def calibration_parts(world: World, clock: Clock) -> CalibrationParts:
+    return CalibrationParts(world.router, UsageAsking(), metrics_interval_s=5.0, clock=clock)
 
 
 def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() -> None:
     """At any one look some of our own requests are on their way."""
     world, clock = World(), Clock()
-    parts = calibrating(world, clock)
+    parts = calibration_parts(world, clock)
     backend = world.router.registry[A]
     parts.looked(A, EngineMetrics(running=9, waiting=1))
     assert backend.load == 0
@@ -152,7 +152,7 @@ def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() 
 
 def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
     world, clock = World(), Clock()
-    parts = calibrating(world, clock)
+    parts = calibration_parts(world, clock)
     world.router.registry.remove(URL)
     parts.looked(A, EngineMetrics(running=9))
     parts.tick(clock.now)
@@ -161,7 +161,7 @@ def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
 
 def test_the_last_answer_of_a_removed_backend_does_not_keep_it_among_the_measured() -> None:
     world, clock = World(), Clock()
-    parts = calibrating(world, clock)
+    parts = calibration_parts(world, clock)
     attempt = world.start_attempt([1, 2], 100.0)
     world.router.registry.remove(attempt.url)
     parts.forget(attempt.backend)
@@ -214,7 +214,7 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(tmp_path: Path)
 
 def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_disprove_it() -> None:
     world, clock = World(), Clock()
-    parts, profile = calibrating(world, clock), partial(world.router.checkpoints.profile, A)
+    parts, profile = calibration_parts(world, clock), partial(world.router.checkpoints.profile, A)
     attempt = world.start_attempt([1, 2], 100.0)
     world.answer(attempt, 0, 100.0)
     evidence = parts.calibration.backends()[A].evidence
@@ -233,7 +233,7 @@ def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_dis
 
 def test_the_step_that_a_hybrid_engine_shows_later_is_kept_though_another_was_believed_first() -> None:
     world, clock = World(), Clock()
-    parts, profile = calibrating(world, clock), partial(world.router.checkpoints.profile, A)
+    parts, profile = calibration_parts(world, clock), partial(world.router.checkpoints.profile, A)
     attempt = world.start_attempt([1, 2], 100.0)
     world.answer(attempt, 0, 100.0)
     evidence = parts.calibration.backends()[A].evidence

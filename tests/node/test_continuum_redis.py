@@ -17,11 +17,11 @@ from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
 from ranvier_py.io.redis_index import RedisOptions
-from ranvier_py.node.index_parts import Preparing
+from ranvier_py.node.index_parts import IndexedTokenizer
 from ranvier_py.node.parts import redis_pools_of
 from tests.io.redis_server import needs_redis, pool_of, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
-from tests.node.test_continuum_tier4 import ENGINE, OPENING, indexing_of, listening, stats
+from tests.node.test_continuum_tier4 import ENGINE, OPENING, index_parts_of, listening, stats
 
 URL = "redis://somebody:hunter2@127.0.0.1:6379"
 
@@ -116,33 +116,33 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
         client = server.client()
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
-        indexing = indexing_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
-        shared = indexing.share(pool_of(server.url), RedisOptions().prefix).shared
+        index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
+        shared = index_parts.share(pool_of(server.url), RedisOptions().prefix).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(indexing.run)
+                nursery.start_soon(index_parts.run)
                 while not shared.sharing:
                     await trio.lowlevel.checkpoint()
-                tokenizer_worker = Preparing(Tokenizing(shared), lambda: indexing)  # type: ignore[arg-type]
+                tokenizer_worker = IndexedTokenizer(Tokenizing(shared), lambda: index_parts)  # type: ignore[arg-type]
                 assert await tokenizer_worker.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
                 assert shared.counters.asked == 0, "no policy wants it"
-                indexing.join(KvScore())
+                index_parts.join(KvScore())
                 assert await tokenizer_worker.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
-                assert indexing.index.holders("ab", time.monotonic())[ENGINE.id].tokens == 77
+                assert index_parts.index.holders("ab", time.monotonic())[ENGINE.id].tokens == 77
                 nursery.cancel_scope.cancel()
 
 
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
-    indexing = indexing_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
-    shared = indexing.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
-    indexing.join(KvScore())
-    tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
+    index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
+    shared = index_parts.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
+    index_parts.join(KvScore())
+    tokenizer_worker = IndexedTokenizer(Tokenizing(None), lambda: index_parts)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all
         shared.sharing = sharing
         with trio.fail_after(DEADLINE_S):
             assert await tokenizer_worker.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
-    assert indexing.index.holders("ab", time.monotonic()) == {}
+    assert index_parts.index.holders("ab", time.monotonic()) == {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
 from ranvier_py.node.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
-from ranvier_py.node.parts import calibrating_of
+from ranvier_py.node.parts import calibration_parts_of
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
 
@@ -94,7 +94,7 @@ def test_calibration_reports_contradictions_to_the_streams() -> None:
     engine_events = EngineEvents(router, Random(1), lambda _: None)
     asked: list[BackendId] = []
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibrating_of(Config(), router, UsageAsking(), engine_events)
+    made = calibration_parts_of(Config(), router, UsageAsking(), engine_events)
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"

@@ -198,10 +198,10 @@ class Prompt:
     keep. `note` is what `remember` needs. `stream_options` is ABSENT, OWN or OPEN; `prefix_len` the request's own, or
     0. `salt` is the `cache_salt` that engines get instead of the request's own; empty: that stays. `bare`: no special
     tokens are added to the text. `previous` is the stored response that the request continues, `stores` whether its own
-    response may be stored. `session_name` is what the body calls its session. `response_key` is the digest of `previous`
-    and `session` that of the session's name (`routing.owners`), or 0. `sub_agent`: the request comes from an agent that
-    the session started. `client` is who sent it (`known_clients`); `rules` are those that would change its body
-    (`clients.body_mender`).
+    response may be stored. `session_name` is what the body calls its session. `response_key` is the digest of
+    `previous` and `session` that of the session's name (`routing.owners`), or 0. `sub_agent`: the request comes from an
+    agent that the session started. `client` is who sent it (`known_clients`); `rules` are those that would change its
+    body (`clients.body_mender`).
     `counts_differ`: the counts in its answer don't show what the engine holds. `avoid`: backends that are asked only if
     no other can be, in ascending order. `reserved`: what its body has of members that clients may not set everywhere;
     None: the body was not read.

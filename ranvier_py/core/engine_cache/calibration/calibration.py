@@ -16,7 +16,7 @@ several requests share tokens, they count once. Peers learn the renewed evidence
 Rules: hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would
 have predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction. At
 most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX, all uses of a prompt count as being as old as
-its deepest prefix. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
+its deepest one. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
 zeros out). Until then its zeros mean nothing there, withdraw nothing and limit nothing: some engines always count 0, or
 do so in one API alone. They, or answers without any count, may show that it reuses nothing (`routing.reuse`).
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
