@@ -134,11 +134,11 @@ class Engine(socketserver.ThreadingTCPServer):
     first_byte_ns = 0
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), AnswerHandler)
         self.port = int(self.server_address[1])
 
 
-class Answering(socketserver.BaseRequestHandler):
+class AnswerHandler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:

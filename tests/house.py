@@ -66,7 +66,7 @@ OLD_WORDS = frozenset(
 FOREIGN = frozenset({"stem", "ParkingLot", "tell"})
 """Of pathlib, trio and msgpack."""
 
-GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing"})
+GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing", "incoming", "ping", "setting"})
 
 TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b([Cc]osts?|[Tt]akes)\b[^.\n]{0,40}\d\s?ms\b")
 """What a docstring says of speed: that is for benchmarks to say."""
@@ -261,6 +261,19 @@ def modules_named_by_a_gerund() -> list[str]:
     return [short(path) for path, word in last.items() if word.endswith("ing") and word not in GERUNDS_THAT_ARE_NONE]
 
 
+def classes_named_by_a_gerund() -> list[str]:
+    """A class is a thing: what it does is its methods' to say. Those of tests, which misbehave in one way, are free."""
+    return [
+        f"{short(path)}:{node.lineno}: {node.name}"
+        for path in everything()
+        if "tests" not in path.parts
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+        and (last := words_of(node.name)[-1]).endswith("ing")
+        and last not in GERUNDS_THAT_ARE_NONE
+    ]
+
+
 def words_of(identifier: str) -> list[str]:
     return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", identifier)]
 
@@ -396,7 +409,7 @@ def page() -> Iterator[str]:
     yield from section("folders of more than 20 modules", crowded_folders())
     yield from section("class names used twice", class_names_used_twice())
     yield from section("module names used twice", module_names_used_twice())
-    yield from section("gerunds", modules_named_by_a_gerund())
+    yield from section("gerunds", modules_named_by_a_gerund() + classes_named_by_a_gerund())
     old = [f"{count:4}  {name} in {path}" for (path, name), count in old_words().most_common()]
     yield from section("old words", old)
     yield from section("timing claims in docstrings", timings_in_docstrings())

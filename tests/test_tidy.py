@@ -90,8 +90,9 @@ def test_names_mean_one_thing() -> None:
     assert house.module_names_used_twice() == []
 
 
-def test_no_module_is_named_by_a_gerund() -> None:
+def test_no_module_and_no_class_is_named_by_a_gerund() -> None:
     assert house.modules_named_by_a_gerund() == []
+    assert house.classes_named_by_a_gerund() == []
 
 
 def test_words_that_the_field_has_a_term_for_are_gone() -> None:

@@ -40,7 +40,7 @@ class Streams:
 
 
 @dataclass(slots=True)
-class Running:
+class LeasedRequest:
     lease: Lease
     done: int  # tokens computed
 
@@ -53,7 +53,7 @@ class Engine:
         self.numbers = np.random.default_rng(seed)
         self.cache = BlockCache(capacity_blocks, BLOCK_TOKENS, events_max=EVENTS_MAX)
         self.documents = [self.tokens(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
-        self.running: deque[Running] = deque()
+        self.running: deque[LeasedRequest] = deque()
 
     def tokens(self, least_most: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
         return self.numbers.integers(0, VOCABULARY, self.rng.randint(*least_most), dtype=np.uint32)
@@ -78,7 +78,7 @@ class Engine:
                 self.running.remove(each)
         return self.cache.drain_events()
 
-    def begin(self) -> Running | None:
+    def begin(self) -> LeasedRequest | None:
         if len(self.running) >= RUNNING_MAX:
             return None
         document = self.documents[min(DOCUMENTS, int(self.rng.paretovariate(0.7))) - 1]
@@ -86,11 +86,11 @@ class Engine:
         lease = self.cache.lease(Job.of(prompt, self.tokens(ANSWER_TOKENS), BLOCK_TOKENS))
         if lease is None:
             return None
-        begun = Running(lease, lease.hits * BLOCK_TOKENS)
+        begun = LeasedRequest(lease, lease.hits * BLOCK_TOKENS)
         self.running.append(begun)
         return begun
 
-    def compute(self, running: Running, tokens: int) -> None:
+    def compute(self, running: LeasedRequest, tokens: int) -> None:
         running.done = min(running.done + tokens, running.lease.job.tokens_computed)
         self.cache.grow(running.lease, running.done)
 

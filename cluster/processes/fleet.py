@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from cluster.overlapping import Overlapping
+from cluster.faulted_value import FaultedValue
 from cluster.processes.children import Child, Command, start, stop, tail, wait_end, wait_ready
 from cluster.processes.request_log import RequestLog
 
@@ -48,14 +48,14 @@ class Member:
     child: Child | None = None
     generation: int = 0
     wanted: bool = False
-    pauses: Overlapping[bool] = field(init=False)  # faults of the present process that keep it from running at all
-    slices: Overlapping[bool] = field(init=False)  # of slowed processes: those in which it stands still just now
-    exhausted: Overlapping[tuple[int, int]] = field(init=False)  # with the limits of descriptors before
+    pauses: FaultedValue[bool] = field(init=False)  # faults of the present process that keep it from running at all
+    slices: FaultedValue[bool] = field(init=False)  # of slowed processes: those in which it stands still just now
+    exhausted: FaultedValue[tuple[int, int]] = field(init=False)  # with the limits of descriptors before
     slowing: list[trio.CancelScope] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.pauses, self.slices = (Overlapping(False, self._hold) for _ in "12")
-        self.exhausted = Overlapping((0, 0))
+        self.pauses, self.slices = (FaultedValue(False, self._hold) for _ in "12")
+        self.exhausted = FaultedValue((0, 0))
 
     @property
     def running(self) -> bool:

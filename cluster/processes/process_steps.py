@@ -16,9 +16,9 @@ import trio
 
 from cluster.dns.dns_server import DnsFault, DnsFaultKind, Zone
 from cluster.engine.engine_faults import Fault
+from cluster.faulted_value import FaultedValue
 from cluster.load.http_client import fetch
 from cluster.network.links import Links
-from cluster.overlapping import Overlapping
 from cluster.processes.chaos_plan import PEERS_NAME, Plan, write_keys
 from cluster.processes.commands import EnginePlace
 from cluster.processes.engine_watch import EngineWatch
@@ -58,16 +58,16 @@ class ProcessSteps:
     watch: Watch
     engine_watch: EngineWatch
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
-    names: list[Overlapping[str]] = field(init=False)  # what `peers.lab` resolves to, by asking node
-    full_disks: list[Overlapping[bool]] = field(init=False)  # by node
-    stops: list[Overlapping[bool]] = field(init=False)  # by engine
+    names: list[FaultedValue[str]] = field(init=False)  # what `peers.lab` resolves to, by asking node
+    full_disks: list[FaultedValue[bool]] = field(init=False)  # by node
+    stops: list[FaultedValue[bool]] = field(init=False)  # by engine
     late_s: float = 0.0  # how long the scenario's time stood still because the machine was slow
 
     def __post_init__(self) -> None:
         places = self.plan.nodes
-        self.names = [Overlapping(self.dns, partial(self.resolve_as, place.ip)) for place in places]
-        self.full_disks = [Overlapping(False) for _ in self.nodes]
-        self.stops = [Overlapping(False) for _ in self.engines]
+        self.names = [FaultedValue(self.dns, partial(self.resolve_as, place.ip)) for place in places]
+        self.full_disks = [FaultedValue(False) for _ in self.nodes]
+        self.stops = [FaultedValue(False) for _ in self.engines]
         for place in places:
             self.resolve_as(place.ip, self.dns)
 

@@ -14,7 +14,7 @@ from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
-from ranvier_py.core.engine_cache.peer_access import StreamSharing
+from ranvier_py.core.engine_cache.peer_access import StreamSharer
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.backends import Registry
@@ -48,7 +48,7 @@ def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: A
 class NodeStreams:
     """The streams of one process. Engines are numbers; `ids` are the registry's ids, in the same order."""
 
-    def __init__(self, router: Router, ids: Sequence[BackendId], sharing: StreamSharing) -> None:
+    def __init__(self, router: Router, ids: Sequence[BackendId], sharing: StreamSharer) -> None:
         self.engine_caches = EngineCaches(router.routes, self._generation_of, restarted=self._restarted)
         self.sharing = sharing
         sharing.give = self._snapshot

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from cluster.faulted_value import FaultedValue
 from cluster.network.virtual_time import VirtualTime
-from cluster.overlapping import Overlapping
 from cluster.scenario import Load
 from cluster.simulation.sim_engine import ChatTokens, SimEngine
 from cluster.simulation.sim_host import SimHost
@@ -71,7 +71,7 @@ class SimClients:
         self.engines = engines
         self.load = load
         self.tokens = tokens  # if prompts have tokens
-        self.chats_per_s = Overlapping(load.chats_per_s)
+        self.chats_per_s = FaultedValue(load.chats_per_s)
         self.until = float("inf")
         self.counters = ClientCounters()
         self.served: Callable[[SimHost, Boundary, int], object] = lambda *_: None

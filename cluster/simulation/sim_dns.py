@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from cluster.faulted_value import FaultedValue
 from cluster.network.virtual_time import VirtualTime
-from cluster.overlapping import Overlapping
 from ranvier_py.core.gossip.gossip_values import Address
 
 DELAY_S = 0.002
@@ -28,7 +28,7 @@ class SimDns:
         self.time = time
         self.rng = rng
         self.addresses = addresses
-        self.answers = [Overlapping(word) for _ in addresses]
+        self.answers = [FaultedValue(word) for _ in addresses]
         self.running: Callable[[], list[int]] = list
         self.foreign: Callable[[], list[int]] = list  # numbers of nodes of another cluster
         self.beginning: tuple[int, ...] = ()

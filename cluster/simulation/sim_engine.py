@@ -14,7 +14,7 @@ from random import Random
 import numpy as np
 
 from cluster.engine.kv_events import STRANGE, KvEncoder
-from cluster.overlapping import Overlapping
+from cluster.faulted_value import FaultedValue
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
@@ -70,11 +70,11 @@ class SimKv:
 
     def __init__(self, tokens: ChatTokens, cache_blocks: int, replay_messages: int) -> None:
         self.tokens = tokens
-        self.loss = Overlapping(0.0)  # share of messages that do not arrive
+        self.loss = FaultedValue(0.0)  # share of messages that do not arrive
         self.cut = 0  # how many faults keep nodes from the publisher while the engine runs
         self.down = False
-        self.garbled = Overlapping(False)  # whether its messages are unreadable
-        self.strange = Overlapping(False)  # whether its next process publishes events of an unknown version
+        self.garbled = FaultedValue(False)  # whether its messages are unreadable
+        self.strange = FaultedValue(False)  # whether its next process publishes events of an unknown version
         self.published = 0  # messages, over all processes
         self._gone_at: dict[int, float] = {}  # block -> when it was last lost
         self._cache_blocks = cache_blocks
@@ -154,7 +154,7 @@ class SimEngine:
         self.url = f"http://10.255.{number // 250}.{number % 250 + 1}:8000"
         self.down = 0
         self.down_at = float("-inf")
-        self.factor = Overlapping(1.0)  # how much slower it is
+        self.factor = FaultedValue(1.0)  # how much slower it is
         self.generation = 1
         self.born_at = 1.0  # by the engine's own clock; 0 would mean that it reports no start time
         self.held: OrderedDict[int, None] = OrderedDict()

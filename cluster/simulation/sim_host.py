@@ -14,8 +14,8 @@ from math import inf
 from random import Random
 from typing import Any
 
+from cluster.faulted_value import FaultedValue
 from cluster.network.fake_network import Network
-from cluster.overlapping import Overlapping
 from cluster.simulation.node_streams import StreamRequest
 from cluster.simulation.sim_node import SimNode
 from cluster.simulation.trace import Trace
@@ -62,9 +62,9 @@ class SimHost:
         self.generation = 0
         self.paused = False
         self.factor = 1.0  # how much slower the processor is
-        self.pauses = Overlapping(False, self._hold)  # of the present process
-        self.slowdowns = Overlapping(1.0, partial(setattr, self, "factor"))
-        self.disk_full = Overlapping(False)
+        self.pauses = FaultedValue(False, self._hold)  # of the present process
+        self.slowdowns = FaultedValue(1.0, partial(setattr, self, "factor"))
+        self.disk_full = FaultedValue(False)
         self.leaving = False
         self.started_at = 0.0
         self.state = b""

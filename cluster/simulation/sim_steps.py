@@ -1,6 +1,6 @@
 """Carries out a scenario's steps on a simulated world. Each verb is one method, which returns the undo of its step.
 
-Steps overlap, and each ends by itself (`Overlapping`). `heal` ends all cuts and bad links, `core` what makes its nodes
+Steps overlap, and each ends by itself (`FaultedValue`). `heal` ends all cuts and bad links, `core` what makes its nodes
 slow or stops them, and the end of a process its pauses.
 """
 

@@ -52,7 +52,7 @@ WORDS = {
 
 
 @dataclass(slots=True)
-class Loading:
+class FoundValues:
     """What loading has found so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def load(
     `also` returns further problems, each as «key: what is wrong»; it gets the configuration of keys that are each good.
     Raises ConfigError with every problem found.
     """
-    found = Loading()
+    found = FoundValues()
     file = file_in_use(file)
     found.problems.extend(unknown_variables())
     variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
@@ -121,14 +121,14 @@ def file_in_use(file: Path | None) -> Path | None:
 
 def config_of(**values: Any) -> Config:
     """Return the configuration of these keys alone, without the environment. Raises ConfigError with all problems."""
-    found = Loading(values)
+    found = FoundValues(values)
     config = checked(found)
     if found.problems:
         raise ConfigError(found.problems)
     return config
 
 
-def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Callable[[str], str]]:
+def read_file(file: Path | None, found: FoundValues) -> tuple[Mapping[str, Any], Callable[[str], str]]:
     """Return the values in a file by key, and a function that says where a key is written."""
     if file is None:
         return {}, str
@@ -155,7 +155,7 @@ def unknown_variables() -> Iterator[str]:
             yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"
 
 
-def checked(found: Loading) -> Config:
+def checked(found: FoundValues) -> Config:
     """Return a Config of the good values, and add a problem for each bad one."""
     values: dict[str, Any] = {}
     for name in [
@@ -198,7 +198,7 @@ def parsed(key: Key, value: Any) -> Any:
     return TypeAdapter(kind, config={"hide_input_in_errors": True}).validate_python(value)
 
 
-def made(values: Mapping[str, Any], found: Loading) -> Config:
+def made(values: Mapping[str, Any], found: FoundValues) -> Config:
     """Return the Config of values that are each good; if a component's don't fit together, without all components'."""
     try:
         return assembled(values)
@@ -209,7 +209,7 @@ def made(values: Mapping[str, Any], found: Loading) -> Config:
         return assembled({name: value for name, value in values.items() if len(KEYS[name].path) == 1})
 
 
-def secrets_of_files(values: dict[str, Any], found: Loading) -> dict[str, SecretStr]:
+def secrets_of_files(values: dict[str, Any], found: FoundValues) -> dict[str, SecretStr]:
     """Read the secrets that are given by a file.
 
     A secret and its file are two spellings of one key, so that the source of higher rank counts; the other one, which

@@ -50,7 +50,7 @@ from ranvier_py.core.response_cache.redis_entries import (
     new_generation,
 )
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
-from ranvier_py.core.response_cache.waiting_answers import Waiting, WaitingAnswers
+from ranvier_py.core.response_cache.waiting_answers import QueuedAnswer, WaitingAnswers
 
 log = logging.getLogger(__name__)
 
@@ -368,7 +368,7 @@ class RedisAnswers:
 
     async def _write(self, generation: Generation) -> None:
         """Write the oldest answers of the queue, as many as fit in one round trip."""
-        batch: list[tuple[bytes, Waiting, int]] = []
+        batch: list[tuple[bytes, QueuedAnswer, int]] = []
         commands: list[Command] = []
         size, now = 0, time.monotonic()
         for key, waiting in self._waiting.oldest(BATCH_MAX):

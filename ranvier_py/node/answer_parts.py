@@ -46,7 +46,7 @@ def share_answers(responses: ResponseCache, clustering: ClusterParts) -> None:
         responses.elsewhere = ClusterAnswers(responses, clustering)
 
 
-class _Waiting:
+class _Waiter:
     """One request that waits for a peer's answer."""
 
     __slots__ = ("answer", "event", "key")
@@ -67,7 +67,7 @@ class ClusterAnswers:
         self._store = responses.store
         self._clustering = clustering
         self._answers = answers = clustering.peer.answers
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _Waiter] = {}
         answers.fetches.arrived, answers.source.find = self._arrived, self._give
         self._store.kept, self._store.dropped = self._kept, answers.keys.drop
 
@@ -86,7 +86,7 @@ class ClusterAnswers:
         request = answers.ask(key, max_age_s, time.monotonic())
         if request is None:
             return None
-        waiting = self._waiting[request] = _Waiting(key)
+        waiting = self._waiting[request] = _Waiter(key)
         try:
             self._clustering.port.poke()
             with trio.move_on_after(answers.fetches.timeout_s):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
@@ -65,7 +65,7 @@ class CalibrationParts:
     def __init__(
         self,
         router: Router,
-        asking: UsageAsking,
+        asking: UsageAsker,
         *,
         metrics_interval_s: float,
         estimated: Callable[[BackendId], bool] = lambda _: True,

@@ -1,6 +1,6 @@
 """Reads the events of a node's engines: the streams, their connections, and the engine caches that they feed.
 
-For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharing`), it
+For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharer`), it
 has one EventStream and one KvSubscriber per data-parallel rank. Ten times a second `look` compares the streams that run
 with those that should, and begins and ends streams. EngineCaches uses the streams of which this node is the reader, not
 those of which it is the standby. Snapshots to and from peers also pass here.
@@ -28,7 +28,7 @@ from ranvier_py.core.engine_cache.block_namespaces import Names, base_models, na
 from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source, SourceState
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, GapSettings, Level, LevelChanged
-from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharer
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
@@ -88,7 +88,7 @@ class EngineEvents:
             restarted=self._restarted,
             block_tokens=router.hasher.block_tokens,
         )
-        self.sharing = StreamSharing()
+        self.sharing = StreamSharer()
         self.shared = False
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}

@@ -21,7 +21,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.config.control_settings import control_settings
 from ranvier_py.core.addresses import OFF
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
@@ -103,7 +103,7 @@ class Node:
         self.shadows, self.clients = shadows_of(config, self.router, rng), client_reader_of(config, self.scheme, rng)
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
-        self.upstream, self.asking = Upstream(config.upstream), UsageAsking(enabled=config.ask_usage)
+        self.upstream, self.asking = Upstream(config.upstream), UsageAsker(enabled=config.ask_usage)
         self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
         self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys, faults=self.faults)
         self.calibration_parts = calibration_parts_of(config, self.router, self.asking, self.engine_events)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import OFF
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
@@ -299,7 +299,7 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
 
 
 def calibration_parts_of(
-    config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents
+    config: Config, router: Router, asking: UsageAsker, engine_events: EngineEvents
 ) -> CalibrationParts:
     """Make what measures predictions, and corrects those of engines whose events are not read."""
     return CalibrationParts(

@@ -18,7 +18,7 @@ from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
-from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
+from ranvier_py.proxy.response_reader import FramedHead, KnownHead, ResponseParser
 from ranvier_py.proxy.transport import PlainTransport
 
 
@@ -118,7 +118,7 @@ class Connection:
             return None
         return memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
 
-    def read_head(self, data: bytes, method: bytes) -> HeadReading:
+    def read_head(self, data: bytes, method: bytes) -> FramedHead:
         """Read the head of an answer. Raises UpstreamGarbled."""
         known = self.known_head
         reading = known.again(data) if known is not None and method != b"HEAD" else None

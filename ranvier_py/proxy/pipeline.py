@@ -21,7 +21,7 @@ from typing import Protocol
 import trio
 
 from ranvier_py.core.answers.answer_stream import ResponseName, counted_prompt, has_finished, has_token
-from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
+from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsker
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.clients.body_mender import BodyMender
 from ranvier_py.core.errors import (
@@ -122,7 +122,7 @@ class Pipeline:
     tokenizer: PromptTokenizer
     limits: PipelineLimits
     address_of: Callable[[str], BackendAddress]  # from a backend's URL
-    asking: UsageAsking  # has streams asked for their counts
+    asking: UsageAsker  # has streams asked for their counts
     report: Callable[[RequestSummary], object] | None  # called with every finished request
     trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
     changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests caused

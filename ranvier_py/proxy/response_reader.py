@@ -33,7 +33,7 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 """Brings a new parser to the state in which the chunks of any answer begin."""
 
 
-class HeadReading(NamedTuple):
+class FramedHead(NamedTuple):
     """A head, the length of its body if that has one, whether the connection can serve again afterwards, and the parser
     that follows its chunks."""
 
@@ -48,13 +48,13 @@ class KnownHead:
 
     __slots__ = ("_lines", "_reading", "_shape")
 
-    def __init__(self, reading: HeadReading, shape: HeadShape, lines: HeadShape) -> None:
+    def __init__(self, reading: FramedHead, shape: HeadShape, lines: HeadShape) -> None:
         self._reading = reading
         self._shape = shape
         self._lines = lines
 
     @classmethod
-    def of(cls, data: bytes, reading: HeadReading) -> KnownHead | None:
+    def of(cls, data: bytes, reading: FramedHead) -> KnownHead | None:
         """Remember a head; None if it must be parsed each time."""
         shape, lines = HeadShape.of(data), HeadShape.of(reading.head.fields.lines)
         has_length = reading.head.framing == "length"
@@ -64,25 +64,25 @@ class KnownHead:
             return None
         return cls(reading, shape, lines)
 
-    def again(self, data: bytes) -> HeadReading | None:
+    def again(self, data: bytes) -> FramedHead | None:
         """Return the reading of `data` if it is this head except for the digits of its length; else None."""
         digits = self._shape.digits_of(data)
         if digits is None:
             return None
         head, length, reusable, _ = self._reading
         if head.framing == "chunked":
-            return HeadReading(head, 0, reusable, chunk_parser())
+            return FramedHead(head, 0, reusable, chunk_parser())
         if int(digits) == length:
             return self._reading
         return self._with_length(digits) if int(digits) else None  # an empty body has another framing
 
-    def _with_length(self, digits: bytes) -> HeadReading:
+    def _with_length(self, digits: bytes) -> FramedHead:
         head = self._reading.head
         headers = [(name, digits if name.lower() == b"content-length" else value) for name, value in head.headers]
         lines = b"%b%b%b" % (self._lines.before, digits, self._lines.after)
         fields = ResponseFields(lines, head.fields.names_request, head.fields.readable)
         known = HttpResponseHead(head.status, head.reason, headers, head.framing, fields)
-        return HeadReading(known, int(digits), self._reading.reusable, None)
+        return FramedHead(known, int(digits), self._reading.reusable, None)
 
 
 def chunk_parser() -> ResponseParser:
@@ -165,7 +165,7 @@ class ResponseParser:
                 return at + 1
         return min(3, len(data))
 
-    def read_head(self, data: bytes, method: bytes) -> HeadReading:
+    def read_head(self, data: bytes, method: bytes) -> FramedHead:
         """Read the head `data`; this parser then follows its chunks, if it has any. Raises UpstreamGarbled."""
         try:
             reading = self.parse(data, method)
@@ -176,7 +176,7 @@ class ResponseParser:
             self.close()
         return reading
 
-    def parse(self, data: bytes, method: bytes) -> HeadReading:
+    def parse(self, data: bytes, method: bytes) -> FramedHead:
         """Read the head `data`, and keep the parser open in any case. Raises UpstreamGarbled."""
         try:
             self._parser.feed_data(data)
@@ -192,7 +192,7 @@ class ResponseParser:
             raise UpstreamGarbled("the backend's connection names too many options")
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
-        return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)
+        return FramedHead(head, length, self._reusable, self if framing == "chunked" else None)
 
     def _framing(self, status: int, method: bytes) -> tuple[str, int]:
         framing, length = "close", 0

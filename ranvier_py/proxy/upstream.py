@@ -38,7 +38,7 @@ from ranvier_py.proxy.connection_pool import (
 from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
-from ranvier_py.proxy.response_reader import HeadReading, ResponseParser
+from ranvier_py.proxy.response_reader import FramedHead, ResponseParser
 from ranvier_py.proxy.spread import connect
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
@@ -192,7 +192,7 @@ class Upstream:
             raise
         return Exchange(connection, reading, data, whole=whole, dechunked=request.http_minor == 0)
 
-    def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[HeadReading, bytes]]:
+    def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[FramedHead, bytes]]:
         """Return the final head, and the bytes after it. `data` has arrived already."""
         for _ in range(INTERIM_MAX):
             while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
@@ -256,7 +256,7 @@ class Exchange:
     __slots__ = ("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable", "complete", "head")
 
     def __init__(
-        self, connection: Connection, reading: HeadReading, pending: bytes, *, whole: bool, dechunked: bool
+        self, connection: Connection, reading: FramedHead, pending: bytes, *, whole: bool, dechunked: bool
     ) -> None:
         self.head, self._left, reusable, chunks = reading
         self._connection: Connection | None = connection

@@ -33,7 +33,7 @@ QUEUE_FULL, TOO_LONG, RESTARTED, NO_ENGINE = "queue_full", "prompt_too_long", "e
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingRequest:
     """A request in flight. `row` is its line of the per-request file; unused if the plan does not ask for that file."""
 
     item: Prepared
@@ -58,7 +58,7 @@ class Run:
         self._restarts = sorted(Restart(START_S + at, engine) for at, engine in plan.restarts)
         self._per_request = plan.per_request
         self._due = [inf] * len(engines)
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingRequest] = {}
         self.rows: list[dict[str, Any]] = []
         self.tally = Tally(len(engines), START_S)
 
@@ -128,7 +128,7 @@ class Run:
             return
         engine, job = placed.engine, item.job
         tally.placed(engine, placed.reason, job.prompt_tokens, placed.predicted_tokens)
-        request = self._pending[request_id] = Pending(item, placed, now)
+        request = self._pending[request_id] = PendingRequest(item, placed, now)
         if self._per_request:
             request.row = {**row_of(item, now - START_S), **placement_of(placed)}
             self.rows.append(request.row)
@@ -142,7 +142,7 @@ class Run:
             self._fail(request_id, TOO_LONG if too_long else QUEUE_FULL, outcome, now)
         self._note_due(engine, now)
 
-    def _note_regret(self, request: Pending, now: float) -> None:
+    def _note_regret(self, request: PendingRequest, now: float) -> None:
         """Before the request is submitted, note its regret, unless only the chosen engine would refuse the request."""
         lost_s = regret(request.item.job, self._engines, request.placed.engine, now)
         if isfinite(lost_s):
@@ -183,7 +183,7 @@ class Run:
         else:
             self._fail(event.request_id, RESTARTED, Outcome.BROKEN, event.at)
 
-    def _first_token(self, request: Pending, at: float) -> None:
+    def _first_token(self, request: PendingRequest, at: float) -> None:
         self.tally.ttft_s.append(at - request.at)
         request.row["ttft_s"] = round(at - request.at, DIGITS)
         if request.item.prompt.stream:
@@ -195,7 +195,7 @@ class Run:
         request.row["failed"] = reason
         self.placer.failed(request.placed, outcome, now)
 
-    def _end(self, request_id: str, now: float) -> Pending:
+    def _end(self, request_id: str, now: float) -> PendingRequest:
         request = self._pending.pop(request_id)
         self.tally.inflight[request.placed.engine] -= 1
         self.tally.ended_at = max(self.tally.ended_at, now)

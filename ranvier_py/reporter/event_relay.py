@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 18
 CHUNK_MESSAGES = MESSAGES_MAX // 2
 
 
-class Posting(NamedTuple):
+class RouterPost(NamedTuple):
     path: str
     body: Mapping[str, Any]
 
@@ -122,7 +122,7 @@ class EventRelay:
         """Whether everything was sent and answered."""
         return not self._ask and self._next == self._log.next
 
-    def next(self, now: float) -> Posting | None:
+    def next(self, now: float) -> RouterPost | None:
         log = self._log
         if self._run != log.runs:
             self._run, self._ask = log.runs, 0
@@ -146,7 +146,7 @@ class EventRelay:
         body |= {"begins": True} if self._next is None else {}
         if self._ask:
             body |= {"ask": self._ask, "replayed": written(replayed), "ended": ended}
-        return Posting(EVENTS_PATH, body)
+        return RouterPost(EVENTS_PATH, body)
 
     def answered(self, reply: Mapping[str, Any], now: float) -> None:
         """Note that the router has taken the last report, and read its question from the reply, if it has one."""

@@ -39,7 +39,7 @@ from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX, 
 from ranvier_py.core.engine_cache.sources.event_frames import packed_batch
 from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICTED_MAX, hash_in
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, Posting
+from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, RouterPost
 from ranvier_py.reporter.router_link import IDLE_S, RouterLink
 from ranvier_py.supervision import Faults
 
@@ -105,7 +105,7 @@ class PrefixSender:
         self._pending.clear()
         self._is_wanted = True
 
-    def next(self, now: float) -> Posting | None:
+    def next(self, now: float) -> RouterPost | None:
         """Return what to POST now, from the present state. Call `answered` once it was answered."""
         self._is_sync = self._is_wanted or now >= self._sync_at
         if not self._is_sync and (not self._pending or now < self._batch_at):
@@ -113,8 +113,8 @@ class PrefixSender:
         self._sent = list(self._pending)
         if self._is_sync:
             self._is_wanted, self._sync_at = False, 0.0  # due at once until this one is answered
-            return Posting(SYNC_PATH, {**self._head, "active_hashes": list(self._held)})
-        return Posting(
+            return RouterPost(SYNC_PATH, {**self._head, "active_hashes": list(self._held)})
+        return RouterPost(
             EVICTION_PATH, {**self._head, "evicted_hashes": [one for one in self._sent if one not in self._held]}
         )
 

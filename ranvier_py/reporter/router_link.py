@@ -15,7 +15,7 @@ import httpx
 import orjson
 import trio
 
-from ranvier_py.reporter.event_relay import Posting
+from ranvier_py.reporter.event_relay import RouterPost
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ REFUSED_S = 5.0  # after a 4xx, which does not change at once
 class Sender(Protocol):
     """What decides what to send: an EventRelay or a PrefixSender."""
 
-    def next(self, now: float) -> Posting | None: ...
+    def next(self, now: float) -> RouterPost | None: ...
     def answered(self, reply: Mapping[str, Any], now: float) -> None: ...
 
 
@@ -75,7 +75,7 @@ class RouterLink:
             log.log(level, "reporter.router %s %s", self.url, trouble or "takes reports")
 
 
-async def ask(client: httpx.AsyncClient, posting: Posting) -> tuple[int, Mapping[str, Any], str]:
+async def ask(client: httpx.AsyncClient, posting: RouterPost) -> tuple[int, Mapping[str, Any], str]:
     """POST a report. Returns the status (0: no answer), the reply, and what is wrong, in the router's words."""
     content = b""
     try:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from cluster.engine.engine_process import DEFAULT_TOKENIZER
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
@@ -127,7 +127,7 @@ class Clock:
 
 
 def calibration_parts(world: World, clock: Clock) -> CalibrationParts:
-    return CalibrationParts(world.router, UsageAsking(), metrics_interval_s=5.0, clock=clock)
+    return CalibrationParts(world.router, UsageAsker(), metrics_interval_s=5.0, clock=clock)
 
 
 def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() -> None:

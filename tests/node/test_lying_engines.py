@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
@@ -94,7 +94,7 @@ def test_calibration_reports_contradictions_to_the_streams() -> None:
     engine_events = EngineEvents(router, Random(1), lambda _: None)
     asked: list[BackendId] = []
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibration_parts_of(Config(), router, UsageAsking(), engine_events)
+    made = calibration_parts_of(Config(), router, UsageAsker(), engine_events)
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.driver import Driver, Steps
 from ranvier_py.proxy.readiness import Readiness
@@ -117,7 +117,7 @@ async def test_a_stream_is_relayed_without_its_task_piece_by_piece() -> None:
     assert tasks.steps == 0
 
 
-@pytest.mark.parametrize(("part", "call"), [(UsageAsking, "body"), (Router, "announce")], ids=["unsent", "sent"])
+@pytest.mark.parametrize(("part", "call"), [(UsageAsker, "body"), (Router, "announce")], ids=["unsent", "sent"])
 async def test_a_bug_is_a_500_and_leaves_nothing_in_flight(
     part: type, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import UpstreamGarbled
 from ranvier_py.proxy.http_values import HeadShape
-from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
+from ranvier_py.proxy.response_reader import FramedHead, KnownHead, ResponseParser
 
 HEADS = (
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n",
@@ -22,11 +22,11 @@ HEADS = (
 )
 
 
-def parsed(data: bytes) -> HeadReading:
+def parsed(data: bytes) -> FramedHead:
     return ResponseParser().parse(data, b"POST")
 
 
-def meaning(reading: HeadReading) -> object:
+def meaning(reading: FramedHead) -> object:
     """All that is read of a head; the parser that follows its chunks is another each time."""
     head = reading.head
     return head.status, head.reason, head.headers, head.framing, head.fields, reading[1:3], reading.chunks is None

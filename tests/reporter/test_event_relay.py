@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.sources.push_messages import read_events
 from ranvier_py.core.errors import Unavailable
 from ranvier_py.core.ids import BackendId
 from ranvier_py.node.pushed_events import SILENT_S
-from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, Posting
+from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, RouterPost
 from tests.examples import examples
 from tests.node.test_purdue_reports import World
 
@@ -53,7 +53,7 @@ class Wire:
         self.logs = [EventLog(**log) for _ in range(ranks)]
         self.connected = True
         self.seq = [0] * ranks
-        self.sent: list[Posting] = []
+        self.sent: list[RouterPost] = []
         self.begin()
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from ranvier_py.core.engine_cache.sources.push_messages import MESSAGES_MAX
 from ranvier_py.reporter import router_link
-from ranvier_py.reporter.event_relay import EventLog, EventRelay, Posting
+from ranvier_py.reporter.event_relay import EventLog, EventRelay, RouterPost
 from ranvier_py.reporter.router_link import REPLY_BYTES_MAX, RouterLink
 
 
@@ -47,8 +47,8 @@ class Fixed:
         self.replies: list[Mapping[str, Any]] = []
         self.done = trio.Event()
 
-    def next(self, _: float) -> Posting:
-        return Posting("/internal/events", {"messages": []})
+    def next(self, _: float) -> RouterPost:
+        return RouterPost("/internal/events", {"messages": []})
 
     def answered(self, reply: Mapping[str, Any], _: float) -> None:
         self.replies.append(reply)

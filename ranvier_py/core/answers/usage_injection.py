@@ -63,7 +63,7 @@ class UsageCounters:
     removed: int = counter("Streams whose counts were taken out again.")
 
 
-class UsageAsking:
+class UsageAsker:
     """Asks for counts, and remembers how each backend responds."""
 
     def __init__(self, *, enabled: bool = True) -> None:

@@ -61,7 +61,7 @@ StreamEffect = AskReplay | AskPeer | LevelChanged
 
 
 @dataclass(slots=True)
-class Reading:
+class MessageProgress:
     """A message that is being applied, portion by portion, and what was in it so far."""
 
     seq: int
@@ -71,7 +71,7 @@ class Reading:
     unread: bool = False
 
 
-InOrder = Reading | StreamReset | Install
+InOrder = MessageProgress | StreamReset | Install
 """What changes the residency."""
 
 
@@ -217,7 +217,7 @@ class EventStream:
         cleared, room = False, CARRIED_BYTES
         while self._waiting and room > 0:
             effect = self._waiting.popleft()
-            if isinstance(effect, Reading):
+            if isinstance(effect, MessageProgress):
                 room -= min(effect.size_bytes, PORTION_BYTES)
                 cleared |= self._apply(effect, outside, now)
             elif isinstance(effect, StreamReset):
@@ -250,7 +250,7 @@ class EventStream:
                 outside.append(effect)
             elif isinstance(effect, Apply):
                 self._waiting_bytes += len(effect.payload)
-                self._waiting.append(Reading(effect.seq, len(effect.payload), self._portions(effect.payload)))
+                self._waiting.append(MessageProgress(effect.seq, len(effect.payload), self._portions(effect.payload)))
             else:  # what came before is void
                 self._waiting.clear()
                 self._waiting_bytes = 0
@@ -276,7 +276,7 @@ class EventStream:
             return Lack.MIXED
         return self.residency.lack
 
-    def _apply(self, message: Reading, outside: list[StreamEffect], now: float) -> bool:
+    def _apply(self, message: MessageProgress, outside: list[StreamEffect], now: float) -> bool:
         """Apply a portion of a message; what the shell has to do goes to `outside`. Returns at the message's end
         whether it cleared the cache: only there the machine learns what was in it.
         """
@@ -296,7 +296,7 @@ class EventStream:
             outside += self._queue(self.machine.unreadable(message.seq, now))
         return message.cleared
 
-    def _apply_portion(self, message: Reading, batch: Batch, now: float) -> None:
+    def _apply_portion(self, message: MessageProgress, batch: Batch, now: float) -> None:
         message.unread |= batch.unread > 0
         for event in batch.events:
             if isinstance(event, CacheCleared):

@@ -26,7 +26,7 @@ class SnapshotAnswer(NamedTuple):
     snapshot: Snapshot | None
 
 
-class StreamSharing:
+class StreamSharer:
     """Stream sharing for a node without peers: it reads all streams, and nobody has a snapshot."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ ANSWERS_MAX = 256
 BYTES_MAX = 32 << 20
 
 
-class Waiting(NamedTuple):
+class QueuedAnswer(NamedTuple):
     """An answer, and the generation that it belongs to; None: the one that is current when it is written."""
 
     answer: StoredAnswer
@@ -27,7 +27,7 @@ class Waiting(NamedTuple):
 
 class WaitingAnswers:
     def __init__(self) -> None:
-        self._waiting: dict[bytes, Waiting] = {}
+        self._waiting: dict[bytes, QueuedAnswer] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class WaitingAnswers:
         if others >= ANSWERS_MAX or self._bytes - size + answer.size > BYTES_MAX:
             return False
         self.remove(key)
-        self._waiting[key] = Waiting(answer, generation)
+        self._waiting[key] = QueuedAnswer(answer, generation)
         self._bytes += answer.size
         return True
 
@@ -48,10 +48,10 @@ class WaitingAnswers:
         waiting = self._waiting.get(key)
         return waiting.answer if waiting is not None else None
 
-    def oldest(self, count: int) -> list[tuple[bytes, Waiting]]:
+    def oldest(self, count: int) -> list[tuple[bytes, QueuedAnswer]]:
         return list(islice(self._waiting.items(), count))
 
-    def remove(self, key: bytes, expected: Waiting | None = None) -> None:
+    def remove(self, key: bytes, expected: QueuedAnswer | None = None) -> None:
         """Remove the answer with this key, if it is still the expected one."""
         waiting = self._waiting.get(key)
         if waiting is not None and expected in (None, waiting):

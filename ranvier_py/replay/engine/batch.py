@@ -25,7 +25,7 @@ Due = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class AdmittedRequest:
     """One admitted request."""
 
     number: int  # by order of admission
@@ -35,8 +35,8 @@ class Running:
     computed: int  # prompt tokens whose keys and values exist
     joined: int = 0  # the step from which on it decodes
 
-    def copy(self) -> Running:
-        return Running(self.number, self.request_id, self.job, self.lease.copy(), self.computed, self.joined)
+    def copy(self) -> AdmittedRequest:
+        return AdmittedRequest(self.number, self.request_id, self.job, self.lease.copy(), self.computed, self.joined)
 
     @property
     def finishes(self) -> int:
@@ -55,11 +55,13 @@ class EngineBatch:
         self.cache = cache
         self.every_token = every_token
         self.outbox: list[EngineEvent] = []
-        self.running: dict[str, Running] = {}  # by request id, in order of admission
+        self.running: dict[str, AdmittedRequest] = {}  # by request id, in order of admission
         self.waiting: OrderedDict[str, Job] = OrderedDict()
-        self.decoding: dict[int, Running] = {}  # by number: the running ones whose first token is out
-        self.partial: Running | None = None  # the request whose prompt is partly computed
-        self.prefills: list[tuple[Running, int]] = []  # requests prefilled in the current step, with their tokens
+        self.decoding: dict[int, AdmittedRequest] = {}  # by number: the running ones whose first token is out
+        self.partial: AdmittedRequest | None = None  # the request whose prompt is partly computed
+        self.prefills: list[
+            tuple[AdmittedRequest, int]
+        ] = []  # those of the current step, with their tokens
         self.prefill_tokens = 0  # the sum of these tokens
         self.finishes: list[Due] = []  # heap; may contain cancelled requests, as `growths` may
         self.growths: list[Due] = []  # heap: after so many steps the request takes or fills a block
@@ -189,16 +191,16 @@ class EngineBatch:
         """Return how many steps are over at `now`, which is within the current leap."""
         return self.steps + bisect_right(range(self.steps + 1, self.leap_to), now, key=self.time_at)
 
-    def _start(self, request_id: str, job: Job, lease: Lease) -> Running:
+    def _start(self, request_id: str, job: Job, lease: Lease) -> AdmittedRequest:
         self.admitted += 1
-        request = Running(self.admitted, request_id, job, lease, lease.hits * self.cache.block_size)
+        request = AdmittedRequest(self.admitted, request_id, job, lease, lease.hits * self.cache.block_size)
         self.running[request_id] = request
         self.prompt_tokens += job.prompt_tokens
         self.cached_tokens += request.computed
         self.outbox.append(EngineEvent(EngineEventKind.STARTED, request_id, self.began_at, 0, request.computed))
         return request
 
-    def _prefill(self, request: Running) -> None:
+    def _prefill(self, request: AdmittedRequest) -> None:
         tokens = min(request.job.prompt_tokens - request.computed, self.tokens_left)
         self.cache.grow(request.lease, request.computed + tokens)
         self.prefills.append((request, tokens))
@@ -247,7 +249,7 @@ class EngineBatch:
             else:
                 heappop(growths)
 
-    def _growth(self, request: Running) -> int:
+    def _growth(self, request: AdmittedRequest) -> int:
         """Return after how many steps the request needs another block, or fills one that has a name."""
         size, lease, job = self.cache.block_size, request.lease, request.job
         tokens = len(lease.blocks) * size
@@ -275,7 +277,7 @@ class EngineBatch:
             if self.running.get(request.request_id) is request:  # or it was cancelled meanwhile
                 self._computed(request, tokens, at)
 
-    def _computed(self, request: Running, tokens: int, at: float) -> None:
+    def _computed(self, request: AdmittedRequest, tokens: int, at: float) -> None:
         request.computed += tokens
         if request.computed < request.job.prompt_tokens:
             self.partial = request
@@ -295,13 +297,13 @@ class EngineBatch:
         if growth < request.finishes:
             heappush(self.growths, (growth, request.number))
 
-    def _finish(self, request: Running, at: float) -> None:
+    def _finish(self, request: AdmittedRequest, at: float) -> None:
         del self.running[request.request_id]
         self.cache.release(request.lease)
         self.finished += 1
         self._report(EngineEventKind.FINISHED, request, at, request.job.answer_tokens)
 
-    def _report(self, kind: EngineEventKind, request: Running, at: float, tokens: int) -> None:
+    def _report(self, kind: EngineEventKind, request: AdmittedRequest, at: float, tokens: int) -> None:
         cached_tokens = request.lease.hits * self.cache.block_size
         self.outbox.append(EngineEvent(kind, request.request_id, at, tokens, cached_tokens))
 

@@ -264,7 +264,7 @@ class BlockCache(ReportingCache):
             self._drop_stale_places()
 
     def clear(self) -> None:
-        """Forget all contents. Running requests keep their blocks."""
+        """Forget all contents. AdmittedRequest requests keep their blocks."""
         self._gaps = self.used_blocks > 0
         self._keys = [0] * len(self._keys)
         self._by_key.clear()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from ranvier_py.replay.engine.batch import Due, EngineBatch, Running, decode_s, depths_of, prefill_s
+from ranvier_py.replay.engine.batch import AdmittedRequest, Due, EngineBatch, decode_s, depths_of, prefill_s
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
@@ -25,7 +25,7 @@ ROUNDING_S = 1e-6  # far more than the rounding errors of summed step times
 
 PROBE = "\0probe"  # no client's request id
 
-Prefill = tuple[int, Running]
+Prefill = tuple[int, AdmittedRequest]
 """Prompt tokens yet to be computed, and the request to which they belong."""
 
 
@@ -179,13 +179,13 @@ def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], jo
     `steps` is `batch.steps`, or one more: then `at` is the end of the current step. No other request is admitted.
     """
     limits: EngineLimits = batch.limits
-    decoding = Decoding(batch)
+    decoding = DecodeForecast(batch)
     if steps > batch.steps:
         decoding.step([request for rest, request in pending if not rest])
         pending = [(rest, request) for rest, request in pending if rest]
     while True:
         left, prefill, depths = limits.step_tokens_max - decoding.count, 0, 0.0
-        ready: list[Running] = []
+        ready: list[AdmittedRequest] = []
         while pending and left:
             rest, request = pending.pop(0)
             tokens = min(rest, left)
@@ -207,7 +207,7 @@ def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], jo
         decoding.step(ready)
 
 
-class Decoding:
+class DecodeForecast:
     """Follows the number of decoding requests and their context step by step, without changing the batch."""
 
     def __init__(self, batch: EngineBatch) -> None:
@@ -215,10 +215,10 @@ class Decoding:
         self.context = batch.context_tokens
         self._steps = batch.steps
         self._requests = batch.decoding
-        self._joined: dict[int, Running] = {}
+        self._joined: dict[int, AdmittedRequest] = {}
         self._finishes: list[Due] = batch.finishes.copy()
 
-    def step(self, ready: list[Running]) -> None:
+    def step(self, ready: list[AdmittedRequest]) -> None:
         """End a step: requests that got their last token leave, those in `ready`, which got their first one, join."""
         self._steps += 1
         self.context += self.count

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsking
+from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsker
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.body_members import ABSENT, stream_options
@@ -26,7 +26,7 @@ def prompt(body: bytes, *, stream: bool = True, kind: str = "chat") -> Prompt:
 
 def asking_body(body: bytes) -> bytes | None:
     """What an engine of which nothing is known gets."""
-    return UsageAsking().body(prompt(body), BackendId(3), 1)
+    return UsageAsker().body(prompt(body), BackendId(3), 1)
 
 
 PLAIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
@@ -98,16 +98,16 @@ def test_whatever_is_sent_means_the_same_but_for_the_question(fields: dict[str, 
 
 
 def test_only_streams_are_asked_and_only_where_it_is_wanted() -> None:
-    asking = UsageAsking()
+    asking = UsageAsker()
     backend = BackendId(3)
     assert asking.body(prompt(PLAIN, stream=False), backend, 1) is None
     assert asking.body(prompt(PLAIN, kind="opaque"), backend, 1) is None
-    assert UsageAsking(enabled=False).body(prompt(PLAIN), backend, 1) is None
+    assert UsageAsker(enabled=False).body(prompt(PLAIN), backend, 1) is None
     assert asking.body(prompt(PLAIN, kind="completion"), backend, 1) is not None
 
 
 def test_a_backend_that_refuses_is_not_asked_again_until_it_is_another_process() -> None:
-    asking = UsageAsking()
+    asking = UsageAsker()
     backend, other = BackendId(3), BackendId(4)
     asking.refused(backend, 1, 200)
     assert asking.body(prompt(PLAIN), backend, 1) is None
@@ -116,14 +116,14 @@ def test_a_backend_that_refuses_is_not_asked_again_until_it_is_another_process()
 
 
 def test_a_backend_that_refuses_the_body_itself_is_still_unknown() -> None:
-    asking = UsageAsking()
+    asking = UsageAsker()
     asking.refused(BackendId(3), 1, 400)
     assert asking.terms(BackendId(3), 1) is Terms.UNKNOWN
     assert asking.counters.refused == 1
 
 
 def test_a_backend_that_reports_unasked_is_not_asked() -> None:
-    asking = UsageAsking()
+    asking = UsageAsker()
     remover = UsageRemover("close", None)
     remover.counts_anyway = True
     asking.answered(remover, BackendId(3), 1)
@@ -131,7 +131,7 @@ def test_a_backend_that_reports_unasked_is_not_asked() -> None:
 
 
 def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
-    asking = UsageAsking()
+    asking = UsageAsker()
     remover = UsageRemover("close", None)
     remover.has_more = True
     asking.answered(remover, BackendId(3), 1)

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 import pytest
 
-from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.prompts.body_json import excess, marks_of
 from ranvier_py.core.prompts.request_body import Prompt
@@ -66,7 +66,7 @@ def served(router: Router, hostile: Hostile, clock: Clock) -> Prompt | None:
     clock("sent", lambda: router.too_little(prompt, found))
     decision = clock("sent", lambda: router.place(prompt, found))
     attempt = clock("sent", lambda: router.start_attempt(prompt, decision, 0.0, b"", found, quiet=True))
-    clock("sent", lambda: UsageAsking().body(prompt, decision.backend, 1))
+    clock("sent", lambda: UsageAsker().body(prompt, decision.backend, 1))
     clock("announced", lambda: router.announce(attempt))
     clock("learned", lambda: router.first_token(attempt, 0.1))
     clock("finished", lambda: router.finish_attempt(attempt, Outcome.SUCCESS, 0.2))
@@ -118,7 +118,7 @@ def test_no_known_shape_of_a_body_takes_much_more_memory_than_its_size() -> None
             prompt = router.read(hostile.path, hostile.body)
             kept, _ = tracemalloc.get_traced_memory()
             found = router.find(prompt, 0.0)
-            UsageAsking().body(prompt, router.place(prompt, found).backend, 1)
+            UsageAsker().body(prompt, router.place(prompt, found).backend, 1)
             _, peak = tracemalloc.get_traced_memory()
         except BadRequest:
             continue

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharer
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
@@ -35,7 +35,7 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 
 
-class SharedStreams(StreamSharing):
+class SharedStreams(StreamSharer):
     """See the module. `moved` is called when the streams change that this node is to subscribe to or to read."""
 
     def __init__(

@@ -80,7 +80,7 @@ class _Given:
 
 
 @dataclass(slots=True)
-class _Taking:
+class _SnapshotFetch:
     subject: Subject
     ask: int
     request: int
@@ -121,7 +121,7 @@ class SnapshotTransfers:
     counters: SnapshotCounters = field(default_factory=SnapshotCounters)
     _peers: dict[int, Peer] = field(default_factory=dict)
     _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by (session, request), next first
-    _taking: dict[Subject, _Taking] = field(default_factory=dict)
+    _taking: dict[Subject, _SnapshotFetch] = field(default_factory=dict)
     window: Window = field(default_factory=lambda: Window(BYTES_PER_S))
     _no_room_until: float = 0.0
 
@@ -170,7 +170,7 @@ class SnapshotTransfers:
             self._finish(subject, ask, None)
             return
         reader, request = self._reader(), self.rng.getrandbits(32)
-        taking = _Taking(subject, ask, request, peers[1:], peers[0], reader, now + PROGRESS_S, now + PATIENCE_S)
+        taking = _SnapshotFetch(subject, ask, request, peers[1:], peers[0], reader, now + PROGRESS_S, now + PATIENCE_S)
         taking.waits = self._is_full
         self._taking[subject] = taking
         if not taking.waits:
@@ -183,10 +183,10 @@ class SnapshotTransfers:
     def _reader(self) -> SnapshotReader:
         return SnapshotReader(self.hasher, entries_max=self.entries_max)
 
-    def _want(self, taking: _Taking) -> None:
+    def _want(self, taking: _SnapshotFetch) -> None:
         self._send(taking.peer, SnapshotWanted(taking.request, *taking.subject, taking.cursor))
 
-    def _chunk(self, taking: _Taking | None, message: SnapshotChunk, now: float) -> None:
+    def _chunk(self, taking: _SnapshotFetch | None, message: SnapshotChunk, now: float) -> None:
         if taking is None or message.chunk != taking.cursor:
             self.counters.stray_chunks += 1
             return
@@ -205,18 +205,18 @@ class SnapshotTransfers:
         elif taking.cursor % (WINDOW_CHUNKS // 2) == 0:
             self._want(taking)
 
-    def _refused(self, taking: _Taking, busy: bool, now: float) -> None:
+    def _refused(self, taking: _SnapshotFetch, busy: bool, now: float) -> None:
         if busy and now + RETRY_S < taking.give_up_at:
             self._begin_anew(taking)
             taking.waits, taking.deadline = True, now + RETRY_S * self.rng.uniform(0.5, 1.5)
         else:
             self._next(taking, now)
 
-    def _begin_anew(self, taking: _Taking) -> None:
+    def _begin_anew(self, taking: _SnapshotFetch) -> None:
         taking.request = (taking.request + 1) & U32
         taking.reader, taking.cursor, taking.resumes = self._reader(), 0, 0
 
-    def _resume(self, taking: _Taking, now: float) -> None:
+    def _resume(self, taking: _SnapshotFetch, now: float) -> None:
         taking.deadline = now + PROGRESS_S
         if taking.waits and self._is_full:
             if now >= taking.give_up_at:
@@ -229,7 +229,7 @@ class SnapshotTransfers:
         else:
             self._want(taking)
 
-    def _next(self, taking: _Taking, now: float) -> None:
+    def _next(self, taking: _SnapshotFetch, now: float) -> None:
         """This peer gives none: ask the next one that is still a peer, or finish without a snapshot."""
         while taking.peers:
             taking.peer = taking.peers.pop(0)

@@ -37,7 +37,7 @@ class Hidden(NamedTuple):
     left: Mapping[int, int]  # by later second: claims of it that are deeper than so many tokens
 
 
-class Climbing(NamedTuple):
+class ClimbingClaims(NamedTuple):
     """Claims on their way up the tree, one element each; `rows` are where they are now."""
 
     rows: Integers
@@ -45,8 +45,8 @@ class Climbing(NamedTuple):
     generations: Integers
     evidence: Integers
 
-    def at(self, here: npt.NDArray[np.bool_]) -> Climbing:
-        return Climbing._make([column[here] for column in self])
+    def at(self, here: npt.NDArray[np.bool_]) -> ClimbingClaims:
+        return ClimbingClaims._make([column[here] for column in self])
 
 
 class Claims:
@@ -99,7 +99,7 @@ class Claims:
         places = rows[latest].astype(np.int64) * BACKENDS_MAX + backends[latest]
         _, once = np.unique(places, return_index=True)  # a parent comes once for each of its new rows
         order = latest[np.sort(once)[::-1]]  # ascending evidence: where paths meet, the latest is written last
-        climbing = Climbing(rows[order], backends[order], generations[order], evidence[order])
+        climbing = ClimbingClaims(rows[order], backends[order], generations[order], evidence[order])
         holder, number = np.frombuffer(self._rows.backend, np.int16), np.frombuffer(self._rows.generation, np.int32)
         known, parents = np.frombuffer(self._rows.evidence, np.int32), np.frombuffer(self._rows.parent, np.int32)
         while len(climbing.rows) >= CLIMB_TOGETHER_MIN:
@@ -113,7 +113,7 @@ class Claims:
             climbing = climbing.at(climbing.rows > 0)
         self._raise_each(climbing)
 
-    def _raise_each(self, climbing: Climbing) -> None:
+    def _raise_each(self, climbing: ClimbingClaims) -> None:
         for row, backend, generation, evidence in zip(*[column.tolist() for column in climbing], strict=True):
             self.raise_from(row, backend, Claim(generation, Trust.REMOTE, evidence))
 

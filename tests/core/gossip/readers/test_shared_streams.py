@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharer
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.readers.ownership import ReaderState
@@ -123,7 +123,7 @@ def test_a_node_that_has_left_a_stream_reports_nothing_of_it() -> None:
 
 
 def test_alone_everything_is_read_here_and_nobody_has_a_snapshot() -> None:
-    alone = StreamSharing()
+    alone = StreamSharer()
     alone.streams({BackendId(3): (0,)}, 0.0)
     assert alone.subscribes(BackendId(3))
     assert alone.reads(BackendId(3))

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Overlapping(Generic[Value]):
+class FaultedValue(Generic[Value]):
     """One condition of a node, an engine or the like: the value of the latest fault in force, or else the usual one.
 
     It is true while a fault is in force. `changed` gets the value after each begin and end.
