@@ -48,7 +48,15 @@ ALLOWED = {
     "control": ("core", "supervision", "config", "proxy", "node"),
     "replay": ("", "core", "io.tokenizer"),
     "reporter": ("core", "supervision", "io"),
-    "cli": ("", "core", "config", "io", "control", "node", "replay", "reporter"),
+    "commands": ("", "core", "config"),
+    "commands.run_serve": ("commands", "core", "config", "io", "control", "node"),
+    "commands.run_config": ("commands", "core", "config", "node"),
+    "commands.run_status": ("commands", "control"),
+    "commands.run_clients": ("commands", "replay"),
+    "commands.run_lint": ("commands", "config", "replay"),
+    "commands.run_replay": ("replay",),
+    "commands.run_reporter": ("commands", "reporter"),
+    "cli": ("core", "commands"),
     "__main__": ("cli",),
 }
 """What each package may import from the others, lowest first. Inside itself each may import freely, in no circle."""

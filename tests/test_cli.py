@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from ranvier_py import __version__, cli
-from ranvier_py.config.config_loader import flag_of
+from ranvier_py.commands import exit_codes, run_serve, run_status
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
+from ranvier_py.config.config_names import flag_of
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, ListenError
 from tests.pages import Pages, PageServer, serving
@@ -76,17 +77,17 @@ def control() -> Iterator[PageServer]:
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == cli.EXIT_OK
+    assert cli.main(["version"]) == exit_codes.EXIT_OK
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
 def test_config_prints_a_reference_that_config_check_accepts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert cli.main(["config"]) == cli.EXIT_OK
+    assert cli.main(["config"]) == exit_codes.EXIT_OK
     file = tmp_path / "ranvier.toml"
     file.write_text(capsys.readouterr().out)
-    assert cli.main(["config", "--check", "--config", str(file)]) == cli.EXIT_OK
+    assert cli.main(["config", "--check", "--config", str(file)]) == exit_codes.EXIT_OK
     assert f"good: {len(KEYS)} keys are set, 0 have their defaults\n" in capsys.readouterr().out
 
 
@@ -94,7 +95,7 @@ def test_config_check_shows_what_is_set_and_from_where_but_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
-    assert cli.main(["config", "--check", "--backend", "http://a:1,weight=2", "--metrics-public"]) == cli.EXIT_OK
+    assert cli.main(["config", "--check", "--backend", "http://a:1,weight=2", "--metrics-public"]) == exit_codes.EXIT_OK
     assert capsys.readouterr().out.splitlines()[:3] == [
         "metrics_public = true  # from --metrics-public",
         'backend = [{url = "http://a:1", weight = 2.0, name = ""}]  # from --backend',
@@ -118,12 +119,12 @@ def test_config_check_reads_the_files_that_a_node_would(
     flags: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken").write_text("{% if %}")
-    assert cli.main(["config", "--check", *flags.replace("{}", str(tmp_path)).split()]) == cli.EXIT_CONFIG
+    assert cli.main(["config", "--check", *flags.replace("{}", str(tmp_path)).split()]) == exit_codes.EXIT_CONFIG
     assert problem.replace("{}", str(tmp_path)) in capsys.readouterr().err
 
 
 def test_config_check_refuses_an_address_of_redis_that_a_node_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    for url, code in (("http://10.0.0.1:6379", cli.EXIT_CONFIG), ("redis://10.0.0.1:6379", cli.EXIT_OK)):
+    for url, code in (("http://10.0.0.1:6379", exit_codes.EXIT_CONFIG), ("redis://10.0.0.1:6379", exit_codes.EXIT_OK)):
         monkeypatch.setenv("RANVIER_KV_REDIS_URL", url)
         assert cli.main(["config", "--check", "--kv-index-backend", "redis"]) == code
 
@@ -131,9 +132,9 @@ def test_config_check_refuses_an_address_of_redis_that_a_node_would(monkeypatch:
 def test_config_check_lists_all_files_of_no_use_and_asks_no_hub(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["config", "--check", "--tokenizer", "acme/none"]) == cli.EXIT_OK
+    assert cli.main(["config", "--check", "--tokenizer", "acme/none"]) == exit_codes.EXIT_OK
     flags = [part for name in ("cluster-key-file", "chat-template") for part in (f"--{name}", str(tmp_path / "none"))]
-    assert cli.main(["config", "--check", *flags]) == cli.EXIT_CONFIG
+    assert cli.main(["config", "--check", *flags]) == exit_codes.EXIT_CONFIG
     assert capsys.readouterr().err.count("can't be read") == 2
 
 
@@ -146,7 +147,7 @@ def test_a_full_disk_behind_the_output_is_stated_in_one_line() -> None:
 
 def test_every_problem_of_a_command_line_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--lisen", "0.0.0.0:1", "--control-key", KEY, "stray", "--workers", "0", "--policy", "best"]
-    assert cli.main(["serve", *flags]) == cli.EXIT_CONFIG
+    assert cli.main(["serve", *flags]) == exit_codes.EXIT_CONFIG
     captured = capsys.readouterr()
     reported = captured.err.splitlines()
     assert reported[0] == "ranvier: the configuration has problems:"
@@ -163,7 +164,7 @@ def test_every_problem_of_a_command_line_is_reported_at_once(capsys: pytest.Capt
 def test_who_mistypes_a_flag_is_shown_the_right_one(
     command: str, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*command.split(), typed, "3"]) == cli.EXIT_CONFIG
+    assert cli.main([*command.split(), typed, "3"]) == exit_codes.EXIT_CONFIG
     assert f"{typed}: no such flag; did you mean {meant}?" in capsys.readouterr().err
 
 
@@ -186,13 +187,13 @@ def test_explain_asks_the_node_and_prints_its_answer(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"messages": []}')))
-    assert cli.main(["explain", "--control", control.url]) == cli.EXIT_OK
+    assert cli.main(["explain", "--control", control.url]) == exit_codes.EXIT_OK
     assert capsys.readouterr().out == '{"chosen": "a"}\n'
     key, body = tmp_path / "key", tmp_path / "body.json"
     key.write_text(KEY + "\n")
     body.write_bytes(b"{}")
     arguments = ["explain", str(body), "--control", control.url.removeprefix("http://"), "--control-key-file", str(key)]
-    assert cli.main(arguments) == cli.EXIT_OK
+    assert cli.main(arguments) == exit_codes.EXIT_OK
     assert control.asked == [("/explain", None, b'{"messages": []}'), ("/explain", f"Bearer {KEY}", b"{}")]
 
 
@@ -201,7 +202,7 @@ def test_a_refusal_is_reported_in_the_words_of_the_node(
 ) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"no")
-    assert cli.main(["explain", str(body), "--control", control.url]) == cli.EXIT_FAILED
+    assert cli.main(["explain", str(body), "--control", control.url]) == exit_codes.EXIT_FAILED
     assert capsys.readouterr().err == "ranvier: 400: the body is not JSON\n"
 
 
@@ -228,25 +229,25 @@ def test_an_address_that_is_no_control_port_is_named_so(
             self.reply(200, page)
 
     with serving(Other) as place:
-        assert cli.main([*command, place.url]) == cli.EXIT_FAILED
+        assert cli.main([*command, place.url]) == exit_codes.EXIT_FAILED
     assert f"{place.url} answers, but not as the control port of a node" in capsys.readouterr().err
 
 
 def test_a_missing_body_file_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["explain", str(tmp_path / "none")]) == cli.EXIT_FAILED
+    assert cli.main(["explain", str(tmp_path / "none")]) == exit_codes.EXIT_FAILED
     assert "No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("header", ["foo", ":x", "a b: x", "", "a: x\ny: z"])
 def test_a_field_that_is_none_is_refused_and_not_shown(header: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "--header", header]) == cli.EXIT_CONFIG
+    assert cli.main(["explain", "--header", header]) == exit_codes.EXIT_CONFIG
     assert capsys.readouterr().err == "ranvier: --header takes NAME:VALUE\n"
 
 
 def test_any_text_may_be_the_value_of_a_field(control: PageServer, tmp_path: Path) -> None:
     (tmp_path / "body").write_text("{}")
     field = ["--header", "authorization: schl\u00fcssel", "--control", control.url]
-    assert cli.main(["explain", str(tmp_path / "body"), *field]) == cli.EXIT_OK
+    assert cli.main(["explain", str(tmp_path / "body"), *field]) == exit_codes.EXIT_OK
     assert control.asked[-1][1].encode("latin-1").decode() == "schl\u00fcssel"
 
 
@@ -254,7 +255,7 @@ def test_any_text_may_be_the_value_of_a_field(control: PageServer, tmp_path: Pat
 def test_a_command_may_be_started_without_its_standard_streams(closed: str) -> None:
     command = [sys.executable, "-m", "ranvier_py", "explain", "--control", "http://127.0.0.1:1"]
     done = subprocess.run(f"{shlex.join(command)} {closed}", shell=True, stderr=-1, text=True, check=False)
-    assert done.returncode == cli.EXIT_UNREACHABLE
+    assert done.returncode == exit_codes.EXIT_UNREACHABLE
     assert "Traceback" not in done.stderr
 
 
@@ -263,7 +264,7 @@ def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"{}")))
-    assert cli.main([command, "--control", "http://127.0.0.1:1"]) == cli.EXIT_UNREACHABLE
+    assert cli.main([command, "--control", "http://127.0.0.1:1"]) == exit_codes.EXIT_UNREACHABLE
     assert "can't be reached" in capsys.readouterr().err
 
 
@@ -274,7 +275,7 @@ def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
 def test_an_address_that_is_none_is_reported_in_one_line(
     flag: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["status", flag, address]) == cli.EXIT_CONFIG
+    assert cli.main(["status", flag, address]) == exit_codes.EXIT_CONFIG
     reported = capsys.readouterr().err
     assert reported == f"ranvier: {address!r} is no control port, expected one like http://127.0.0.1:9180\n"
 
@@ -283,10 +284,10 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "schl\u00fcssel\n")
-    assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
+    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_OK
     assert {key.encode("latin-1").decode() for _, key, _ in control.asked} == {"Bearer schl\u00fcssel"}
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "two\nlines")
-    assert cli.main(["status", "--control", control.url]) == cli.EXIT_CONFIG
+    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_CONFIG
     reported = capsys.readouterr().err
     assert "RANVIER_CONTROL_KEY must be one line of text" in reported
     assert "lines" not in reported
@@ -319,23 +320,23 @@ def test_tools_take_their_key_from_where_a_node_would(
     flags = ["--control-key-file", str(tmp_path / flag)] if flag else []
     code = cli.main(["status", "--control", control.url, *flags])
     if used == "nothing":
-        assert (code, cli.main(["config", "--check"])) == (cli.EXIT_CONFIG, cli.EXIT_CONFIG)
+        assert (code, cli.main(["config", "--check"])) == (exit_codes.EXIT_CONFIG, exit_codes.EXIT_CONFIG)
     else:
-        assert code == cli.EXIT_OK
+        assert code == exit_codes.EXIT_OK
         assert {key for _, key, _ in control.asked} == {used and f"Bearer {used}"}
 
 
 def test_a_variable_of_the_reporter_keeps_no_node_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE"):
         monkeypatch.setenv(name, "x")
-    assert cli.main(["config", "--check"]) == cli.EXIT_OK
+    assert cli.main(["config", "--check"]) == exit_codes.EXIT_OK
 
 
 def test_status_is_one_page_about_the_node(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
-    assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
+    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_OK
     assert {key for _, key, _ in control.asked} == {f"Bearer {KEY}"}
     assert capsys.readouterr().out.splitlines() == [
         f"{control.url}  not ready: no backend can be asked",
@@ -368,23 +369,23 @@ def test_a_node_that_restarts_is_watched_on(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who watches a roll should not have to begin again with each node. One that never answered is a mistake."""
-    asked, rounds = cli.asked, iter(range(4))
+    asked, rounds = run_status.asked, iter(range(4))
 
     def pause(_: float) -> None:
         now = next(rounds)
         if now == 3:
             raise KeyboardInterrupt
-        monkeypatch.setattr(cli, "asked", away if now == 0 else asked)
+        monkeypatch.setattr(run_status, "asked", away if now == 0 else asked)
 
     def away(*_: Any, **__: Any) -> Any:
-        raise cli.CommandError(f"{control.url} can't be reached: refused", cli.EXIT_UNREACHABLE)
+        raise exit_codes.CommandError(f"{control.url} can't be reached: refused", exit_codes.EXIT_UNREACHABLE)
 
-    monkeypatch.setattr(cli.time, "sleep", pause)
-    assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_OK
+    monkeypatch.setattr(run_status.time, "sleep", pause)
+    assert cli.main(["status", "--watch", "--control", control.url]) == exit_codes.EXIT_OK
     sent = capsys.readouterr().out
     assert (sent.count("Backends"), sent.count("can't be reached")) == (3, 1)
-    monkeypatch.setattr(cli, "asked", away)
-    assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_UNREACHABLE
+    monkeypatch.setattr(run_status, "asked", away)
+    assert cli.main(["status", "--watch", "--control", control.url]) == exit_codes.EXIT_UNREACHABLE
 
 
 @pytest.mark.parametrize(("given", "waited_s"), [("0.5", 0.5), ("-3", 0.1), ("nan", 0.1), ("inf", 86_400.0)])
@@ -402,8 +403,8 @@ def test_status_can_be_watched_until_it_is_interrupted(
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.time, "sleep", pause)
-    assert cli.main(["status", "--watch", "--interval-s", given, "--control", control.url]) == cli.EXIT_OK
+    monkeypatch.setattr(run_status.time, "sleep", pause)
+    assert cli.main(["status", "--watch", "--interval-s", given, "--control", control.url]) == exit_codes.EXIT_OK
     assert pauses == [waited_s] * 3
     assert capsys.readouterr().out.count("Backends") == 3
 
@@ -474,7 +475,7 @@ def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
 def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     """`ranvier serve` with this in place of the node."""
     monkeypatch.setitem(sys.modules, "ranvier_py.node.run_node", SimpleNamespace(run=run))
-    monkeypatch.setattr(cli, "set_up_logs", lambda *_, **__: None)
+    monkeypatch.setattr(run_serve, "set_up_logs", lambda *_, **__: None)
     return cli.main(["serve", *flags])
 
 
@@ -484,18 +485,18 @@ def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatc
     async def run(config: Config, _: object, *, source: Any) -> None:
         seen.append(config)
 
-    assert serve_with(run, monkeypatch, "--policy", "random", "--backend", "http://a:1") == cli.EXIT_OK
+    assert serve_with(run, monkeypatch, "--policy", "random", "--backend", "http://a:1") == exit_codes.EXIT_OK
     assert (seen[0].policy, seen[0].backend[0].url) == ("random", "http://a:1")
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ExceptionGroup("", [ListenError("Address already in use (127.0.0.1:1)")]), cli.EXIT_ADDRESS),
-        (ListenError("Address already in use (127.0.0.1:1)"), cli.EXIT_ADDRESS),
-        (ExceptionGroup("", [ExceptionGroup("", [ConfigError(["tokenizer: not found"])])]), cli.EXIT_CONFIG),
-        (KeyboardInterrupt(), cli.EXIT_OK),
-        (BaseExceptionGroup("", [KeyboardInterrupt()]), cli.EXIT_OK),
+        (ExceptionGroup("", [ListenError("Address already in use (127.0.0.1:1)")]), exit_codes.EXIT_ADDRESS),
+        (ListenError("Address already in use (127.0.0.1:1)"), exit_codes.EXIT_ADDRESS),
+        (ExceptionGroup("", [ExceptionGroup("", [ConfigError(["tokenizer: not found"])])]), exit_codes.EXIT_CONFIG),
+        (KeyboardInterrupt(), exit_codes.EXIT_OK),
+        (BaseExceptionGroup("", [KeyboardInterrupt()]), exit_codes.EXIT_OK),
     ],
 )
 def test_what_keeps_a_node_from_starting_has_an_exit_code(
@@ -512,7 +513,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     async def run(_: Config, __: object, *, source: Any) -> None:
         raise ExceptionGroup("", [ListenError("Address already in use"), RuntimeError("a bug")])
 
-    assert serve_with(run, monkeypatch) == cli.EXIT_FAILED
+    assert serve_with(run, monkeypatch) == exit_codes.EXIT_FAILED
     assert "RuntimeError: a bug" in caplog.text
 
 
@@ -533,8 +534,8 @@ sys.exit(cli.main(["serve", *sys.argv[1:]]))
 @pytest.mark.parametrize(
     ("flags", "redirected", "code"),
     [
-        ("", ">/dev/full", cli.EXIT_OK),  # it has nothing to write any more
-        ("--workers 2", ">&-", cli.EXIT_CONFIG),  # a worker ends as such, and does not go on as its parent
+        ("", ">/dev/full", exit_codes.EXIT_OK),  # it has nothing to write any more
+        ("--workers 2", ">&-", exit_codes.EXIT_CONFIG),  # a worker ends as such, and does not go on as its parent
     ],
 )
 def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(

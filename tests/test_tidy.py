@@ -31,7 +31,7 @@ FILE_LINES_MAX = 500
 TEST_FILE_LINES_MAX = 650
 FUNCTION_LINES_MAX = 60
 
-READERS_OF_CONFIG = {"config", "node", "cli"}
+READERS_OF_CONFIG = {"config", "node", "commands", "commands.run_serve"}
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {
@@ -45,7 +45,9 @@ LIBRARIES = {
     "huggingface_hub": ("tokenizer",),
     "httpx": (
         "engine_poller",
-        "cli",
+        "control_client",
+        "run_lint",
+        "run_status",
         "router_link",
         "sse_source",
     ),

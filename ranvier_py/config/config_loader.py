@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 from ranvier_py.config.config_endpoints import gossip_endpoints, ports_meet
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
+from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, flag_of, variable_of
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.rule_files import rule_book
@@ -30,8 +31,6 @@ from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
 
-ENV_PREFIX = "RANVIER_"
-FILE_VARIABLE = "RANVIER_CONFIG"
 OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -311,14 +310,6 @@ def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def variable_of(name: str) -> str:
-    return ENV_PREFIX + name.upper()
 
 
 def read_backend(fields: Mapping[str, Any]) -> BackendSpec:

@@ -106,7 +106,7 @@ class PipelineLimits(Options):
 
 
 class PromptTokenizer(Protocol):
-    """Tokenizes before placement, or off the path: io/tokenizer_worker.py, or `Preparing`, which also asks Redis."""
+    """Tokenizes before placement, or off the path: io/tokenizer_worker.py; `IndexedTokenizer` also asks Redis."""
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
     def submit(self, attempt: Attempt) -> None: ...

@@ -19,12 +19,11 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.clients.client_watch import BreakKind, ClientWatch, PromptBreak
 from ranvier_py.core.clients.prefix_break import PrefixBreak
 from ranvier_py.core.routing.request_record import RequestRecord
+from ranvier_py.replay.lint_page import UNSEEN
 
 SESSIONS_MAX = 4096
 BRANCHES_MAX = 8
 KEYS_MAX = 1 << 20  # remembered fingerprints of earlier prompts, to count the tokens that could be reused
-UNSEEN = "unseen"
-"""The cause of a departure: no text was recorded."""
 
 
 class Ancestor(NamedTuple):

@@ -262,7 +262,7 @@ def test_every_flag_of_a_node_is_one_that_nodes_know(tmp_path: Path) -> None:
     plan = make_plan(LinkMode("relay", "a test"), cluster, tmp_path, Random(1))
     place = plan.nodes[1]
     command = node_command(plan, place, cluster, gossip=True, label="", prefix=("nice",))
-    options, unknown = node_parser().parse_known_args(command.argv[4:])
+    options, unknown = node_parser("serve").parse_known_args(command.argv[4:])
     assert (command.argv[0], unknown) == ("nice", [])
     assert (options.listen, options.cluster_name) == (f"127.0.0.3:{place.port}", CLUSTER_NAME)
     assert options.gossip == "127.0.0.3:{}".format(options.advertise.removeprefix("127.0.1.3:"))

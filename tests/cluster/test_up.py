@@ -264,7 +264,7 @@ def test_nodes_of_a_policy_are_peers_of_each_other_where_they_have_a_key() -> No
     commands = node_commands(lab, "affinity", key_file=Path("key"))
     words = [[word for word in command.argv if word != "--debug-headers"] for command in commands]
     flags = [dict(options_of(each[4:])) for each in words]
-    options, unknown = node_parser().parse_known_args(words[0][3:])
+    options, unknown = node_parser("serve").parse_known_args(words[0][3:])
     assert unknown == []
     assert flags[0]["--gossip"] != flags[1]["--gossip"]
     assert options.join == [flag["--gossip"] for flag in flags]

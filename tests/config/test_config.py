@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.config.config_endpoints import GossipEndpoints, config_of_worker, gossip_endpoints
-from ranvier_py.config.config_loader import load, variable_of
+from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, assembled
+from ranvier_py.config.config_names import variable_of
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
 from ranvier_py.core.errors import ConfigError
 

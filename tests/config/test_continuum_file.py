@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from ranvier_py import cli
+from ranvier_py.commands import exit_codes
 from ranvier_py.config.config_loader import Loaded, load
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.continuum_file import REDIS_TARGETS, SWITCHES, TARGETS
@@ -465,7 +466,7 @@ def test_times_are_read_as_the_document_writes_them(tmp_path: Path, text: str, e
 def test_a_file_is_printed_as_toml_that_loads_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = TIER_1_2 + INDEX + "tokenizer: embedded\ncontrol_key: a-secret-of-somebody\n"
     config = loaded(tmp_path, text).config
-    assert cli.main(["config", "--from", str(tmp_path / "router.yaml")]) == cli.EXIT_OK
+    assert cli.main(["config", "--from", str(tmp_path / "router.yaml")]) == exit_codes.EXIT_OK
     printed = capsys.readouterr().out
     assert "a-secret" not in printed
     assert "# control_key is a secret: write it into a file that control_key_file names" in printed
@@ -481,14 +482,14 @@ def test_a_file_is_printed_as_toml_that_loads_to_the_same(tmp_path: Path, capsys
 def test_no_address_with_a_secret_is_printed(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "router.yaml"
     file.write_text(f'kv_index_backend: redis\nkv_redis_url: "{url}"\n')
-    assert cli.main(["config", "--from", str(file)]) == cli.EXIT_OK
+    assert cli.main(["config", "--from", str(file)]) == exit_codes.EXIT_OK
     assert "s3cret" not in capsys.readouterr().out
 
 
 def test_a_broken_file_is_not_printed_but_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("polcy: ttft\n")
-    assert cli.main(["config", "--from", str(file)]) == cli.EXIT_CONFIG
+    assert cli.main(["config", "--from", str(file)]) == exit_codes.EXIT_CONFIG
     found = capsys.readouterr()
     assert found.out == ""
     assert "1: polcy: no such key; did you mean policy?" in found.err
@@ -497,5 +498,5 @@ def test_a_broken_file_is_not_printed_but_explained(tmp_path: Path, capsys: pyte
 def test_notes_are_shown_by_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("prefix_routing:\n  virtual_nodes: 7\n")
-    assert cli.main(["config", "--check", "--config", str(file)]) == cli.EXIT_OK
+    assert cli.main(["config", "--check", "--config", str(file)]) == exit_codes.EXIT_OK
     assert "note: " in capsys.readouterr().out

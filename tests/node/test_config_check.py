@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ranvier_py import cli
-from ranvier_py.config.config_loader import flag_of
+from ranvier_py.commands import exit_codes
 from ranvier_py.config.config_model import KEYS, SECRETS
+from ranvier_py.config.config_names import flag_of
 from ranvier_py.config.config_values import OptionalPath
 from ranvier_py.io.recorder import MARK_BYTES
 
@@ -31,7 +32,7 @@ def checked(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
 def test_every_file_that_a_key_names_is_opened(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "none"
     code, text = checked(capsys, flag_of(name), str(missing))
-    assert code == cli.EXIT_CONFIG
+    assert code == exit_codes.EXIT_CONFIG
     assert any(str(missing) in line and "can't be read" in line for line in text.splitlines())
 
 
@@ -39,11 +40,11 @@ def test_every_file_that_a_key_names_is_opened(name: str, tmp_path: Path, capsys
 def test_a_file_that_could_not_be_written_is_a_problem_and_none_is_made(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert checked(capsys, flag_of(name), str(tmp_path / "new"))[0] == cli.EXIT_OK
+    assert checked(capsys, flag_of(name), str(tmp_path / "new"))[0] == exit_codes.EXIT_OK
     assert list(tmp_path.iterdir()) == []
     for place in (tmp_path, tmp_path / "none" / "new", Path(os.devnull)):
         code, text = checked(capsys, flag_of(name), str(place))
-        assert (code, f"{name}: {place} " in text) == (cli.EXIT_CONFIG, True)
+        assert (code, f"{name}: {place} " in text) == (exit_codes.EXIT_CONFIG, True)
     code, text = checked(capsys, flag_of(name), str(tmp_path / "none" / "new"), "--workers", "2")
     assert (text.count("new.0 can't be written"), text.count("new.1 can't be written")) == (1, 1)
 
@@ -52,7 +53,11 @@ def test_a_recording_goes_on_and_another_file_is_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "traffic"
-    for content, code in ((MARK_BYTES + b"...", cli.EXIT_OK), (b"", cli.EXIT_OK), (b"a letter", cli.EXIT_CONFIG)):
+    for content, code in (
+        (MARK_BYTES + b"...", exit_codes.EXIT_OK),
+        (b"", exit_codes.EXIT_OK),
+        (b"a letter", exit_codes.EXIT_CONFIG),
+    ):
         file.write_bytes(content)
         assert checked(capsys, "--record", str(file))[0] == code
         assert file.read_bytes() == content
@@ -71,7 +76,7 @@ def test_everything_that_is_wrong_is_reported_at_once(
     monkeypatch.setenv("RANVIER_LISTN", "1")
     monkeypatch.setenv("RANVIER_LOAD_FACTOR", "0")
     code, text = checked(capsys, "--config", str(file), "--tokenizer", str(tmp_path), "--lod-floor=1")
-    assert code == cli.EXIT_CONFIG
+    assert code == exit_codes.EXIT_CONFIG
     for problem in (
         "--lod-floor: no such flag",
         "RANVIER_LISTN: no such key",
@@ -115,7 +120,7 @@ def test_a_configuration_that_has_a_secret_is_such_a_file(
         for mode in (0o644, 0o600):
             file.chmod(mode)
             code, printed = checked(capsys, "--config", str(file))
-            assert code == cli.EXIT_OK
+            assert code == exit_codes.EXIT_OK
             assert (f"every user of this machine can read {file}" in printed) is (named and mode == 0o644)
 
 
@@ -127,9 +132,9 @@ def test_a_tokenizer_of_this_machine_is_loaded_and_one_of_a_hub_is_named_as_not_
 ) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     code, text = checked(capsys, "--tokenizer", str(tmp_path))
-    assert (code, "its files make no tokenizer" in text) == (cli.EXIT_CONFIG, True)
+    assert (code, "its files make no tokenizer" in text) == (exit_codes.EXIT_CONFIG, True)
     code, text = checked(capsys, "--tokenizer", str(DATA))
-    assert (code, "was not tried" in text) == (cli.EXIT_OK, False)
+    assert (code, "was not tried" in text) == (exit_codes.EXIT_OK, False)
     for flags in ((), ("--workers", "0")):
         assert (
             "note: tokenizer: acme/none is the id of a hub and was not tried"

@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.cli import EXIT_CONFIG, main
+from ranvier_py.cli import main
+from ranvier_py.commands.exit_codes import EXIT_CONFIG
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of

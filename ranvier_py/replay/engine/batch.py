@@ -59,9 +59,7 @@ class EngineBatch:
         self.waiting: OrderedDict[str, Job] = OrderedDict()
         self.decoding: dict[int, AdmittedRequest] = {}  # by number: the running ones whose first token is out
         self.partial: AdmittedRequest | None = None  # the request whose prompt is partly computed
-        self.prefills: list[
-            tuple[AdmittedRequest, int]
-        ] = []  # those of the current step, with their tokens
+        self.prefills: list[tuple[AdmittedRequest, int]] = []  # those of the current step, with their tokens
         self.prefill_tokens = 0  # the sum of these tokens
         self.finishes: list[Due] = []  # heap; may contain cancelled requests, as `growths` may
         self.growths: list[Due] = []  # heap: after so many steps the request takes or fills a block

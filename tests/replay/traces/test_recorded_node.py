@@ -91,7 +91,7 @@ async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
 
 
 def test_record_is_a_flag_of_serve(tmp_path: Path) -> None:
-    options = make_parser().parse_args(["serve", "--record", str(tmp_path / "a"), "--record-files-max", "3"])
+    options = make_parser("serve").parse_args(["serve", "--record", str(tmp_path / "a"), "--record-files-max", "3"])
     config, origins, _ = load({name: vars(options)[name] for name in ("record_file", "record_files_max")})
     assert (config.record_file, config.record_files_max) == (tmp_path / "a", 3)
     assert "record_file" in origins

@@ -1,0 +1,77 @@
+"""Asks the control port of a node, for `explain`, `status`, `clients` and `lint`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ranvier_py.commands.bearer_keys import bearer_key
+from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_UNREACHABLE, CommandError
+from ranvier_py.config.config_names import variable_of
+
+ADMIN_TIMEOUT_S = 10.0
+DEFAULT_CONTROL = "http://127.0.0.1:9180"
+
+
+def add_control_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--control", default=DEFAULT_CONTROL, metavar="URL", help=f"control port ({DEFAULT_CONTROL})")
+    add_control_key_flag(parser)
+
+
+def add_control_key_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--control-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"its key; ${variable_of('control_key')} holds one, or ${variable_of('control_key_file')} names a file",
+    )
+
+
+def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
+    """Return a client for `address`, else --control. Raises CommandError or ConfigError; no message shows the key."""
+    key = bearer_key(variable_of("control_key"), options.control_key_file)
+    url = control_url(options.control if address is None else address)
+    headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
+
+
+def control_url(address: str) -> httpx.URL:
+    """Parse "HOST:PORT" or a URL. Raises CommandError."""
+    with suppress(httpx.InvalidURL, ValueError):
+        url = httpx.URL(address if "://" in address else f"http://{address}")
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    raise CommandError(f"{address!r} is no control port, expected one like {DEFAULT_CONTROL}", EXIT_CONFIG)
+
+
+def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent: Any) -> httpx.Response:
+    """Return the node's answer. Raises CommandError, with the node's message if it refuses, or if there is no node."""
+    try:
+        response = client.request(method, path, **sent)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"{client.base_url} can't be reached: {error}", EXIT_UNREACHABLE) from error
+    if response.status_code not in (httpx.codes.OK, also):
+        raise CommandError(f"{response.status_code}: {refusal(response)}", EXIT_FAILED)
+    return response
+
+
+@contextmanager
+def of_a_node(client: httpx.Client) -> Iterator[None]:
+    """Raise CommandError if reading the answers inside fails, because an engine, say, answered instead of a node."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        text = f"{client.base_url} answers, but not as the control port of a node of this version does"
+        raise CommandError(f"{text} ({type(error).__name__}: {error})"[:400], EXIT_FAILED) from error
+
+
+def refusal(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]

@@ -1,0 +1,19 @@
+"""What commands return, and the error that ends one."""
+
+from __future__ import annotations
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
+EXIT_CODES = """exit codes:
+  0  done, or stopped by a signal after draining
+  1  failed while running, or the node refused what was asked
+  2  the command line or the configuration is wrong; every problem is listed
+  3  an address can't be listened on
+  4  the control port can't be reached"""
+
+
+class CommandError(Exception):
+    """Ends a command with a message for stderr and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

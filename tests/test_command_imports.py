@@ -1,0 +1,72 @@
+"""Each command imports what it needs and no more: `--help` answers at once, and no node loads the replay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import house
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+import sys, trio
+sys.argv[0] = "ranvier"
+trio.run = lambda *_, **__: None  # nothing serves, but all is imported that would
+from ranvier_py.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print("\\n", *[name for name in sys.modules if name.startswith("ranvier_py.")])
+"""
+
+
+def loaded_by(*words: str, program: str = PROGRAM) -> list[str]:
+    """The modules of the package that `ranvier` with these words loads."""
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("words", ["--help", "version", "version --help"])
+def test_help_and_version_load_only_the_command_line(words: str) -> None:
+    loaded = {house.package_of(name) for name in loaded_by(*words.split())}
+    assert loaded <= {"core", "commands", "cli"}
+    assert len(loaded_by(*words.split())) < 10
+
+
+def test_a_node_loads_no_replay_and_no_reporter() -> None:
+    loaded = loaded_by("serve")
+    assert "ranvier_py.node.node" in loaded
+    assert [name for name in loaded if house.package_of(name) in ("replay", "reporter")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        ("serve --help", ["ranvier_py.node", "ranvier_py.control", "ranvier_py.replay"]),
+        ("config --check", ["ranvier_py.replay", "ranvier_py.control"]),
+        ("explain none", ["ranvier_py.core.routing", "ranvier_py.proxy", "ranvier_py.node", "ranvier_py.replay"]),
+        ("status --help", ["ranvier_py.core.routing", "ranvier_py.proxy", "ranvier_py.node", "ranvier_py.replay"]),
+        ("clients --help", ["ranvier_py.core.routing", "ranvier_py.proxy", "ranvier_py.node"]),
+        ("lint none", ["ranvier_py.proxy", "ranvier_py.node", "ranvier_py.io"]),
+        ("replay none", ["ranvier_py.proxy", "ranvier_py.node", "ranvier_py.config", "ranvier_py.control"]),
+        ("reporter", ["ranvier_py.proxy", "ranvier_py.node", "ranvier_py.replay", "ranvier_py.control"]),
+    ],
+)
+def test_a_command_loads_nothing_that_only_others_need(words: str, unneeded: list[str]) -> None:
+    loaded = loaded_by(*words.split())
+    assert [name for name in loaded if any(house.is_in(name, package) for package in unneeded)] == []
+
+
+def test_the_replay_is_loaded_by_the_commands_that_are_about_it_alone() -> None:
+    importers = {
+        house.package_of(module)
+        for module, path in house.modules().items()
+        for _, imported in house.imports_of(path)
+        if house.package_of(imported) == "replay" != house.package_of(module)
+    }
+    assert importers == {"commands.run_clients", "commands.run_lint", "commands.run_replay"}
