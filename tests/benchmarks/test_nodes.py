@@ -24,7 +24,7 @@ from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.replay.jobs import Task, execute, make_ready
 
-READY = make_ready(chat_threads(1, threads=12))
+READY = make_ready(chat_threads(1, threads=40))
 CACHE_TOKENS = 1_000_000
 
 
