@@ -164,6 +164,44 @@ def _loops_in(function: ast.AST) -> Iterator[ast.While | ast.For | ast.AsyncFor]
         yield from _loops_in(node)
 
 
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+HELP_WORDS_MIN = 6
+LEANING = re.compile(r"(Of|In|Such|Others|The same|The others|These|Those|They|Their|Its?|Also|Again)\b|\.\.\.|…")
+"""How a text begins that only its neighbour explains."""
+
+
+def help_texts() -> Iterator[tuple[Path, int, str]]:
+    """What Prometheus shows beside each metric, one line alone."""
+    for path in files("ranvier_py"):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("counter", "gauge", "histogram") and node.args:
+                yield from _texts_in(path, node.args[0])
+            elif isinstance(node, ast.FunctionDef) and any(_makes_samples(inner) for inner in ast.walk(node)):
+                for statement in node.body[ast.get_docstring(node) is not None :]:
+                    yield from (
+                        (path, line, text) for path, line, text in _texts_in(path, statement) if text[-1:] == "."
+                    )
+
+
+def _texts_in(path: Path, node: ast.AST) -> Iterator[tuple[Path, int, str]]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield path, inner.lineno, inner.value
+
+
+def _makes_samples(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "Sample"
+
+
+def help_that_does_not_stand_alone() -> list[str]:
+    return [
+        f"{short(path)}:{line}: {text}"
+        for path, line, text in help_texts()
+        if len(text.split()) < HELP_WORDS_MIN or LEANING.match(text)
+    ]
+
+
 # --- imports --------------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +459,7 @@ def page() -> Iterator[str]:
     old = [f"{count:4}  {name} in {path}" for (path, name), count in old_words().most_common()]
     yield from section("old words", old)
     yield from section("timing claims in docstrings", timings_in_docstrings())
+    yield from section("help of metrics that does not stand alone", help_that_does_not_stand_alone())
     yield from section(f"private lines in tests, of {PRIVATE_LINES_MAX}", private_lines_in_tests())
     yield from section("sleeps in tests", sleeps_in_tests())
 

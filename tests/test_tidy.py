@@ -113,6 +113,12 @@ def test_docstrings_leave_speed_to_the_benchmarks() -> None:
     assert house.timings_in_docstrings() == []
 
 
+def test_the_help_of_a_metric_can_be_read_alone() -> None:
+    """Prometheus and Grafana show one line: no neighbour explains it."""
+    assert len(list(house.help_texts())) > 500
+    assert house.help_that_does_not_stand_alone() == []
+
+
 def test_no_io_module_imports_another() -> None:
     assert house.imports_between_io_modules() == []
 

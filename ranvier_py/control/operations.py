@@ -263,25 +263,39 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
 def backend_samples(backend: Backend, registry: Registry) -> Iterator[Sample]:
     label, refusing = {"backend": backend.name}, registry.refusals.status_of(backend.id)
     for name, help_text, value in (
-        ("in_flight", "Requests of this node in flight.", backend.inflight),
-        ("healthy", "1 unless the probes call it unhealthy.", backend.health is not Health.UNHEALTHY),
-        ("silent", "1 while it is unhealthy by time-outs alone.", backend.vitals.silent),
-        ("circuit_closed", "1 while the circuit lets every request through.", backend.circuit is Circuit.CLOSED),
-        ("draining", "1 while it is sent nothing new.", backend.draining),
-        ("refusing_status", "Status with which it refuses what others serve; 0: none.", refusing),
-        ("key_refused", "1 while it answers probes of this node with 401 or 403.", bool(backend.key_refused)),
-        ("reuses_prefixes", "0 if its engine caches no prefixes, as it says or shows.", backend.reuses),
-        ("processes", "Processes that surely answer behind its URL: more than 1 is a mistake.", backend.processes),
-        ("ranks", "Data-parallel ranks behind its URL: each should be a backend of its own.", backend.ranks),
-        ("twins", "Backends, here and on peers, that are its engine by another URL.", len(backend.names.twins)),
-        ("strangers", "Nodes on which its URL leads to another engine.", len(backend.names.strangers)),
+        ("in_flight", "Requests of this node in flight at a backend.", backend.inflight),
+        ("healthy", "1 unless probes found the backend unhealthy.", backend.health is not Health.UNHEALTHY),
+        ("silent", "1 while the backend is unhealthy by time-outs alone.", backend.vitals.silent),
+        (
+            "circuit_closed",
+            "1 while the backend's circuit breaker lets every request through.",
+            backend.circuit is Circuit.CLOSED,
+        ),
+        ("draining", "1 while the backend is drained: it gets no new requests.", backend.draining),
+        ("refusing_status", "Status with which the backend refuses what others serve; 0: none.", refusing),
+        ("key_refused", "1 while the backend answers probes of this node with 401 or 403.", bool(backend.key_refused)),
+        ("reuses_prefixes", "0 if the backend's engine caches no prefixes, as it says or shows.", backend.reuses),
+        (
+            "processes",
+            "Processes that surely answer behind the backend's URL: more than 1 is a mistake.",
+            backend.processes,
+        ),
+        ("ranks", "Data-parallel ranks behind the backend's URL: each should be a backend of its own.", backend.ranks),
+        (
+            "twins",
+            "Backends, here and on peers, that are this backend's engine by another URL.",
+            len(backend.names.twins),
+        ),
+        ("strangers", "Nodes on which the backend's URL leads to another engine.", len(backend.names.strangers)),
     ):
         yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
     openings = backend.vitals.openings
-    yield Sample("backend_circuit_openings", "counter", "Times its circuit opened.", openings, label)
+    yield Sample(
+        "backend_circuit_openings", "counter", "Times that the circuit breaker of a backend opened.", openings, label
+    )
     for outcome, number in backend.outcomes.items():
         labels = {**label, "outcome": outcome.value}
-        yield Sample("backend_attempts", "counter", "Attempts by backend and outcome.", number, labels)
+        yield Sample("backend_attempts", "counter", "Attempts of requests, by backend and outcome.", number, labels)
 
 
 def shadow_view(shadow: Shadow) -> dict[str, Any]:
@@ -305,7 +319,7 @@ def shadow_samples(shadow: Shadow) -> Iterator[Sample]:
     yield from samples("shadow", shadow.counters, label)
     for reason, number in counters.decisions.items():
         labels = {**label, "reason": reason}
-        yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)
+        yield Sample("shadow_decisions", "counter", "Placements by a shadow policy, by reason.", number, labels)
 
 
 def prefix_key_view(tokens: int, token: int, text: int) -> dict[str, Any]:

@@ -48,8 +48,10 @@ def prefix_routing_samples(router: Router) -> Iterator[Sample]:
         return
     for name in STRATEGIES:
         count, labels = router.counters.decisions.get(name, 0), {"strategy": name}
-        yield Sample("prefix_routing_requests", "counter", "Placements of the ring by strategy.", count, labels)
-    words = "Requests in flight under prefix routing."
+        yield Sample(
+            "prefix_routing_requests", "counter", "Placements by the policy chwbl, by strategy.", count, labels
+        )
+    words = "Requests in flight at each backend under prefix routing."
     for each in router.registry:
         yield Sample("prefix_routing_backend_distribution", "gauge", words, each.inflight, {"backend": each.name})
     words = "About how many different openings of prompts came."

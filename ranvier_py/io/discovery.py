@@ -49,11 +49,11 @@ LONELY_S = 10.0  # alone for so long, with addresses to try, an operator should 
 
 @dataclass(slots=True)
 class DiscoveryCounters:
-    addresses: int = gauge("Addresses of peers known now.")
-    lookups: int = counter("Lookups begun.")
-    failures: int = counter("Lookups that failed: NXDOMAIN, SERVFAIL, no resolver.")
-    empty: int = counter("Answers without an address that is of use to us.")
-    ignored: int = counter("Addresses left out: see the module's rules.")
+    addresses: int = gauge("Addresses of peers that discovery knows now.")
+    lookups: int = counter("Lookups of peers in DNS begun.")
+    failures: int = counter("Lookups of peers in DNS that failed: NXDOMAIN, SERVFAIL, no resolver.")
+    empty: int = counter("Answers of DNS without an address of a peer that can be used.")
+    ignored: int = counter("Addresses of peers in DNS left out: of a family that this node lacks, or unable to answer.")
 
 
 @dataclass(slots=True)

@@ -86,13 +86,13 @@ KNOWN_STATUSES = (200, 404, 405)
 class PollCounters:
     """What was polled since the start."""
 
-    probes: int = counter("Health probes of engines.")
+    probes: int = counter("Health probes that were sent to engines.")
     probes_not_made: int = counter("Health probes for which this node had no descriptor, port or memory.")
-    metrics_pages: int = counter("Looks at the metrics pages of engines.")
-    metrics_failed: int = counter("Looks that got no page, too long a page, or no answer in time.")
-    metrics_unknown: int = counter("Metrics pages that say nothing we know.")
-    loads_reported: int = counter("Reports of engines about their queues that counted as a look.")
-    discoveries: int = counter("Questions where engines publish their events.")
+    metrics_pages: int = counter("Requests for the metrics pages of engines.")
+    metrics_failed: int = counter("Metrics pages of engines that did not come in time, were too long, or were refused.")
+    metrics_unknown: int = counter("Metrics pages of engines without a metric that this node knows.")
+    loads_reported: int = counter("Reports of engines about their queues that were used in place of a metrics page.")
+    discoveries: int = counter("Requests to engines for where they publish their KV events.")
 
 
 class Soon:

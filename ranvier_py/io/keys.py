@@ -51,9 +51,9 @@ class Keys(NamedTuple):
 
 @dataclass(slots=True)
 class KeyFileCounters:
-    changes: int = counter("New rings read from the file.")
-    failures: int = counter("Looks that found a file of no use.")
-    keys: int = gauge("Keys in the ring.")
+    changes: int = counter("New cluster keys read from their file.")
+    failures: int = counter("Times that the file of cluster keys could not be used.")
+    keys: int = gauge("Cluster keys that this node has now.")
 
 
 def fingerprint_secret(key: bytes) -> bytes:

@@ -64,9 +64,9 @@ own_log = logging.getLogger(__name__)
 class LogCounters:
     """Lines since the start. Threads that log count `dropped`, the writing thread the others."""
 
-    lines: int = counter("Log lines written.")
+    lines: int = counter("Log lines written to the log's stream.")
     dropped: int = counter("Log lines that found the queue full: whoever reads them stalls.")
-    lost: int = counter("Log lines that the stream did not take.")
+    lost: int = counter("Log lines that the log's stream did not take.")
     waiting_bytes: int = gauge("Log lines that wait to be written, in bytes.")
 
 

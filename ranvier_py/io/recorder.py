@@ -47,13 +47,13 @@ MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
 class RecorderCounters:
     """What was written, and what was not. The writing thread counts lines, bytes, failures and losses."""
 
-    waiting: int = gauge("Lines and attempts that wait to be written.")
-    lines: int = counter("Lines written to the recording.")
+    waiting: int = gauge("Lines and attempts that wait to be written to the recording.")
+    lines: int = counter("Lines of requests written to the recording.")
     bytes: int = counter("Bytes written to the recording, headers too.")
-    dropped: int = counter("Lines that found the queue full.")
-    unlearned: int = counter("Lines without the tokens of an answer, though they were due.")
-    failures: int = counter("Failures of the disk.")
-    lost: int = counter("Lines that a failing disk did not take.")
+    dropped: int = counter("Lines of the recording dropped because its queue was full.")
+    unlearned: int = counter("Lines of the recording without the tokens of an answer, though they were due.")
+    failures: int = counter("Failures of the disk when the recording was written.")
+    lost: int = counter("Lines of the recording that a failing disk did not take.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -489,12 +489,12 @@ class RedisAnswers:
     def samples(self) -> Iterator[Sample]:
         """Yield Continuum's metrics under our prefix (CR22), and our own."""
         active, idle = self._commands.active, self._commands.idle
-        yield Sample("cache_redis_connections_active", "gauge", "Connections to Redis in use.", active)
-        yield Sample("cache_redis_connections_idle", "gauge", "Connections to Redis that are not.", idle)
+        yield Sample("cache_redis_connections_active", "gauge", "Connections to Redis for answers, in use.", active)
+        yield Sample("cache_redis_connections_idle", "gauge", "Connections to Redis for answers, idle.", idle)
+        words = "Seconds of the response cache's round trips to Redis."
         for operation, took_s in self.latency.items():
-            label = {"operation": operation}
-            yield Sample("cache_redis_latency_seconds", "histogram", "Time of a round trip to Redis.", took_s, label)
+            yield Sample("cache_redis_latency_seconds", "histogram", words, took_s, {"operation": operation})
         for kind, count in self.errors.items():
-            yield Sample("cache_redis_errors", "counter", "Round trips to Redis that failed.", count, {"type": kind})
-        yield Sample("cache_fallback_active", "gauge", "Whether memory stands in for Redis.", self.fallback_active)
+            yield Sample("cache_redis_errors", "counter", "Failed round trips to Redis for answers.", count, {"type": kind})
+        yield Sample("cache_fallback_active", "gauge", "1 while memory replaces a lost Redis.", self.fallback_active)
         yield from samples("response_cache_redis", self.counters)

@@ -102,11 +102,29 @@ class RedisLink:
     def samples(self) -> Iterator[Sample]:
         shared = self.shared
         away = int(not shared.sharing)
-        yield Sample("kv_index_fallback_active", "gauge", "Whether the shared index is done without.", away)
-        yield Sample("kv_index_shared_waiting", "gauge", "Entries that are to be written to Redis.", shared.waiting)
-        yield Sample("kv_index_redis_latency_seconds", "histogram", "Time of one round trip to Redis.", self.job_s)
+        yield Sample(
+            "kv_index_fallback_active", "gauge", "1 while the prefix index goes without Redis, which is away.", away
+        )
+        yield Sample(
+            "kv_index_shared_waiting",
+            "gauge",
+            "Entries of the prefix index that wait to be written to Redis.",
+            shared.waiting,
+        )
+        yield Sample(
+            "kv_index_redis_latency_seconds",
+            "histogram",
+            "Seconds of the prefix index's round trips to Redis.",
+            self.job_s,
+        )
         for kind, count in shared.errors.items():
-            yield Sample("kv_index_redis_errors", "counter", "Round trips to Redis that failed.", count, {"type": kind})
+            yield Sample(
+                "kv_index_redis_errors",
+                "counter",
+                "Round trips of the prefix index to Redis that failed.",
+                count,
+                {"type": kind},
+            )
         yield from samples("kv_index_shared", shared.counters)
 
     async def _do(self, job: RedisJob) -> None:

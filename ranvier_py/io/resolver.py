@@ -49,10 +49,12 @@ GONE = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
 
 @dataclass(slots=True)
 class ResolverCounters:
-    names: int = gauge("Names looked up that are remembered.")
-    lookups: int = counter("Lookups begun.")
-    failures: int = counter("Lookups that failed.")
-    stale: int = counter("Answers with older addresses because a lookup failed or took too long.")
+    names: int = gauge("Names of backends whose addresses are remembered.")
+    lookups: int = counter("Lookups of backends' names in DNS begun.")
+    failures: int = counter("Lookups of backends' names in DNS that failed.")
+    stale: int = counter(
+        "Times that older addresses were used because a lookup of a backend's name failed or took too long."
+    )
 
 
 @dataclass(slots=True)

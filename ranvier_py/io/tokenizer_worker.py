@@ -87,7 +87,7 @@ class TokenizerCounters:
     dropped: int = counter("Prompts and answers not tokenized because too many waited.")
     failed: int = counter("Prompts that could not be tokenized.")
     lost: int = counter("Prompts and answers that the tokenizer process had when it ended.")
-    tokenized_first: int = counter("Prompts tokenized before their placement.")
+    tokenized_first: int = counter("Prompts that were tokenized before their placement.")
     deadlines_missed: int = counter("Prompts placed before they were tokenized, for want of time.")
 
 

@@ -197,8 +197,8 @@ class CalibrationParts:
 
     def samples(self) -> Iterator[Sample]:
         for name, help_text, whole in (
-            ("route_precision", "Of the tokens predicted to be cached, the share that was.", "predicted_tokens"),
-            ("route_recall", "Of the cached tokens, the share that was predicted.", "cached_tokens"),
+            ("route_precision", "Share of the tokens predicted to be cached that was cached.", "predicted_tokens"),
+            ("route_recall", "Share of the cached tokens that was predicted to be cached.", "cached_tokens"),
         ):
             share = self._share(whole)
             if share is not None:
@@ -271,9 +271,9 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
 def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iterator[Sample]:
     yield from samples("calibration", known, label)
     if known.capacity_learned_tokens is not None:
-        help_text = "Tokens computed since its last use beyond which a prefix answers cold."
+        help_text = "Tokens that the engine computes after a prefix's last use before it has evicted the prefix."
         yield Sample("engine_capacity_learned_tokens", "gauge", help_text, known.capacity_learned_tokens, label)
-    help_text = "1 while predictions of this backend are wrong in this way."
+    help_text = "1 while predictions for the backend are wrong in this way."
     for bias in Bias:
         yield Sample("calibration_bias", "gauge", help_text, float(bias in known.biases), {**label, "bias": bias.value})
 
@@ -285,7 +285,7 @@ def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping
     hybrid = checkpoints.known.get(backend)
     if hybrid is None:
         return
-    help_text = "Of the tokens credited for checkpoints, the share that was cached; fades by half in 200 answers."
+    help_text = "Share of the tokens credited for checkpoints that was cached; fades by half in 200 answers."
     yield Sample("cache_profile_confidence", "gauge", help_text, hybrid.confidence.value, label)
     yield from samples("checkpoints", hybrid.index.counters, label)
 
@@ -293,11 +293,15 @@ def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
     """Yield what an engine reports of itself, under our names."""
     gauges: Sequence[tuple[str, str, float | None]] = (
-        ("engine_running", "Requests that the engine works at.", metrics.running),
-        ("engine_waiting", "Requests in the engine's own queue.", metrics.waiting),
-        ("engine_cache_usage", "Share of its cache that running requests hold.", metrics.usage),
-        ("engine_capacity_tokens", "Tokens that its cache holds.", metrics.capacity_tokens),
-        ("engine_hit_share", "Of the prompt tokens looked up in its cache, the share found.", hit_share(metrics)),
+        ("engine_running", "Requests that the engine runs now, as it reports.", metrics.running),
+        ("engine_waiting", "Requests that wait in the engine's own queue.", metrics.waiting),
+        ("engine_cache_usage", "Share of the engine's cache that running requests hold.", metrics.usage),
+        ("engine_capacity_tokens", "Tokens for which the engine's cache has room.", metrics.capacity_tokens),
+        (
+            "engine_hit_share",
+            "Share of the prompt tokens looked up in the engine's cache that was found.",
+            hit_share(metrics),
+        ),
     )
     for name, help_text, value in gauges:
         if value is not None:

@@ -47,8 +47,8 @@ GATHER_S = 0.02  # to compare several prompts for one turn of the event loop: to
 class ClientReaderCounters:
     """How many prompts were compared, and how many were not."""
 
-    compared: int = counter("Prompts compared with what they should have gone on from.")
-    left_out: int = counter("Prompts that were not compared: too large, or too many at once.")
+    compared: int = counter("Prompts compared with the earlier prompt of their conversation.")
+    left_out: int = counter("Prompts not compared with their conversation: too large, or too many at once.")
 
 
 class ClientReader(Observer):
@@ -136,15 +136,15 @@ class ClientReader(Observer):
             yield from self.mender.samples()
         for client, counts in self.watch.clients.items():
             label = {"client": client}
-            yield Sample("client_turns", "counter", "Chats by client.", counts.turns, label)
-            words = "Prompt tokens by client."
+            yield Sample("client_turns", "counter", "Chats that came from each kind of client.", counts.turns, label)
+            words = "Prompt tokens that came from each kind of client."
             yield Sample("client_prompt_tokens", "counter", words, counts.prompt_tokens, label)
             for cause, each in counts.causes.items():
                 words = "Prompts that broke the prefix of their conversation, by client and cause."
                 yield Sample("prefix_breaks", "counter", words, each.count, {**label, "cause": cause})
-                words = "Tokens that such prompts repeated behind the break: engines compute them again."
+                words = "Tokens that prompts repeated behind a broken prefix: engines compute them again."
                 yield Sample("prefix_break_tokens", "counter", words, each.tokens, {**label, "cause": cause})
-                words = "How long engines computed them, by the rate at which each was seen to prefill."
+                words = "Seconds of prefill for tokens behind a broken prefix, at the rate learned for each engine."
                 yield Sample("prefix_break_prefill_seconds", "counter", words, each.seconds, {**label, "cause": cause})
 
     def _read(self, prompt: Prompt, backend: BackendId) -> None:

@@ -236,7 +236,7 @@ class ClusterParts:
         yield from samples("gossip_members", peer.members.statistics())
         yield from samples("gossip_sessions", peer.sessions.statistics())
         for reason, refused in peer.signed_commands.refused.items():
-            help_text = "Commands of peers not followed, by reason."
+            help_text = "Operators' commands from peers that were not followed, by reason."
             yield Sample("gossip_commands_refused", "counter", help_text, refused, {"reason": reason})
         yield from samples("gossip_routes", peer.routes.counters)
         yield from samples("gossip_route_sync", peer.route_sync.counters)
@@ -246,9 +246,14 @@ class ClusterParts:
         yield from samples("peer_answers", peer.answers.counters)
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
-        lag = "From being learned anywhere to being received here, as the senders held it."
+        lag = "Seconds from learning a route on any node to receiving it here, as senders measured it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.routes.lag)
-        yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
+        yield Sample(
+            "gossip_lateness_seconds",
+            "histogram",
+            "Seconds by which the timer of gossip woke up late.",
+            port.lateness_s,
+        )
 
     async def route_sums(self) -> bytes:
         """Return the sums of the route table's buckets, computed in steps."""

@@ -43,7 +43,8 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 FINGERPRINT_DIGITS = 16
-CHANGED, STATUS = "Events that changed the index.", "State of an event source."
+CHANGED = "Events of event sources that changed the prefix index."
+STATUS = "1 for the state that an event source is in."
 TICK_S = 1.0  # expired entries are never found; a tick only frees their memory
 
 
@@ -322,18 +323,30 @@ class IndexParts:
         for stream in self.streams:
             label, state, counts = {"backend": stream.backend.name}, stream.events.state, stream.counts
             for name, kind, help_text, value, more in (
-                ("event_received", "counter", "Events of an event source.", state.received, {}),
-                ("event_processed", "counter", "Of these, that could be read.", state.processed, {}),
-                ("event_dropped", "counter", "Of these, that could not.", state.dropped, {}),
-                ("consumer_connected", "gauge", "Whether its stream stands.", state.connected, {}),
-                ("consumer_reconnects", "counter", "Tries to connect again.", state.reconnects, {}),
+                (
+                    "event_received",
+                    "counter",
+                    "Events that an event source of the prefix index sent.",
+                    state.received,
+                    {},
+                ),
+                ("event_processed", "counter", "Events of an event source that could be read.", state.processed, {}),
+                ("event_dropped", "counter", "Events of an event source that could not be read.", state.dropped, {}),
+                (
+                    "consumer_connected",
+                    "gauge",
+                    "Whether the stream of an event source is connected.",
+                    state.connected,
+                    {},
+                ),
+                ("consumer_reconnects", "counter", "Tries to connect to an event source again.", state.reconnects, {}),
                 ("index_events", "counter", CHANGED, counts.created, {"type": "created"}),
                 ("index_events", "counter", CHANGED, counts.evicted, {"type": "evicted"}),
                 ("index_event_source_status", "gauge", STATUS, state.connected, {"status": "connected"}),
                 ("index_event_source_status", "gauge", STATUS, not state.connected, {"status": "disconnected"}),
             ):
                 yield Sample(f"kv_{name}", kind, help_text, int(value), {**label, **more})  # type: ignore[arg-type]
-        yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend.", len(self.index))
+        yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend in the index.", len(self.index))
         yield from samples("kv_index", self.index.counters)
         if self._link is not None:
             yield from self._link.samples()

@@ -249,14 +249,19 @@ class WorkerReports(Observer):
         yield from samples("push", self.map.counters)
         yield from samples("push_events", self.events.counters)
         for name, help_text, value in (
-            ("workers", "Workers that report prefix hashes.", len(self.map.workers)),
-            ("hashes", "Prefix hashes of all workers.", len(self.map)),
+            ("workers", "Workers that report their prefix hashes to this node.", len(self.map.workers)),
+            ("hashes", "Prefix hashes that workers reported and hold.", len(self.map)),
             ("links", "Prefix hashes that are linked to fingerprints.", len(self.links)),
             ("leases", "Routes of traffic that a worker has to confirm.", len(self._leases)),
-            ("streams", "Event streams that reporters push.", len(self.events)),
+            ("streams", "Streams of KV events that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
-        yield Sample("push_links_forgotten", "counter", "Links for which there was no room.", self.links.forgotten)
+        yield Sample(
+            "push_links_forgotten",
+            "counter",
+            "Links of prefix hashes forgotten for want of room.",
+            self.links.forgotten,
+        )
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -45,10 +45,10 @@ SETTINGS = GapSettings(peers=False, replay_pause_s=5.0)
 
 @dataclass(slots=True)
 class PushedEventCounters:
-    reports: int = counter("Reports of event batches.")
-    messages: int = counter("Event batches in reports, repeated ones included.")
+    reports: int = counter("Reports of workers with batches of KV events.")
+    messages: int = counter("Batches of KV events in workers' reports, repeated ones included.")
     replays: int = counter("Times that a reporter was asked to replay event batches.")
-    silenced: int = counter("Streams of a reporter that was silent for too long.")
+    silenced: int = counter("Streams of KV events ended because their reporter was silent for too long.")
 
 
 class PushedStream:

@@ -68,14 +68,14 @@ class UpstreamCounters:
 
     open: int = gauge("Connections to backends, pooled and in use.")
     pooled: int = gauge("Connections to backends that wait for their next use.")
-    connects: int = counter("Connections tried.")
-    connect_failures: int = counter("Of these, not made.")
-    exhausted: int = counter("Of these, for want of a descriptor, port or memory of this node.")
-    reuses: int = counter("Requests sent on a pooled connection.")
+    connects: int = counter("Connections to backends that were tried.")
+    connect_failures: int = counter("Connections to backends that could not be made.")
+    exhausted: int = counter("Connections to backends not made for want of a descriptor, port or memory of this node.")
+    reuses: int = counter("Requests sent to backends on a pooled connection.")
     stale: int = counter("Pooled connections found dead before their next use, or as soon as it was sent.")
     replaced: int = counter("Requests sent again on a fresh connection because the pooled one had died.")
-    surplus: int = counter("Answers followed by bytes that belong to nothing.")
-    dropped: int = counter("Good connections closed because the pool was full, or too many were open.")
+    surplus: int = counter("Answers of backends followed by bytes that belong to nothing.")
+    dropped: int = counter("Good connections to backends closed because the pool was full, or too many were open.")
     outdated: int = counter("Good connections closed because the backend's name or process had changed meanwhile.")
 
 

@@ -52,12 +52,12 @@ class RealtimeCounters:
     """Counters of WebSockets."""
 
     open: int = gauge("WebSockets open between clients and backends.")
-    opened: int = counter("WebSockets that a backend took.")
-    refused: int = counter("WebSockets not asked for: too many were open.")
+    opened: int = counter("WebSockets of clients that a backend accepted.")
+    refused: int = counter("WebSockets of clients refused because too many were open.")
     idle: int = counter("WebSockets closed because nothing came from either side.")
     broken: int = counter("WebSockets that one side broke off.")
-    client_bytes: int = counter("Bytes from clients to backends.")
-    backend_bytes: int = counter("Bytes from backends to clients.")
+    client_bytes: int = counter("Bytes of WebSockets from clients to backends.")
+    backend_bytes: int = counter("Bytes of WebSockets from backends to clients.")
 
 
 def upgrades(request: HttpRequest) -> bool:

@@ -236,7 +236,7 @@ class ResponseCache:
         words = "Share of hits among hits and misses since the start."
         yield Sample("response_cache_hit_rate", "gauge", words, self.store.counters.hit_rate)
         label = {"backend": self.store.options.backend}
-        yield Sample("cache_backend_type", "gauge", "Where the response cache is.", 1, label)
+        yield Sample("cache_backend_type", "gauge", "1 for where the response cache is kept.", 1, label)
         if self.elsewhere is not None:
             yield from self.elsewhere.samples()
 

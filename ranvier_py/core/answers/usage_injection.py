@@ -57,10 +57,10 @@ class UsageCounters:
     """Counts since the start."""
 
     asked: int = counter("Streams whose engine was asked for token counts.")
-    own: int = counter("Streams whose client asked himself, or wants what the question would change.")
-    unasked: int = counter("Streams whose body is too large or too tangled to put the question in.")
-    refused: int = counter("Requests sent again as they came, because the engine refused the question.")
-    removed: int = counter("Streams whose counts were taken out again.")
+    own: int = counter("Streams whose client asked for token counts itself, or wants what our asking would change.")
+    unasked: int = counter("Streams not asked for token counts: their body is too large or too tangled to be changed.")
+    refused: int = counter("Requests sent again unchanged, because the engine refused one that asked for token counts.")
+    removed: int = counter("Streams from which token counts that only this node had asked for were removed.")
 
 
 class UsageAsker:

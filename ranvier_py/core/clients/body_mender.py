@@ -113,16 +113,24 @@ class TrialResult(NamedTuple):
 class MenderCounters:
     """What rules did to bodies."""
 
-    rewritten: dict[str, int] = counter("Bodies that a rule changed.", label="rule")
-    keyed: dict[str, int] = counter("Bodies whose fingerprints leave out what engines do.", label="rule")
-    left_alone: dict[str, int] = counter("Bodies that a rule left alone, to compare with.", label="rule")
+    rewritten: dict[str, int] = counter("Request bodies that a client rule changed.", label="rule")
+    keyed: dict[str, int] = counter(
+        "Request bodies whose fingerprints leave out, by a client rule, what engines leave out.", label="rule"
+    )
+    left_alone: dict[str, int] = counter(
+        "Request bodies that a client rule left unchanged, to compare with those that it changed.", label="rule"
+    )
     withheld: dict[str, int] = counter(
         "Bodies that rules did not change: a hosted provider may serve the model, or an engine that is not known to "
         "leave out what a rule of mode key is of.",
         label="reason",
     )
-    unread: int = counter("Bodies that rules were of and that could not be read within bounds, nor their model's name.")
-    followed: dict[str, int] = counter("Verdicts of other nodes on rules that hold here since.", label="state")
+    unread: int = counter(
+        "Request bodies that client rules apply to, but that could not be read within bounds, nor their model's name."
+    )
+    followed: dict[str, int] = counter(
+        "Verdicts of other nodes on client rules that hold on this node, too.", label="state"
+    )
     not_followed: dict[str, int] = counter(
         "Verdicts of other nodes on rules that do not hold here: other rules are on there, or trials are too many.",
         label="reason",
@@ -374,12 +382,12 @@ class BodyMender:
         yield from samples("client_rules", self.counters)
         for state in (MEASURING, PROVED, OFF):
             count = sum(trial.state == state for trial in self.trials.values())
-            words = "Rules at work, by client and model, and how far they are proved. off: they were turned off."
+            words = "Client rules at work, by how far they are proved. off: they were turned off."
             yield Sample("client_rules_trials", "gauge", words, count, {"state": state})
-        words = "Trials forgotten for want of room, the oldest first: their rules begin anew."
+        words = "Trials of client rules forgotten for want of room, the oldest first: they begin anew."
         yield Sample("client_rules_trials_dropped", "counter", words, self.trials.dropped)
         count = sum(trial.left_out + trial.waiting.dropped for trial in self.trials.values())
-        words = "Sessions forgotten before a second answer, and answers in those of a tenant that had added its share."
+        words = "Sessions that trials of rules forgot before a second answer, and answers of tenants over their share."
         yield Sample("client_rules_sessions_dropped", "counter", words, count)
 
     def rows(self) -> list[Mapping[str, Any]]:

@@ -104,8 +104,8 @@ class SourceState:
 class EngineCacheCounters:
     confirmed: int = counter("Prefixes that an engine reported and that became routes.")
     removed: int = counter("Routes withdrawn because an engine dropped the prefix.")
-    passed: int = counter("Changes at depths where the route table is never asked.")
-    refused: int = counter("Changes at other depths, of an engine that had its share of the route table.")
+    passed: int = counter("Reported prefixes at depths where the route table is never asked.")
+    refused: int = counter("Reported prefixes refused because their engine already has its share of the route table.")
     voided: int = counter("Times that everything of one engine became void.")
     affirmed: int = counter("Routes that a sweep raised or refreshed.")
     retracted: int = counter("Routes that a sweep withdrew because the engine does not hold the prefix.")

@@ -87,17 +87,19 @@ class GapSettings:
 
 @dataclass(slots=True)
 class GapCounters:
-    applied: int = counter("Messages applied.")
-    repeated: int = counter("Messages that came again.")
-    gaps: int = counter("Gaps in the numbers of messages.")
-    repaired: int = counter("Gaps that replay filled.")
-    jumped: int = counter("Gaps that were left.")
-    restarts: int = counter("Restarts of the engine that its messages showed.")
-    late: int = counter("Answers to a question that was closed.")
-    held_full: int = counter("Times that too much waited behind a gap.")
-    snapshots_taken: int = counter("Snapshots of peers taken.")
-    snapshots_refused: int = counter("Snapshots of peers that did not fit.")
-    snapshots_given_up: int = counter("Snapshots that did not come in time, or after too much.")
+    applied: int = counter("Messages with KV events that were applied.")
+    repeated: int = counter("Messages with KV events that came a second time.")
+    gaps: int = counter("Gaps in the sequence numbers of messages with KV events.")
+    repaired: int = counter("Gaps in KV events that the engine's replay filled.")
+    jumped: int = counter("Gaps in KV events that nothing could fill.")
+    restarts: int = counter("Restarts of an engine that its KV events showed.")
+    late: int = counter("Replays and snapshots of KV events that came after they were given up.")
+    held_full: int = counter("Times that too many messages waited behind a gap in KV events.")
+    snapshots_taken: int = counter("Snapshots of an engine's cache taken over from peers.")
+    snapshots_refused: int = counter("Snapshots of an engine's cache from peers that did not fit its events.")
+    snapshots_given_up: int = counter(
+        "Snapshots of an engine's cache that peers did not send in time, or before too many events."
+    )
 
 
 @dataclass(slots=True)

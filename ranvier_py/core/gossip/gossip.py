@@ -99,14 +99,18 @@ class GossipSettings:
 class GossipCounters:
     """Packets since the start. The first three fields are the sealer's own dicts."""
 
-    refused: dict[str, int] = counter("Packets that were none, by reason.", label="reason")
-    sealed: dict[int, int] = counter("Packets by the key that sealed them.", label="key")
-    opened: dict[int, int] = counter("Packets by the key that opened them: one that opens none can go.", label="key")
-    packets_sent: dict[str, int] = counter("Packets sent, by what they are about.", label="topic")
-    bytes_sent: dict[str, int] = counter("Bytes sent, by what they are about.", label="topic")
-    packets_received: dict[str, int] = counter("Packets received, by what they are about.", label="topic")
-    bytes_received: dict[str, int] = counter("Bytes received, by what they are about.", label="topic")
-    oversized: int = counter("Messages too long to be sealed, dropped.")
+    refused: dict[str, int] = counter(
+        "Datagrams on the gossip port that were no gossip packet, by reason.", label="reason"
+    )
+    sealed: dict[int, int] = counter("Gossip packets sent, by the key that sealed them.", label="key")
+    opened: dict[int, int] = counter(
+        "Gossip packets received, by the key that opened them: a key that opens none can go.", label="key"
+    )
+    packets_sent: dict[str, int] = counter("Gossip packets sent, by what they are about.", label="topic")
+    bytes_sent: dict[str, int] = counter("Bytes of gossip sent, by what it is about.", label="topic")
+    packets_received: dict[str, int] = counter("Gossip packets received, by what they are about.", label="topic")
+    bytes_received: dict[str, int] = counter("Bytes of gossip received, by what it is about.", label="topic")
+    oversized: int = counter("Gossip messages dropped because they are too long for one packet.")
 
     def __post_init__(self) -> None:
         for by_topic in (self.packets_sent, self.bytes_sent, self.packets_received, self.bytes_received):

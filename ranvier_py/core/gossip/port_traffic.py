@@ -72,22 +72,22 @@ PLANES = tuple(plane.name.lower() for plane in Plane)  # labels of the counters 
 class PortCounters:
     """Totals since the start, and gauges. The planes are datagram, probe, bulk and answers."""
 
-    streams_out: int = gauge("Streams to peers.")
-    streams_in: int = gauge("Streams of peers.")
-    queued_bytes: int = gauge("Bytes waiting in all streams to peers.")
-    receive_buffer_bytes: int = gauge("Receive buffer of the datagram socket.")
-    packets_sent: dict[str, int] = counter("Packets sent.", label="plane")
-    packets_received: dict[str, int] = counter("Packets received.", label="plane")
-    bytes_sent: dict[str, int] = counter("Bytes sent.", label="plane")
-    bytes_received: dict[str, int] = counter("Bytes received.", label="plane")
-    drops: dict[str, int] = counter("Packets dropped.", label="reason")
-    errors: dict[str, int] = counter("Errors of the kernel.", label="name")
-    kernel_drops: int = counter("Datagrams that found no room in the socket's buffer.")
-    connects: int = counter("Streams opened to peers.")
+    streams_out: int = gauge("Streams for gossip that this node has open to peers.")
+    streams_in: int = gauge("Streams for gossip that peers have open to this node.")
+    queued_bytes: int = gauge("Bytes that wait in all streams to peers.")
+    receive_buffer_bytes: int = gauge("Bytes of the gossip socket's receive buffer for datagrams.")
+    packets_sent: dict[str, int] = counter("Datagrams sent by the gossip port.", label="plane")
+    packets_received: dict[str, int] = counter("Datagrams received on the gossip port.", label="plane")
+    bytes_sent: dict[str, int] = counter("Bytes of datagrams sent by the gossip port.", label="plane")
+    bytes_received: dict[str, int] = counter("Bytes of datagrams received on the gossip port.", label="plane")
+    drops: dict[str, int] = counter("Packets dropped by the gossip port, by reason.", label="reason")
+    errors: dict[str, int] = counter("Errors of the kernel when the gossip port sent or received.", label="name")
+    kernel_drops: int = counter("Datagrams that found no room in the gossip socket's buffer.")
+    connects: int = counter("Streams for gossip that this node opened to peers.")
     broken: int = counter("Streams to peers that could not be opened, broke or stalled.")
-    accepted: int = counter("Streams accepted.")
-    closed: dict[str, int] = counter("Streams of peers closed.", label="why")
-    ticks: int = counter("Ticks of the gossip timer.")
+    accepted: int = counter("Streams for gossip that this node accepted from peers.")
+    closed: dict[str, int] = counter("Streams of peers closed by the gossip port, by reason.", label="why")
+    ticks: int = counter("Ticks of the timer that drives gossip.")
 
     def __post_init__(self) -> None:
         for by_plane in (self.packets_sent, self.packets_received, self.bytes_sent, self.bytes_received):

@@ -265,9 +265,9 @@ class PromptMemoryCounters:
     """How much of prompts is remembered, and how often that helped."""
 
     prefixes: int = gauge("Prefixes of request bodies that are remembered.")
-    boundaries: int = gauge("Ends of messages that are remembered.")
-    kept: int = gauge("Lengths of the chains that are kept alive, in messages; an upper bound.")
-    found: int = counter("Chats whose history was known.")
+    boundaries: int = gauge("Ends of messages in prompts that are remembered.")
+    kept: int = gauge("Messages in the prompts that are remembered, at most.")
+    found: int = counter("Chats read from where their known history ended.")
     missed: int = counter("Chats read from their first message.")
     dropped: int = counter("Remembered prefixes and ends dropped for want of room.")
 

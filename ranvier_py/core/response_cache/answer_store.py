@@ -56,18 +56,22 @@ class ResponseCacheOptions(Options):
 class ResponseCacheCounters:
     """What the response cache did since the start."""
 
-    requests: dict[str, int] = counter("Requests by what the cache made of them: hit, miss or skip.", label="result")
+    requests: dict[str, int] = counter(
+        "Requests by what the response cache made of them: hit, miss or skip.", label="result"
+    )
     shared: int = counter("Hits that waited for an equal request under way and got its answer as it came.")
     unkept: int = counter(
         "Answers to eligible requests that were not kept: too large, an error, cut off or void by then."
     )
     refused: int = counter("Requests that an engine refused (401, 403), which voids answers of their credential.")
-    refused_unspread: int = counter("Such refusals that peers and Redis were not told of: too many, or too soon.")
-    evictions: int = counter("Answers dropped for want of room.")
+    refused_unspread: int = counter(
+        "Refusals of a credential that peers and Redis do not know of: too many, or too soon."
+    )
+    evictions: int = counter("Answers dropped from the response cache for want of room.")
     saved_prompt_tokens: int = counter("Prompt tokens of hits, which no engine had to read.")
     saved_output_tokens: int = counter("Output tokens of hits, which no engine had to make.")
-    entries: int = gauge("Answers kept.")
-    size_bytes: int = gauge("Memory that they take.")
+    entries: int = gauge("Answers in the memory of the response cache.")
+    size_bytes: int = gauge("Bytes of memory that the response cache's answers take.")
 
     @property
     def hit_rate(self) -> float:

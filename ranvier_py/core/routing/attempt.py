@@ -143,19 +143,23 @@ class RouterCounters:
     Predicted tokens are what the router believes to be cached, cached tokens what the engines count as cached; the
     difference is the router's error."""
 
-    prompts_unread: dict[str, int] = counter("Bodies that were not understood, routed by load.", label="reason")
-    decisions: dict[str, int] = counter("Placements by reason.", label="reason")
-    matches: dict[str, int] = counter("Placements by the chain that matched.", label="source")
-    outcomes: dict[str, int] = counter("Attempts by how they ended.", label="outcome")
-    prompt_tokens: int = counter("Tokens of placed prompts, exact or estimated.")
-    predicted_tokens: int = counter("Tokens believed to be cached where they were placed.")
+    prompts_unread: dict[str, int] = counter(
+        "Request bodies that were not understood, and were routed by load.", label="reason"
+    )
+    decisions: dict[str, int] = counter("Placements of requests on backends, by reason.", label="reason")
+    matches: dict[str, int] = counter(
+        "Placements of requests, by the fingerprints (text, tokens) that matched.", label="source"
+    )
+    outcomes: dict[str, int] = counter("Attempts of requests at backends, by how they ended.", label="outcome")
+    prompt_tokens: int = counter("Tokens of prompts placed on backends, exact or estimated.")
+    predicted_tokens: int = counter("Prompt tokens predicted to be cached at the chosen backend.")
     engine_prompt_tokens: int = counter("Prompt tokens as the engines counted.")
     engine_cached_tokens: int = counter("Cached tokens as the engines counted.")
-    learned_rows: int = counter("Route rows created by learning.")
+    learned_rows: int = counter("Rows of the route table created by learning from requests.")
     answers_learned: int = counter("Answers learned as part of the next prompt.")
     unsalted: int = counter("Requests of tenants to engines that, by their model cards, know no cache_salt there.")
-    first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", LATENCY_BUCKETS_S)
-    attempt_seconds: Histogram = histogram("From sending an attempt to its end.", LATENCY_BUCKETS_S)
+    first_token_seconds: Histogram = histogram("Seconds from sending an attempt to its first token.", LATENCY_BUCKETS_S)
+    attempt_seconds: Histogram = histogram("Seconds from sending an attempt to its end.", LATENCY_BUCKETS_S)
 
 
 def explained_length(prompt: Prompt) -> dict[str, Any]:

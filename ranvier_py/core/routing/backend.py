@@ -327,11 +327,13 @@ def normal_url(url: str) -> str:
 class RegistryCounters:
     """What happened since the start."""
 
-    backends_added: int = counter("Backends added.")
-    backends_removed: int = counter("Backends removed.")
+    backends_added: int = counter("Backends added since the start of the node.")
+    backends_removed: int = counter("Backends removed since the start of the node.")
     backend_restarts: int = counter("Engines that came back as another process.")
-    last_resorts: int = counter("Pools that failed open, all circuits being open.")
-    silent_resorts: int = counter("Pools of backends that are unhealthy by time-outs alone, there being no others.")
+    last_resorts: int = counter("Placements among all backends of a model because all circuits were open.")
+    silent_resorts: int = counter(
+        "Placements among backends unhealthy by time-outs alone, because there were no others."
+    )
     probes_overruled: int = counter("Probes that timed out while the engine answered or sent something else.")
 
 

@@ -52,8 +52,8 @@ class OwnerCounters:
     responses: int = gauge("Stored responses whose engine is known.")
     sessions: int = gauge("Sessions of clients whose engine is known.")
     learned: int = counter("Responses and sessions learned from answers of this node.")
-    received: int = counter("The same, of peers.")
-    dropped: int = counter("Entries dropped for want of room, here or on their way to peers.")
+    received: int = counter("Responses and sessions whose engine peers reported.")
+    dropped: int = counter("Responses and sessions dropped for want of room, here or on their way to peers.")
     lost: int = counter("Requests for a stored response that no engine keeps any more, or that nobody knows.")
     hinted: int = counter(
         "Prompts of one message or of a sub-agent, of which nothing is known, that followed their session."

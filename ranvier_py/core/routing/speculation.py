@@ -41,9 +41,9 @@ class SpeculationCounters:
     """What is claimed now, and what has been claimed since the start."""
 
     attempts: int = gauge("Attempts in flight whose prefixes are claimed, with those of peers.")
-    fingerprints: int = gauge("Fingerprints that they claim, counted for each attempt.")
-    added: int = counter("Attempts whose prefixes were claimed.")
-    dropped: int = counter("Attempts that found no room for claims.")
+    fingerprints: int = gauge("Fingerprints claimed by attempts in flight, counted for each attempt.")
+    added: int = counter("Attempts in flight whose prefixes were claimed.")
+    dropped: int = counter("Attempts in flight whose prefixes found no room for claims.")
     shared: int = counter("Attempts of which peers were sent the prefixes.")
     unshared: int = counter("Attempts whose prefixes were not sent to peers: too many began at once.")
     received: int = counter("Attempts of peers whose prefixes were claimed here.")

@@ -50,12 +50,14 @@ SAME_S = 1e-6
 class ShadowCounters:
     """Counted since the start. A saving below 0 is a cost."""
 
-    placed: int = counter("Requests placed in the shadow.")
-    elsewhere: int = counter("Of these, at another backend.")
-    prompt_tokens: int = counter("Prompt tokens of these, exact or estimated.")
-    predicted_tokens: int = counter("Prompt tokens that it would have found cached.")
-    saved_tokens: int = gauge("Prompt tokens that it would have saved.")
-    saved_seconds: float = gauge("Seconds to first tokens that it would have saved, by learned service rates.")
+    placed: int = counter("Requests that a shadow policy placed, too.")
+    elsewhere: int = counter("Requests that a shadow policy placed at another backend than the real one.")
+    prompt_tokens: int = counter("Prompt tokens of requests that a shadow policy placed, exact or estimated.")
+    predicted_tokens: int = counter("Prompt tokens that a shadow policy would have found cached.")
+    saved_tokens: int = gauge("Prompt tokens that a shadow policy would have saved.")
+    saved_seconds: float = gauge(
+        "Seconds to first tokens that a shadow policy would have saved, by learned service rates."
+    )
     cut: int = counter("Requests that were ended in the shadow because too many were behind the real ones.")
 
 

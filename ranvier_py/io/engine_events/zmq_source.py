@@ -49,15 +49,17 @@ PAUSE_S = 0.001  # between two ticks that are due immediately
 
 @dataclass(slots=True)
 class SubscriberCounters:
-    connects: int = counter("Connections to publishers that stood.")
-    failures: int = counter("Connections that never stood.")
-    messages: int = counter("Messages received.")
-    message_bytes: int = counter("Bytes of messages received.")
-    loads: int = counter("Reports of an engine's load.")
-    replays: int = counter("Questions to replay sockets.")
-    replay_messages: int = counter("Messages replayed.")
-    replays_failed: int = counter("Questions to replay sockets without an answer.")
-    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # in our own words
+    connects: int = counter("Connections to publishers of KV events that were made.")
+    failures: int = counter("Connections to publishers of KV events that were never made.")
+    messages: int = counter("Messages received from publishers of KV events.")
+    message_bytes: int = counter("Bytes of messages received from publishers of KV events.")
+    loads: int = counter("Reports of an engine's load among its KV events.")
+    replays: int = counter("Requests to engines to replay missed KV events.")
+    replay_messages: int = counter("Messages with KV events that engines replayed.")
+    replays_failed: int = counter("Requests to engines to replay KV events that got no answer.")
+    malformed: dict[str, int] = counter(
+        "Messages from publishers that have not the frames of KV events.", label="reason"
+    )  # in our own words
 
 
 Stream = EventStream | GapMachine

@@ -35,9 +35,9 @@ LAST_WRITE_S = 1.0  # a hanging disk must not delay the end of the process
 
 @dataclass(slots=True)
 class StateFileCounters:
-    writes: int = counter("Times the file was written.")
-    failures: int = counter("Times it could not be written.")
-    refused: int = counter("Files not used at the start.")
+    writes: int = counter("Times that the state file was written.")
+    failures: int = counter("Times that the state file could not be written.")
+    refused: int = counter("State files that were not used at the start.")
 
 
 class StateFile:

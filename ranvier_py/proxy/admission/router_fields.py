@@ -64,7 +64,9 @@ class RouterFieldCounters:
     removed: dict[str, int] = counter(
         "Fields and members of clients that only routers may set, and that no engine saw.", label="field"
     )
-    refused: dict[str, int] = counter("Requests refused because an unread body may have one.", label="field")
+    refused: dict[str, int] = counter(
+        "Requests refused because an unread body may have members that only routers may set.", label="field"
+    )
 
 
 class RouterFields:

@@ -41,10 +41,10 @@ class BiasChange(NamedTuple):
 @dataclass(slots=True)
 class CalibrationCounters:
     sampled: int = counter("Attempts whose routes were looked up for the learned capacity.")
-    skipped: int = counter("Attempts that were not, to keep the cost small.")
+    skipped: int = counter("Attempts whose routes were not looked up for the learned capacity, to keep the cost small.")
     withdrawn: int = counter("Routes withdrawn because an answer was cold.")
-    appeared: int = counter("Biases that appeared.")
-    changes_dropped: int = counter("Changes of biases that nobody fetched.")
+    appeared: int = counter("Times that predictions for a backend became wrong in one way.")
+    changes_dropped: int = counter("Changes of biases dropped because the log did not take them in time.")
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ class BackendPredictions:
     estimate: CapacityEstimate
     our_block_tokens: int
     estimated: bool = True  # our routes of it are guesses: no events are read, as of the last tick
-    answers: int = counter("Answers that said how much was cached.")
-    answers_silent: int = counter("Answers that did not say how much was cached.")
-    predicted_tokens: int = counter("Tokens predicted and usable, of answers with counts.")
-    cached_tokens: int = counter("Tokens cached by the engine's count.")
-    right_tokens: int = counter("Tokens predicted and cached.")
+    answers: int = counter("Answers that said how many prompt tokens were cached.")
+    answers_silent: int = counter("Answers that did not say how many prompt tokens were cached.")
+    predicted_tokens: int = counter("Prompt tokens predicted as cached and usable, of answers with counts.")
+    cached_tokens: int = counter("Prompt tokens that were cached by the engine's own count.")
+    right_tokens: int = counter("Prompt tokens that were both predicted as cached and cached.")
     refuted: int = counter("Prefixes withdrawn because an answer was cold.")
     error_tokens: Histogram = histogram("Cached minus predicted tokens of one answer.", ERROR_BUCKETS_TOKENS)
     biases: dict[Bias, None] = field(default_factory=dict)

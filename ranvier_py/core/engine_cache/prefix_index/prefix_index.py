@@ -102,9 +102,11 @@ class SourceCounts:
 
 @dataclass(slots=True)
 class IndexCounters:
-    query_latency_seconds: Histogram = histogram("Time of one question.", QUERY_BUCKETS_S)
-    overlap_score: Histogram = histogram("Overlap of requests placed by overlap.", OVERLAP_BUCKETS)
-    routing_decisions: dict[str, int] = counter("Placements of kv_score.", label="decision")
+    query_latency_seconds: Histogram = histogram("Seconds that one query of the prefix index took.", QUERY_BUCKETS_S)
+    overlap_score: Histogram = histogram(
+        "Share of the prompt held by the chosen backend, of requests placed by kv_score.", OVERLAP_BUCKETS
+    )
+    routing_decisions: dict[str, int] = counter("Placements by the policy kv_score, by reason.", label="decision")
     hits: int = 0  # questions for which there was a holder
     evictions: int = 0  # entries dropped for want of room, and those expired
     by_backend: dict[BackendId, SourceCounts] = field(default_factory=dict)

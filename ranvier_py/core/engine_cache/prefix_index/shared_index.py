@@ -83,16 +83,16 @@ class RedisJob(NamedTuple):
 
 @dataclass(slots=True)
 class SharedCounters:
-    written: int = counter("Entries written to Redis.")
-    removed: int = counter("Entries removed from Redis.")
-    dropped: int = counter("Changes that waited when Redis went away.")
-    asked: int = counter("Prefixes that Redis was asked about.")
-    answered: int = counter("Answers with a backend in them.")
-    unasked: int = counter("Questions for which there was no room.")
-    garbage: int = counter("Entries in Redis that can't be read.")
-    lost: int = counter("Times that Redis had lost what was written.")
-    cleared: int = counter("Clears by operators of other routers.")
-    outages: int = counter("Times that Redis went away.")
+    written: int = counter("Entries of the prefix index written to Redis.")
+    removed: int = counter("Entries of the prefix index removed from Redis.")
+    dropped: int = counter("Changes of the prefix index dropped because Redis went away before they were written.")
+    asked: int = counter("Prefixes that the index in Redis was asked about.")
+    answered: int = counter("Answers of the index in Redis that named a backend.")
+    unasked: int = counter("Prefixes that the index in Redis was not asked about: too many questions waited.")
+    garbage: int = counter("Entries of the prefix index in Redis that can't be read.")
+    lost: int = counter("Times that Redis had lost entries of the prefix index.")
+    cleared: int = counter("Times that an operator of another router cleared the prefix index.")
+    outages: int = counter("Times that the Redis of the prefix index went away.")
 
 
 @dataclass(slots=True)

@@ -60,13 +60,13 @@ EXTRA_KEYS = BlocksStored._fields.index("extra_keys")
 
 @dataclass(slots=True)
 class DecoderCounters:
-    batches: int = counter("Messages with events.")
-    events: int = counter("Events read.")
-    refused: int = counter("Messages that were no batch of events.")
-    tags_skipped: int = counter("Events of unknown kinds.")
-    fields_skipped: int = counter("Unknown fields.")
-    unread: int = counter("Events of a known kind that could not be read.")
-    dropped: int = counter("Messages dropped because too many waited to be applied.")
+    batches: int = counter("Messages with KV events that were read.")
+    events: int = counter("KV events read from messages of engines.")
+    refused: int = counter("Messages of engines that were no batch of KV events.")
+    tags_skipped: int = counter("KV events of kinds that this node does not know.")
+    fields_skipped: int = counter("Fields of KV events that this node does not know.")
+    unread: int = counter("KV events of a known kind that could not be read.")
+    dropped: int = counter("Messages with KV events dropped because too many waited to be applied.")
 
 
 class _Last(NamedTuple):

@@ -30,12 +30,12 @@ LOAD_PEERS_MAX = 32  # loads are sent to at most this many peers, other ones eac
 
 @dataclass(slots=True)
 class FactCounters:
-    facts_received: int = counter("Facts of peers.")
-    facts_adopted: int = counter("Facts of peers that were later than what was known.")
-    loads_received: int = counter("Load reports of peers.")
-    loads_old: int = counter("Load reports that came after a later one.")
-    loads_expired: int = counter("Load reports that were not renewed in time.")
-    facts_absurd: int = counter("Facts of peers with a count far ahead of ours.")
+    facts_received: int = counter("Facts about backends received from peers.")
+    facts_adopted: int = counter("Facts about backends from peers that were later than what was known.")
+    loads_received: int = counter("Reports of backends' load received from peers.")
+    loads_old: int = counter("Reports of backends' load that came after a later one.")
+    loads_expired: int = counter("Reports of backends' load that expired because they were not renewed.")
+    facts_absurd: int = counter("Facts about backends from peers whose generation is impossibly far ahead of ours.")
     dropped: int = counter("Facts and load reports of too many backends.")
 
 

@@ -59,22 +59,24 @@ WINDOW_MASK = (1 << WINDOW) - 1
 class SessionCounters:
     """The gate's counters, and how many sessions are proved now."""
 
-    own: int = counter("Packets of our own that came back.")
-    receiver: int = counter("Packets meant for another session.")
-    replay: int = counter("Packets that came before, or are older than their sender's proof.")
-    stranger: int = counter("Packets of sessions without a proof, challenged if it was a datagram.")
-    record: int = counter("Handshakes whose record is not of who sealed them.")
-    nonce: int = counter("Proofs that repeat no number that we asked for.")
-    unsolicited: int = counter("Challenges from where we sent nothing.")
-    limited: int = counter("Answers to strangers not sent, too many having been.")
-    short: int = counter("Questions of strangers shorter than their answer.")
-    body: int = counter("Packets that opened, but hold no message.")
-    proved: int = counter("Sessions proved.")
-    replaced: int = counter("Sessions replaced by a later one of the same name.")
-    evicted: int = counter("Sessions forgotten, the table being full.")
-    resent: int = counter("Messages sent again with a proof.")
-    greetings: int = counter("Greetings sent.")
-    sessions: int = gauge("Sessions proved now.")
+    own: int = counter("Gossip packets of this node that came back to it.")
+    receiver: int = counter("Gossip packets that were meant for another session.")
+    replay: int = counter("Gossip packets that came before, or are older than their sender's proof.")
+    stranger: int = counter(
+        "Gossip packets of sessions without a proof; their sender is challenged if it was a datagram."
+    )
+    record: int = counter("Gossip handshakes whose record is not of the node that sealed them.")
+    nonce: int = counter("Proofs of gossip sessions that repeat no number that this node asked for.")
+    unsolicited: int = counter("Challenges from addresses that this node had sent nothing to.")
+    limited: int = counter("Answers to unknown senders that were not sent because too many had been.")
+    short: int = counter("Messages of unknown senders left unanswered because the answer would be longer.")
+    body: int = counter("Gossip packets that could be decrypted, but hold no message.")
+    proved: int = counter("Gossip sessions of peers that proved themselves.")
+    replaced: int = counter("Gossip sessions replaced by a later one of the same name.")
+    evicted: int = counter("Gossip sessions forgotten because their table was full.")
+    resent: int = counter("Gossip messages sent again, together with a proof of the session.")
+    greetings: int = counter("Greetings sent to nodes without a proved session.")
+    sessions: int = gauge("Gossip sessions of peers that are proved now.")
 
 
 class Incoming(NamedTuple):

@@ -29,19 +29,25 @@ class PeerAnswerCounters:
 
     advertised: int = gauge("Stored answers that peers know to be here.")
     known: int = gauge("Stored answers of peers that are known here.")
-    fetches: dict[str, int] = counter("Answers asked of peers, by what came of it.", label="result")
-    fetched_bytes: int = counter("Bytes of answers that came from peers.")
-    given: dict[str, int] = counter("Answers that peers asked for, by what came of it.", label="result")
-    given_bytes: int = counter("Bytes of answers sent to peers.")
-    passed_over: int = counter("Times that a peer was not asked: it fell silent before, or too much was asked of it.")
-    stray_parts: int = counter("Parts of answers that nobody waits for any more.")
+    fetches: dict[str, int] = counter("Stored answers asked of peers, by what came of it.", label="result")
+    fetched_bytes: int = counter("Bytes of stored answers that came from peers.")
+    given: dict[str, int] = counter("Stored answers that peers asked for, by what came of it.", label="result")
+    given_bytes: int = counter("Bytes of stored answers sent to peers.")
+    passed_over: int = counter(
+        "Times that a peer was not asked for a stored answer: it fell silent before, or was asked for too much."
+    )
+    stray_parts: int = counter("Parts of stored answers from peers that nobody waits for any more.")
     keys_held_back: int = counter("Times that keys of answers waited for want of room.")
-    keys_dropped: int = counter("Keys of answers beyond what is advertised, or remembered of peers.")
-    key_lists: int = counter("Whole lists of keys sent: to who joined, or missed something.")
-    invalidations: int = gauge("Invalidations that count now.")
-    invalidations_received: int = counter("Invalidations of peers that were new here.")
-    invalidations_refused: int = counter("Invalidations of peers without the admin key's signature, or of no number.")
-    invalidations_folded: int = counter("Times that invalidations were too many, and became one of everything.")
+    keys_dropped: int = counter("Keys of stored answers beyond what is advertised, or remembered of peers.")
+    key_lists: int = counter("Whole lists of answers' keys sent to peers that joined, or missed something.")
+    invalidations: int = gauge("Invalidations of stored answers that hold now.")
+    invalidations_received: int = counter("Invalidations of stored answers from peers that were new here.")
+    invalidations_refused: int = counter(
+        "Invalidations of stored answers from peers without the admin key's signature, or of no number."
+    )
+    invalidations_folded: int = counter(
+        "Times that invalidations of stored answers were too many, and became one of everything."
+    )
 
     def __post_init__(self) -> None:
         self.fetches.update(dict.fromkeys(("found", "absent", "timeout", "busy", "bad"), 0))

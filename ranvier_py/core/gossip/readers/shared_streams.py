@@ -157,9 +157,19 @@ class SharedStreams(StreamSharer):
         """Yield the samples for metrics."""
         reading = sum([self.ownership.reads(key) for key in self._keys.values()])
         subscribed = sum([self.ownership.subscribes(key) for key in self._keys.values()])
-        yield Sample("streams_read", "gauge", "Event streams that this node reads.", reading)
-        yield Sample("streams_stood_by", "gauge", "Event streams that it stands by for.", subscribed - reading)
-        yield Sample("stream_handovers", "counter", "Streams given or taken.", self.ownership.handovers)
+        yield Sample("streams_read", "gauge", "Streams of KV events that this node reads.", reading)
+        yield Sample(
+            "streams_stood_by",
+            "gauge",
+            "Streams of KV events that this node would read if their reader died.",
+            subscribed - reading,
+        )
+        yield Sample(
+            "stream_handovers",
+            "counter",
+            "Streams of KV events handed over to peers or taken over.",
+            self.ownership.handovers,
+        )
         yield from samples("snapshots", self.transfers.counters, {})
 
     def _receive(self, claims: Iterable[ReaderClaim], now: float) -> None:

@@ -96,16 +96,16 @@ class _SnapshotFetch:
 
 @dataclass(slots=True)
 class SnapshotCounters:
-    asked: int = counter("Snapshots asked of peers.")
-    taken: int = counter("Snapshots that came.")
-    failed: int = counter("Snapshots that nobody gave.")
-    given: int = counter("Snapshots given to peers.")
-    refused: int = counter("Snapshots refused to peers.")
-    broken: int = counter("Snapshots not finished: the engine's cache was cleared, or the peer fell silent.")
-    blocks_left_out: int = counter("Blocks without a parent, left out of snapshots.")
+    asked: int = counter("Snapshots of engines' caches asked of peers.")
+    taken: int = counter("Snapshots of engines' caches that came from peers.")
+    failed: int = counter("Snapshots of engines' caches that no peer gave.")
+    given: int = counter("Snapshots of engines' caches given to peers.")
+    refused: int = counter("Snapshots of engines' caches refused to peers.")
+    broken: int = counter("Snapshots of engines' caches not finished: the cache was cleared, or the peer fell silent.")
+    blocks_left_out: int = counter("KV cache blocks without a parent, left out of snapshots for peers.")
     stray_chunks: int = counter("Chunks of snapshots that were not asked for.")
-    bad_chunks: int = counter("Chunks that were no part of a snapshot.")
-    sent_bytes: int = counter("Bytes of snapshots sent.")
+    bad_chunks: int = counter("Chunks from peers that were no valid part of a snapshot.")
+    sent_bytes: int = counter("Bytes of snapshots of engines' caches sent to peers.")
 
 
 @dataclass(slots=True)

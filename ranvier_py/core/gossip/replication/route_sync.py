@@ -96,17 +96,17 @@ class RouteSyncCounters:
     """What happens to routes on their way between a table and its peers."""
 
     sent: int = counter("Route updates made of what this node learned.")
-    received: int = counter("Route updates of peers.")
+    received: int = counter("Route updates of peers that were applied.")
     rows: int = counter("New rows by route updates of peers.")
-    bad: int = counter("Bytes of peers that are no route update.")
+    bad: int = counter("Messages of peers that should hold a route update and do not.")
     void: int = counter("Route updates of an earlier generation, or of a backend that this node does not have.")
-    outdated: int = counter("Rows and removals not sent: their process or backend was gone.")
-    spared: int = counter("Rows not sent for themselves: the same was sent with more in it.")
-    gone: int = counter("Rows withdrawn before they were sent.")
-    entries_sent: dict[str, int] = counter("Entries of updates of one process sent, by kind.", label="kind")
-    entries_received: dict[str, int] = counter("Entries of updates of one process received, by kind.", label="kind")
-    removals_withdrawn: int = counter("Claims withdrawn by removals, each with what was below it.")
-    removals_younger: int = counter("Claims that a removal left for their younger evidence.")
+    outdated: int = counter("Route rows and removals not sent: their process or backend was gone.")
+    spared: int = counter("Route rows not sent by themselves because a longer update has them.")
+    gone: int = counter("Route rows withdrawn before they were sent.")
+    entries_sent: dict[str, int] = counter("Entries of route updates sent to peers, by kind.", label="kind")
+    entries_received: dict[str, int] = counter("Entries of route updates received from peers, by kind.", label="kind")
+    removals_withdrawn: int = counter("Claims of routes withdrawn by peers' removals, each with what was below it.")
+    removals_younger: int = counter("Claims of routes that a peer's removal left alone for their younger evidence.")
 
     def __post_init__(self) -> None:
         for by_kind in (self.entries_sent, self.entries_received):

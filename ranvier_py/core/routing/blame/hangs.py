@@ -39,9 +39,9 @@ class HangCounters:
     """What happened since the start."""
 
     suspicions: int = counter("Looks at engines with requests in flight from which nothing came: probed at once.")
-    found: int = counter("Engines found to hang.")
+    found: int = counter("Times that an engine was found to hang.")
     moved: int = counter("Requests without a first event that were placed again, away from an engine that hangs.")
-    without_room: int = counter("Looks at requests that had to stay there, since no other engine had room.")
+    without_room: int = counter("Looks at requests left at an engine that hangs, since no other had room.")
 
 
 class Hangs:

@@ -49,7 +49,7 @@ class RefusalCounters:
     contradicted: dict[str, int] = counter("Refusals of requests that another backend then served.", label="status")
     shared: int = counter("Refusals that a second backend shared, which are the request's own fault.")
     probes: int = counter("Requests sent to a backend that was avoided, to see whether it still refuses.")
-    dropped: int = counter("Rows of refusals dropped, or not acted on, for want of room.")
+    dropped: int = counter("Remembered refusals of backends dropped, or not acted on, for want of room.")
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ def mark_of(kind: CheckpointKind) -> int:
 @dataclass(slots=True)
 class CheckpointCounters:
     names: int = gauge("Prefixes under which checkpoints are known.")
-    learned: int = counter("Checkpoints noted, or noted again.")
+    learned: int = counter("Checkpoints of hybrid models noted, or noted again.")
     unplaced: int = counter("Checkpoints that no known prefix leads to.")
     refuted: int = counter("Checkpoints forgotten because an answer was cached to less.")
     lost: int = counter("Checkpoints that events, or peers, took back.")

@@ -67,9 +67,9 @@ class AlphaJob(NamedTuple):
 class AlphaCounters:
     alpha: float = gauge("How a full table weighs what a route saves against its last use; 0: it does not.")
     tunings: int = counter("Replays of the latest requests that were to find a better alpha.")
-    changes: int = counter("Times that alpha was changed.")
-    failed: int = counter("Replays that gave no answer, or took too long.")
-    left_out: int = counter("Requests with too many prefixes to be replayed.")
+    changes: int = counter("Times that the route table's alpha was changed.")
+    failed: int = counter("Replays for a better alpha that gave no answer, or took too long.")
+    left_out: int = counter("Requests with too many prefixes to be replayed for a better alpha.")
 
 
 class AlphaTuner(Observer):
