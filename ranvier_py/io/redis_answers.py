@@ -495,6 +495,6 @@ class RedisAnswers:
         for operation, took_s in self.latency.items():
             yield Sample("cache_redis_latency_seconds", "histogram", words, took_s, {"operation": operation})
         for kind, count in self.errors.items():
-            yield Sample("cache_redis_errors", "counter", "Failed round trips to Redis for answers.", count, {"type": kind})
+            yield Sample("cache_redis_errors", "counter", "Round trips for answers that failed.", count, {"type": kind})
         yield Sample("cache_fallback_active", "gauge", "1 while memory replaces a lost Redis.", self.fallback_active)
         yield from samples("response_cache_redis", self.counters)
