@@ -53,6 +53,7 @@ from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.core.routing.processes.ranks import RankOptions
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.sse_source import SourceOptions
@@ -138,7 +139,7 @@ class Config(Options):
         "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
         "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
         "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
-        "URL#rank=N is one data-parallel rank of an engine: each is listed, since each has a cache of its own. "
+        "URL#rank=N is one data-parallel rank of an engine; without it a node finds vLLM's itself (split_ranks). "
         "hosted=yes is for a provider, or a gateway to one, that its name does not show.",
     )
     reload_allow_empty: bool = key(
@@ -158,6 +159,7 @@ class Config(Options):
         "ranvier-py[zmq]. off: no engine is asked for its events, and none are read.",
     )
     polls: PollOptions = part(PollOptions)
+    ranks: RankOptions = part(RankOptions)
     health: BackendLimits = part(BackendLimits)
     ask_usage: bool = key(
         True,

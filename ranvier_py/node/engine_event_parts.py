@@ -224,9 +224,10 @@ class EngineEvents:
         return -1 if backend is None else backend.generation
 
     def _is_several(self, id_: BackendId) -> bool:
-        """Whether several processes answer behind its URL: what one of them reports says nothing of the others."""
+        """Whether several processes answer behind its URL: what one of them reports says nothing of the others. Or it
+        is placed as its ranks, whose events are read for themselves."""
         backend = self._registry.current(id_)
-        return backend is not None and backend.processes > 1
+        return backend is not None and (backend.processes > 1 or bool(backend.as_ranks))
 
     def _is_hybrid(self, id_: BackendId) -> bool:
         backend = self._registry.current(id_)
@@ -399,6 +400,8 @@ class EngineEvents:
         """Return why an engine that publishes events is not read here, or is of less use than it could be."""
         if not self._found.get(backend.id):
             return ""
+        if backend.as_ranks:
+            return "its ranks are backends of their own, which have its events"
         if backend.processes > 1:
             return "several processes answer there, and the events are those of one"
         for one in self.streams.get(backend.id, {}).values():

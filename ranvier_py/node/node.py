@@ -22,6 +22,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.config.control_settings import control_settings
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.answers.usage_injection import UsageAsker
+from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
@@ -63,6 +64,7 @@ from ranvier_py.node.parts import (
     tls_context,
 )
 from ranvier_py.node.push_parts import WorkerReports
+from ranvier_py.node.ranks.rank_parts import RankParts
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
@@ -90,8 +92,7 @@ class Node:
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
         """`tokenizer` must have started; `key` keys its fingerprints and this node's."""
-        self.config, self.tokenizer = config, tokenizer
-        self.faults = Faults()
+        self.config, self.tokenizer, self.faults = config, tokenizer, Faults()
         self.resolver, self.registry = Resolver(self.faults), Registry(config.health, resorted=SilentResorts())
         self.drained = trio.Event()  # set once no request is served any more, and the peers know it
         self.first_round = trio.CancelScope()  # the wait for the first answers of engines
@@ -112,7 +113,7 @@ class Node:
             rng,
             probed=self._probed,
             measured=self.calibration_parts.looked,
-            found=self.engine_events.found if config.kv_events == "auto" else None,
+            found=self._found if config.kv_events == "auto" else None,
             received=self._received,
             faults=self.faults,
         )
@@ -141,6 +142,7 @@ class Node:
         tls = tls_context(config)
         self.server = DataServer(self.pipeline.handle, config.server, tls=tls, report=report, faults=self.faults)
         self.names = NameParts(self.registry, self.addresses, self.upstream, poller, events)
+        self.rank_parts = RankParts(self.registry, self.add_backend, self.remove_backend, config.ranks)
         self.hang_watch = hang_watch_of(config, self.pipeline, self.calibration_parts, events)
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
@@ -153,10 +155,12 @@ class Node:
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """Add a backend; `spec`: its configuration, if any. Raises BadRequest; then nothing was added."""
+        self.rank_parts.make_room(url)
         with ExitStack() as undo:
             backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
             undo.callback(self.remove_backend, backend.name)
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
+            self.rank_parts.added(backend, spec)
             self.index_parts.taken(backend.id, backend.url)
             for learner in (self.router.policy, self.shadows):
                 if learner is not None:
@@ -175,7 +179,9 @@ class Node:
         self.pipeline.router_fields.places_ranks = any(backend.rank is not None for backend in self.registry)
 
     def remove_backend(self, name_or_url: str) -> None:
-        """Have each part forget the backend, even if another part raises. Raises NotFound."""
+        """Have each part forget the backend and its ranks, even if another part raises. Raises NotFound."""
+        for each in self.registry.known(name_or_url).as_ranks:
+            self.remove_backend(each.name)
         backend = self.registry.remove(name_or_url)
         self._look_for_ranks()
         with ExitStack() as steps:
@@ -183,6 +189,7 @@ class Node:
                 steps.callback(self.upstream.forget, address)
             for part in (self.calibration_parts, self.engine_events, self.worker_reports, self.poller):
                 steps.callback(part.forget, backend.id)
+            steps.callback(self.rank_parts.forget, backend)
         log.info("backend.removed %s", backend.name)
 
     def drain_backend(self, name_or_url: str, draining: bool) -> Backend:
@@ -227,7 +234,12 @@ class Node:
         return self.addresses.get(url) or BackendAddress.parse(url)
 
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
+        self.rank_parts.probed(backend, result)
         log_transitions(self.registry.probed(backend, result, time.monotonic()))
+
+    def _found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
+        self.rank_parts.published(backend, [each.rank for each in publishers])
+        self.engine_events.found(backend, publishers)
 
     def _received(self, backend: BackendId) -> None:
         log_transitions(self.registry.received(backend, time.monotonic()))

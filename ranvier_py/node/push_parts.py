@@ -158,7 +158,11 @@ class WorkerReports(Observer):
 
     async def batched(self, report: EventReport) -> Mapping[str, Any]:
         """Take a report of event batches. Raises NotFound for a worker that is no backend, and Unavailable."""
-        return await self.events.take(self.backend_of(report.worker), report)
+        backend = self.backend_of(report.worker)
+        for each in backend.as_ranks:
+            if each.rank == report.rank:
+                return await self.events.take(each, report._replace(ranks=(report.rank,)))
+        return await self.events.take(backend, report)
 
     def views(self, key: int | None = None) -> list[dict[str, Any]]:
         """Return a row for each worker that reports; given a prefix hash, also whether the worker holds it."""

@@ -155,6 +155,10 @@ def apply_polls(node: Node, _: Config) -> None:
     node.calibration_parts.metrics_interval_s = node.config.polls.metrics_interval_s
 
 
+def apply_ranks(node: Node, _: Config) -> None:
+    node.rank_parts.set_options(node.config.ranks)
+
+
 def apply_health(node: Node, _: Config) -> None:
     node.registry.limits = node.config.health
     for backend in node.registry:
@@ -210,6 +214,7 @@ APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
     "upstream": apply_limits,
     "pipeline": apply_limits,
     "polls": apply_polls,
+    "ranks": apply_ranks,
     "health": apply_health,
     "responses": apply_responses,
     "index": apply_index,
@@ -394,7 +399,7 @@ class Reloads:
 
     def _emptied(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
         """Yield a problem if the node has backends now and would have none."""
-        urls = {backend.url for backend in self._node.registry}
+        urls = {backend.url for backend in self._node.registry if not self._node.rank_parts.is_placed(backend)}
         if urls and not after and urls <= {spec.url for spec in before}:
             yield "backend: none would be left; if that is meant, set reload_allow_empty"
 

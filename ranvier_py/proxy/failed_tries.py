@@ -4,16 +4,19 @@ Rules: an error's body is read before anything is decided, up to a bound and a d
 the request ends with it. If no backend that was asked has room, the client gets the last such answer, also if those
 asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried elsewhere; if the
 second backend refuses alike, or has served others, the client gets that answer. A prompt that is too long for one goes
-to longer ones. What a backend declines it has not carried out, so any inference may be sent to another one then; after
-other failures only what `retries.may_repeat` allows.
+to longer ones. A rank that the engine refuses was chosen here: the request is sent without it. What a backend declines
+it has not carried out, so any inference may be sent to another one then; after other failures only what
+`retries.may_repeat` allows.
 One object for each request, made at its first failure.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.answers.failed_answers import Failure, failure_in, is_undecided, may_fail
@@ -49,6 +52,10 @@ FIRST_BYTE_TOTAL_S = 600.0
 """Limit of the waits for a first byte of all tries of one request: openai's SDK waits no longer (its DEFAULT_TIMEOUT).
 So with a limit of seconds for each try a stuck engine is passed over, while the default of 600 s ends in a 504: another
 try would prefill the prompt once more for a client that is gone when the answer comes."""
+
+
+RANK_WORDS = re.compile(rb"data(?:[\W_]|\\[bfnrt])*parallel|\\u00[4-7]", re.IGNORECASE)
+"""In each request of which a quotation may read like a refusal of a rank, with letters escaped or not."""
 
 
 class FailedTries:
@@ -131,6 +138,8 @@ class FailedTries:
         What two refuse alike, or a proven one, is refused.
         """
         registry, kind, earlier = self._router.registry, self._kind(attempt), self._refused
+        if judgement.names_rank and attempt.target.rank is not None and quotes_no_rank(self._request):
+            return self.elsewhere(attempt, judgement.outcome) if registry.rank_refused(attempt.target) else None
         refusals, target, model = registry.refusals, attempt.target, attempt.prompt.model
         if judgement.is_too_long:
             self._never = (*self._never, *not_longer(registry, target, model))
@@ -196,6 +205,12 @@ class FailedTries:
             return self._router.find(attempt.prompt, time.monotonic(), (*tried, *self._never))
         except RanvierError:  # no other backend: the failure before this is the better answer
             return None
+
+
+def quotes_no_rank(request: HttpRequest) -> bool:
+    """Whether an error that names a rank can't quote the request, so that it is of our choice."""
+    texts = (request.body, request.target, *chain.from_iterable(request.headers))
+    return request.fields.readable and not any(RANK_WORDS.search(text) for text in texts)
 
 
 def finished(

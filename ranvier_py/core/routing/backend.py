@@ -116,7 +116,7 @@ class ProbeResult:
     the engine may be busy. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
-    `ranks`: how many data-parallel ranks these are of.
+    `ranks`: how many data-parallel ranks these are of; `placeable`: as how many backends those can be placed.
     `caches`, `hit_tokens`: whether by its metrics it caches prefixes, and how many tokens it has found so far.
     """
 
@@ -135,6 +135,7 @@ class ProbeResult:
     hit_tokens: int | None = None
     key_refused: str = ""  # the pages that it refuses to our key, with 401 or 403
     ranks: int | None = None
+    placeable: int | None = None
     marks: EngineMarks | None = None  # of its process
 
 
@@ -214,6 +215,7 @@ class Backend(Work):
     processes: int = 1  # that surely answer behind its URL
     rank: int | None = field(init=False)  # its data-parallel rank, if its URL names one
     ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
+    as_ranks: tuple[Backend, ...] = ()  # the backends that stand for its ranks, and get its requests
     hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
     names: OtherNames = field(default_factory=OtherNames)
@@ -236,7 +238,7 @@ class Backend(Work):
     @property
     def advice(self) -> str:
         """What the operator should do about its URL; "" if that leads to one cache, and no other URL does."""
-        return advice(self.processes, self.ranks, self.url) or self.names.advice
+        return advice(self.processes, 1 if self.as_ranks else self.ranks, self.url) or self.names.advice
 
     def takes_salt(self, path: bytes) -> bool:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""

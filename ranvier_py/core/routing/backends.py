@@ -83,6 +83,7 @@ class Registry:
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
         self.restarted: Callable[[Backend], object] = lambda _: None  # called when a generation has begun
+        self.rank_refused: Callable[[Backend], bool] = lambda _: False  # called for a rank; whether others may be asked
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())
@@ -177,15 +178,23 @@ class Registry:
 
     def reweigh(self, name_or_url: str, weight: float) -> None:
         """Give it another weight from now on. Raises NotFound."""
-        self.known(name_or_url).weight = weight
+        backend = self.known(name_or_url)
+        for each in (backend, *backend.as_ranks):
+            each.weight = weight
+        self.version += 1
+
+    def place_as(self, backend: Backend, ranks: tuple[Backend, ...]) -> None:
+        """Send its requests to these from now on; () to itself. Its claims stay."""
+        backend.as_ranks = ranks
+        self.names.forget(backend.id)
         self.version += 1
 
     def drain(self, name_or_url: str, draining: bool = True) -> Backend:
         """Send it no more requests (or, with False, send it requests again). Its claims stay."""
         backend = self.known(name_or_url)
-        if backend.draining is not draining:
-            backend.draining = draining
-            self.version += 1
+        for each in (backend, *backend.as_ranks):
+            self.version += each.draining is not draining
+            each.draining = draining
         return backend
 
     def known(self, name_or_url: str) -> Backend:
@@ -245,7 +254,7 @@ class Registry:
         then: float | None = None,
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
-        serving = [b for b in self if not b.draining and b.serves(model)]
+        serving = [b for b in self if not b.draining and not b.as_ranks and b.serves(model)]
         if model in self.listed:  # under its whole name, so that it is nobody's adapter
             serving = [b for b in serving if b.models is None or model in b.models]
         eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
@@ -359,7 +368,7 @@ class Registry:
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
-        if result.marks is not None:
+        if result.marks is not None and not backend.as_ranks:  # else its ranks show theirs
             self.names.probed(backend.id, result.marks, now)
         changed += self.names.judge(backend, self.current, now)
         return [*self.settle(backend, before, result.detail or "probe"), *changed, *count_caches(backend, now)]

@@ -80,6 +80,7 @@ def test_a_page_of_vllm() -> None:
         states=False,
         engine="vllm",
         ranks=1,
+        placeable=1,
     )
 
 

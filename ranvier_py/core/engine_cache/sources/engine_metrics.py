@@ -21,7 +21,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
-from ranvier_py.core.routing.processes.ranks import rank_in, ranks_of
+from ranvier_py.core.routing.processes.ranks import placeable, rank_in, ranks_of
 
 SERIES_MAX = 1024
 """Series with our names that are read of one page: some ten for each rank."""
@@ -133,6 +133,7 @@ class EngineMetrics:
     retention: str = ""  # vLLM's `prefix_cache_retention_interval`: which states it keeps
     engine: str = ""  # vllm or sglang, if the page has a series named so
     ranks: int | None = None  # data-parallel ones that the page has series of
+    placeable: int | None = None  # as how many backends these can be placed
 
     @property
     def requests(self) -> int | None:
@@ -179,6 +180,7 @@ def read_metrics(page: bytes, rank: int | None = None) -> EngineMetrics:
         else:
             sums[field] = sums.get(field, 0.0) + series.value
     found = {other: sums.get(other, 0.0) for other in OTHERS}
+    ranks = ranks_of((series.name, series.labels) for series in found_series)
     blocks_capacity = sums.get("blocks", 0.0) * sums.get("block", 0.0)
     return EngineMetrics(
         running=whole(sums.get("running")),
@@ -197,7 +199,8 @@ def read_metrics(page: bytes, rank: int | None = None) -> EngineMetrics:
         state_mode=mode,
         retention=retention,
         engine=engine,
-        ranks=ranks_of((series.name, series.labels) for series in found_series) or None,
+        ranks=len(ranks) or None,
+        placeable=placeable(ranks) if ranks else None,
     )
 
 

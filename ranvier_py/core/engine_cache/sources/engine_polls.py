@@ -259,8 +259,8 @@ def probe_result(
     found = ProbeResult(True, False, page.status, latency_s, *listed, started_at, hybrid=known.hybrid, marks=marks)
     if not known.known:
         return found
-    hit_tokens, ranks = known.hit_tokens, known.ranks
-    return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=hit_tokens, ranks=ranks)
+    found = replace(found, ranks=known.ranks, placeable=known.placeable)
+    return replace(found, signs=signs_of(known), caches=known.caches, hit_tokens=known.hit_tokens)
 
 
 class KeyRefusals:

@@ -58,6 +58,9 @@ TOO_LONG = re.compile(
 )
 """Of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TensorRT-LLM and TGI; some count the answer as well."""
 
+NO_RANK = re.compile(r"\bdata parallel rank\b")
+"""vLLM: "data_parallel_rank 3 is out of range [0, 2)."; what takes only fields that it knows names the header."""
+
 ERROR_MEMBERS = ("type", "error_type", "code", "message", "msg", "reason", "error", "detail", "errors")
 """That have words of an error, or an error; others may quote the request. TGI has the second, FastAPI `detail`."""
 
@@ -68,13 +71,14 @@ class Judgement(NamedTuple):
     """What an answer shows. `pause_s`: for so long the backend wants no more requests, of this credential if it is
     `personal`, else of anybody; None: it says nothing of that. `is_own`: a refusal that may be the backend's own fault,
     for its keys or models, so that another one is asked before the client gets it. `is_too_long`: it refuses the length
-    of the prompt, which is nobody's fault."""
+    of the prompt, which is nobody's fault. `names_rank`: its words are of a data-parallel rank."""
 
     outcome: Outcome
     pause_s: float | None = None
     personal: bool = False
     is_own: bool = False
     is_too_long: bool = False
+    names_rank: bool = False
 
 
 SERVED = Judgement(Outcome.SUCCESS)
@@ -97,7 +101,8 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         is_own = status in (401, 403) or (status == 404 and bool(body.strip()))
         words = error_words(body) if status in (400, 413, 422) else ""
         is_own = is_own or NO_MODEL.search(words) is not None
-        return Judgement(outcome, is_own=is_own, is_too_long=TOO_LONG.search(words) is not None)
+        is_too_long, names_rank = TOO_LONG.search(words) is not None, NO_RANK.search(words) is not None
+        return Judgement(outcome, is_own=is_own, is_too_long=is_too_long, names_rank=names_rank)
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None

@@ -21,7 +21,9 @@ def count_caches(
         ranks = backend.last_probe.ranks
     if ranks is not None and backend.rank is None:
         backend.ranks = ranks
-    counts = (("processes", before[0], backend.processes), ("ranks", before[1], backend.ranks))
+    counts = [("processes", before[0], backend.processes)]
+    if not backend.as_ranks:  # else it was said that it is placed as these
+        counts.append(("ranks", before[1], backend.ranks))
     return [
         Transition(backend.id, backend.name, what, str(old), str(new), backend.advice)
         for what, old, new in counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import TypeVar
 
 import pytest
 
@@ -11,6 +12,7 @@ from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import EngineConfig
 from cluster.engine.engine_text import load_tokenizer
+from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.node.node_lab import MODEL, Lab, Node, opened, turn
 from tests.node.node_lab import chat as chat_body
@@ -19,17 +21,25 @@ from tests.proxy.wire import GOOD, Scripted
 CHATS, TURNS = 8, 4
 
 
-async def start_ranks(place: Lab, count: int) -> tuple[str, Ranks]:
+Kind = TypeVar("Kind", bound=Ranks)
+
+
+async def start_ranks(
+    place: Lab,
+    count: int,
+    kind: type[Kind] = Ranks,  # type: ignore[assignment]
+    kv: KvEndpoints | None = None,
+) -> tuple[str, Kind]:
     limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001)
-    config = EngineConfig(name="engine", models=(MODEL,), limits=limits, tokens_max=200_000)
-    ranks = Ranks(config, load_tokenizer("bytes"), count)
+    config = EngineConfig(name="engine", models=(MODEL,), limits=limits, tokens_max=200_000, kv=kv)
+    ranks = kind(config, load_tokenizer("bytes"), count)
     host, port = await place.nursery.start(partial(serve_engine, ranks, "127.0.0.1", 0))
     return f"http://{host}:{port}", ranks
 
 
-async def talk(node: Node, ranks: Ranks, *, stream: bool) -> float:
+async def talk(node: Node, ranks: Ranks, *, stream: bool, turns: int = TURNS) -> float:
     """The share of the prompts' tokens that the engine found in its caches, over chats that take turns."""
-    for length in range(1, TURNS + 1):
+    for length in range(1, turns + 1):
         for chat in range(CHATS):
             messages = turn(
                 *[f"chat {chat}, message {number}: " + "words and words " * 40 for number in range(2 * length - 1)]
@@ -70,7 +80,7 @@ async def test_a_client_chooses_no_rank_where_the_node_does() -> None:
 async def test_an_engine_with_ranks_as_one_backend_is_reported_with_the_remedy() -> None:
     async with opened(Lab, 0, 30) as place:
         url, _ = await start_ranks(place, 2)
-        node = await place.start(backend=[url])
+        node = await place.start(backend=[url], split_ranks=False)
         await node.until_backend(lambda backend: backend["ranks"] == 2)
         (backend,) = await node.backends()
         assert f"{url}#rank=0 to {url}#rank=1" in backend["advice"]

@@ -1,0 +1,1 @@
+"""Data-parallel ranks of engines, each placed as a backend of its own."""

@@ -1,0 +1,195 @@
+"""Places an engine that has data-parallel ranks as these: each becomes a backend of its own, with `#rank=N` in its URL.
+
+The backend of the URL itself stays, since operators, reloads and peers name it, and its pages show how many ranks there
+are; but it gets no requests (`Backend.as_ranks`). Draining, weight and removal of it are those of its ranks.
+
+Rules: the first look decides at once, so that the first request finds the ranks; afterwards two looks in a row must
+show another number. A look without a page, or without ranks on it, changes nothing. A rank that the engine refuses ends
+it, until another process answers or another number is shown. Ranks that an operator lists go first: then the URL keeps
+its own requests. Where several processes answer at the URL a rank says nothing, and nothing is split.
+Bound: `ranks.PLACED_MAX` ranks of each configured backend.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.backend import Backend, ProbeResult
+from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.processes.ranks import RankOptions, entries_of, rank_of, without_rank
+
+log = logging.getLogger(__name__)
+
+Add = Callable[[str, float, str, BackendSpec | None], BackendId]
+
+
+@dataclass(slots=True)
+class RankCounters:
+    """What was done about ranks that nobody listed."""
+
+    split: int = counter("Times that an engine was placed as its data-parallel ranks, or as another number of them.")
+    joined: int = counter("Times that an engine with data-parallel ranks was placed as one backend again.")
+    refused: int = counter("Requests whose data-parallel rank the engine refused, sent again without.")
+
+
+@dataclass(slots=True)
+class Whole:
+    """A backend whose URL names no rank. `count`: as how many backends it is placed."""
+
+    spec: BackendSpec | None
+    count: int = 1
+    shown: int | None = None  # by its last page that named any: as how many it could be placed
+    published: Sequence[int] = ()  # the ranks that publish events
+    doubted: int = 0  # another number than `count`, that the last look showed
+    refused: tuple[int, int] = (-1, 0)  # generation and number of ranks of which one was refused
+
+
+class RankParts:
+    """See the module. `add` and `remove` are the node's."""
+
+    def __init__(self, registry: Registry, add: Add, remove: Callable[[str], object], options: RankOptions) -> None:
+        self.counters = RankCounters()
+        self._registry = registry
+        self._add = add
+        self._remove = remove
+        self._options = options
+        self._wholes: dict[BackendId, Whole] = {}
+        registry.rank_refused = self._refused
+
+    def set_options(self, options: RankOptions) -> None:
+        self._options = options
+        for id_, whole in list(self._wholes.items()):
+            whole.refused = (-1, 0)
+            if not options.split_ranks:
+                self._place(self._registry[id_], whole, 1, "split_ranks is off")
+            else:
+                self._look(id_, whole)
+
+    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
+        """Take a backend that was added, with its configuration. Of one with an index by URL the ranks have none."""
+        if backend.rank is None and (spec is None or not spec.kv_index):
+            self._wholes[backend.id] = Whole(spec)
+
+    def forget(self, backend: Backend) -> None:
+        """Forget a backend that was removed; one rank of several, if an operator removes that."""
+        self._wholes.pop(backend.id, None)
+        whole = self._whole_of(backend.url)
+        if whole is not None and backend in whole.as_ranks:
+            self._registry.place_as(whole, tuple(each for each in whole.as_ranks if each is not backend))
+
+    def make_room(self, url: str) -> None:
+        """End what stands at the URL of a rank that is being added by somebody else."""
+        whole, at = self._whole_of(url), self._registry.find(url)
+        if whole is not None and at is not None and at in whole.as_ranks:
+            self._place(whole, self._wholes[whole.id], 1, f"{at.url} is listed")
+
+    def is_placed(self, backend: Backend) -> bool:
+        """Whether this stands for a rank that nobody listed."""
+        whole = self._whole_of(backend.url)
+        return whole is not None and backend in whole.as_ranks
+
+    # --- what shows ranks -------------------------------------------------------------------------------------------
+
+    def probed(self, id_: BackendId, result: ProbeResult) -> None:
+        """Take a probe's result, before the registry does."""
+        whole = self._wholes.get(id_)
+        if whole is None or not result.ok or (whole.shown is not None and result.placeable is None):
+            return
+        whole.shown = result.placeable
+        self._look(id_, whole, result)
+
+    def published(self, id_: BackendId, ranks: Sequence[int]) -> None:
+        """Take the ranks of which an engine publishes events, as far as that is known now."""
+        if (whole := self._wholes.get(id_)) is not None:
+            whole.published = ranks
+            self._look(id_, whole)
+
+    def _look(self, id_: BackendId, whole: Whole, result: ProbeResult | None = None) -> None:
+        backend = self._registry[id_]
+        owned_by = backend.owned_by | {
+            str(card.get("owned_by")) for card in (result.cards if result is not None else ())
+        }
+        wanted = entries_of(whole.shown, whole.published, is_vllm="vllm" in owned_by)
+        if backend.processes > 1:
+            wanted = 1
+        is_refused = whole.refused == (backend.generation, wanted)
+        if wanted in (None, whole.count) or is_refused or not self._options.split_ranks:
+            whole.doubted = 0
+            return
+        assert wanted is not None
+        if whole.count > 1 and whole.doubted != wanted:
+            whole.doubted = wanted
+            return
+        self._place(backend, whole, wanted, "its pages show one rank", result)
+
+    def _refused(self, rank: Backend) -> bool:
+        """Place an engine as one backend, since it refuses a rank that was chosen here. Returns whether the request may
+        be sent elsewhere: not if an operator listed the rank."""
+        backend = self._whole_of(rank.url)
+        if backend is None or not (rank.removed or rank in backend.as_ranks):
+            return False
+        self.counters.refused += 1
+        if rank in backend.as_ranks:
+            whole = self._wholes[backend.id]
+            whole.refused = (backend.generation, whole.count)
+            self._place(backend, whole, 1, f"it refuses rank {rank.rank}")
+        return True
+
+    # --- what is done about them ------------------------------------------------------------------------------------
+
+    def _place(self, backend: Backend, whole: Whole, count: int, why: str, result: ProbeResult | None = None) -> None:
+        """Place a backend as so many ranks, or as itself; `why`, in the latter case."""
+        if count == whole.count or (count > 1 and self._is_listed(backend)):
+            return
+        before, whole.count, whole.doubted = whole.count, count, 0
+        known = {each.rank: each for each in backend.as_ranks}
+        self._registry.place_as(backend, ())  # its requests go there if a rank can't be added
+        for rank, each in known.items():
+            if count == 1 or (rank or 0) >= count:
+                self._remove(each.name)
+        if count == 1:
+            self.counters.joined += 1
+            log.warning("backend.placed_whole %s, no more as %d ranks: %s", backend.name, before, why)
+            return
+        ranks: list[Backend] = []
+        try:
+            for rank in range(count):
+                ranks += (known.get(rank) or self._added(backend, whole, rank, result),)
+        except RanvierError as error:
+            for each in [*ranks, *(each for each in known.values() if not each.removed and each not in ranks)]:
+                self._remove(each.name)
+            whole.count, whole.refused = 1, (backend.generation, count)
+            log.warning("backend.placed_whole %s, not as %d ranks: %s", backend.name, count, error)
+            return
+        self._registry.place_as(backend, tuple(ranks))
+        self.counters.split += 1
+        log.info("backend.placed_as_ranks %s: %d, each with a cache of its own", backend.name, count)
+
+    def _added(self, backend: Backend, whole: Whole, rank: int, result: ProbeResult | None) -> Backend:
+        """Return the backend of one rank. Its engine's models are known, so that no other request finds it first."""
+        url, name = f"{backend.url}#rank={rank}", f"{backend.name}#rank={rank}"
+        added = self._registry[self._add(url, backend.weight, name, whole.spec)]
+        self._registry.drain(name, backend.draining)
+        listed = result if result is not None and result.models is not None else None
+        models, cards = (backend.models, backend.cards) if listed is None else (listed.models, listed.cards)
+        if models is not None:
+            self._registry.set_models(added, ProbeResult(True, models=models, cards=cards))
+        return added
+
+    def _is_listed(self, backend: Backend) -> bool:
+        """Whether somebody listed ranks of this backend."""
+        of_it = (each for each in self._registry if each.rank is not None and without_rank(each.url) == backend.url)
+        return any(each not in backend.as_ranks for each in of_it)
+
+    def _whole_of(self, url: str) -> Backend | None:
+        """Return the backend of whose ranks this URL may be one; None if there is none."""
+        try:
+            return self._registry.find(without_rank(url)) if rank_of(url) is not None else None
+        except ValueError:
+            return None
