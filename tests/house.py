@@ -184,6 +184,10 @@ def help_texts() -> Iterator[tuple[Path, int, str]]:
                     )
 
 
+def leans(text: str) -> bool:
+    return LEANING.match(text) is not None
+
+
 def _texts_in(path: Path, node: ast.AST) -> Iterator[tuple[Path, int, str]]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
@@ -198,7 +202,7 @@ def help_that_does_not_stand_alone() -> list[str]:
     return [
         f"{short(path)}:{line}: {text}"
         for path, line, text in help_texts()
-        if len(text.split()) < HELP_WORDS_MIN or LEANING.match(text)
+        if len(text.split()) < HELP_WORDS_MIN or leans(text)
     ]
 
 

@@ -1,13 +1,18 @@
-"""Each command imports what it needs and no more: `--help` answers at once, and no node loads the replay."""
+"""Each command imports what it needs and no more: `--help` answers at once, and no node loads the replay. What `--help`
+and `ranvier config` say of one option can be read without the others."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ranvier_py.cli import COMMANDS, main
+from ranvier_py.config.config_model import KEYS
+from ranvier_py.config.config_reference import help_of
 from tests import house
 
 ROOT = Path(__file__).parents[1]
@@ -70,3 +75,14 @@ def test_the_replay_is_loaded_by_the_commands_that_are_about_it_alone() -> None:
         if house.package_of(imported) == "replay" != house.package_of(module)
     }
     assert importers == {"commands.run_clients", "commands.run_lint", "commands.run_replay"}
+
+
+def test_the_help_of_each_option_can_be_read_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody reads 120 options in their order."""
+    assert [
+        (name, text) for name, key in KEYS.items() if house.leans(text := help_of(key)) or text.count(" ") < 3
+    ] == []
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert re.findall(r"  \.\.\. .*", capsys.readouterr().out) == []

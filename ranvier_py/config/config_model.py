@@ -201,15 +201,15 @@ class Config(Options):
     load_factor: float = key(
         default_of(AffinityOptions, "divert_factor"),
         "Routing",
-        "affinity leaves the best holder when its load is above this times the median.",
+        "affinity leaves the best holder when its load is above this times the median plus load_floor.",
         least=1,
         most=1000,
     )
     load_floor: int = key(
         default_of(AffinityOptions, "divert_floor"),
         "Routing",
-        "... plus this many requests, which delay a first token less than computing the prefix elsewhere. Set it lower "
-        "for engines that run only a few requests at a time.",
+        "Requests beyond load_factor times the median that affinity accepts at the best holder: they delay a first "
+        "token less than computing the prefix elsewhere. Set it lower for engines that run few requests at a time.",
     )
     placement_compatibility: Literal["off", "ranvier"] = key(
         "off",
@@ -254,7 +254,10 @@ class Config(Options):
     )
     cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
     recent_decisions: int = key(
-        default_of(Router, "recent_max"), "Routing", "Decisions kept for /admin/decisions.", least=1
+        default_of(Router, "recent_max"),
+        "Routing",
+        "Latest routing decisions that are kept for /admin/decisions.",
+        least=1,
     )
 
     client_rules: RuleSettings = key(
@@ -278,7 +281,7 @@ class Config(Options):
         "Redis or Valkey for response_cache_backend = redis, as kv_redis_url, which stands in for it where it is not "
         "set. Where both are the same, all share its connections. Needs ranvier-py[redis].",
     )
-    response_cache_redis_url_file: OptionalPath = key(None, "Responses", "File that holds this URL.")
+    response_cache_redis_url_file: OptionalPath = key(None, "Responses", "File that holds response_cache_redis_url.")
     redis_answers: RedisAnswerOptions = part(RedisAnswerOptions)
 
     index: IndexSettings = part(IndexSettings)
@@ -295,7 +298,7 @@ class Config(Options):
         "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss:// for TLS, or unix:///SOCKET. No Redis Cluster. Not set: "
         "response_cache_redis_url.",
     )
-    kv_redis_url_file: OptionalPath = key(None, "Index", "File that holds this URL.")
+    kv_redis_url_file: OptionalPath = key(None, "Index", "File that holds kv_redis_url.")
     redis: RedisOptions = part(RedisOptions)
 
     gossip: Place = key(
@@ -358,14 +361,16 @@ class Config(Options):
         "Signs administration between nodes; at least 16 bytes. With it, a backend added on one node is added on all "
         "that have this key. Without, no backend's address is ever taken from a peer.",
     )
-    gossip_admin_key_file: OptionalPath = key(None, "Cluster", "File that holds this key.")
+    gossip_admin_key_file: OptionalPath = key(None, "Cluster", "File that holds gossip_admin_key.")
 
     server: ServerLimits = part(ServerLimits)
     upstream: UpstreamLimits = part(UpstreamLimits)
     pipeline: PipelineLimits = part(PipelineLimits)
     drain_timeout_s: float = key(30.0, "Limits", "Time that answers have to finish after SIGTERM.", most=SECONDS_MAX)
 
-    log_level: Literal["debug", "info", "warning", "error"] = key("info", "Logs", "debug, info, warning or error.")
+    log_level: Literal["debug", "info", "warning", "error"] = key(
+        "info", "Logs", "Least severe lines that are logged: debug, info, warning or error."
+    )
     log_format: Literal["text", "json"] = key("text", "Logs", "text or json: one line for each event.")
     record_file: OptionalPath = key(
         None,
@@ -379,7 +384,7 @@ class Config(Options):
         "When the file has grown to this it becomes FILE.1, and a new one is begun.",
         least=4096,
     )
-    record_files_max: int = key(8, "Logs", "Files kept of one recording.", least=1)
+    record_files_max: int = key(8, "Logs", "Files of one recording that are kept; the oldest goes.", least=1)
 
     worker_key: bytes | None = field(default=None, repr=False)
     """Cluster key of workers that have no other (see `config_endpoints`). It appears in no file, flag, dump or log."""

@@ -254,7 +254,9 @@ class EngineEvents:
             self._unnamed[id_] = models
             several = ", ".join(map("/".join, models)) or "none"
             log.warning(
-                "engine_events.ambiguous %s serves %s; its events do not say of which they are", backend.name, several
+                "engine_events.ambiguous %s serves several base models (%s); its KV events do not say whose they are",
+                backend.name,
+                several,
             )
         return names
 
@@ -433,7 +435,7 @@ class EngineEvents:
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics."""
         yield from samples("engine_cache", self.engine_caches.counters, {})
-        help_text = "Engines whose events do not say of which base model they are."
+        help_text = "Engines whose KV events do not say which of several base models each is of."
         yield Sample("engine_events_ambiguous", "gauge", help_text, len(self._unnamed))
         help_text = "Restarts that events showed more often than engines can restart."
         yield Sample("engine_events_restarts_unbelieved", "counter", help_text, self.restarts_unbelieved)

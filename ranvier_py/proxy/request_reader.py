@@ -29,17 +29,17 @@ class ServerLimits(Options):
 
     SECTION = "Limits"
 
-    header_s: float = seconds(10.0, "A request's header must be complete by then.", key="header_timeout_s")
+    header_s: float = seconds(10.0, "A request's header must be complete in this time.", key="header_timeout_s")
     body_window_s: float = seconds(  # Apache's mod_reqtimeout looks at bodies over 20 s, too
         20.0,
-        "In each such time that a body takes to arrive, it must bring body_bytes_min and a 32nd of what is here of it, "
+        "While a body arrives, it must bring body_bytes_min and a 32nd of what is here of it in each such time, "
         "or its end: 408 otherwise.",
     )
     body_bytes_min: int = option(  # 5 kB/s: less than any line but GPRS brings
         100_000, "Least that a body brings in each body_window_s.", least=1
     )
     body_s: float = seconds(  # 64 MiB at 1 Mbit/s; at the least rate alone they would be in memory for hours
-        600.0, "A whole body must be here by then: 408 otherwise.", key="body_timeout_s"
+        600.0, "A whole body must be here in this time: 408 otherwise.", key="body_timeout_s"
     )
     idle_s: float = seconds(  # nginx's keepalive_timeout
         75.0, "A connection without a request is closed after this.", key="idle_timeout_s"
@@ -63,7 +63,7 @@ class ServerLimits(Options):
         "Client connections at once. Above, who has waited longest for a request is closed; 503 if nobody waits.",
         least=1,
     )
-    in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1)
+    in_flight_max: int = option(4096, "Requests that are served at once; further ones get 503.", least=1)
     in_flight_bytes_max: int = option(  # 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
         2**30,
         "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
@@ -196,7 +196,7 @@ class RequestHead:
             elif key == b"expect":
                 self._read_expectation(value, minor)
         if hosts != 1 and (minor or hosts):
-            raise BadRequest("a request names its host once")
+            raise BadRequest("the request must have exactly one Host header")
 
     def _read_length(self, value: bytes) -> None:
         if not value.isdigit() or len(value) > 18:

@@ -131,7 +131,7 @@ def against_oracle(best: RunResult, shown: Sequence[RunResult]) -> Iterator[str]
     oracle = next((run for run in shown if run.policy == "oracle_ttft"), None)
     if oracle is not None and oracle.served:
         yield (
-            f"Who sees into the engines (oracle_ttft) reaches {duration(p90(oracle))}: "
+            f"A router that knew the engines' caches and queues (oracle_ttft) would reach {duration(p90(oracle))}: "
             f"{best.policy} has {change(p90(best), p90(oracle))}."
         )
 

@@ -25,8 +25,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--engine", default="", metavar="URL", help="HTTP of the engine, to ask where it publishes its KV events")
     add("--events", default="", metavar="tcp://HOST:PORT", help="where it publishes them, instead of asking")
-    add("--replay", default="", metavar="tcp://HOST:PORT", help="... and where it replays missed ones")
-    add("--ranks", type=int, default=1, metavar="N", help="... of so many data-parallel ranks, rank r at port + r")
+    add(
+        "--replay",
+        default="",
+        metavar="tcp://HOST:PORT",
+        help="where it replays KV events that were missed, with --events",
+    )
+    add(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="data-parallel ranks that publish, with --events: rank r at port + r",
+    )
     add("--model", default="", metavar="NAME", help="its base model as clients name it, where it serves several")
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(%(default)s)")
     add("--make-key", default="", metavar="WORKER", help="print a key for this worker, made of the given one, and end")

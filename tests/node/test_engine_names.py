@@ -90,8 +90,8 @@ async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_stated_on
         made.found(ENGINE, publishers(*topics))
         assert read(made) == read(made) == {}
         reported = [record for record in caplog.records if record.message.startswith("engine_events.ambiguous")]
-        assert [record.getMessage().partition(" serves ")[2] for record in reported] == [
-            "a, b/also-b; its events do not say of which they are"
+        assert [record.getMessage().partition(" base models ")[2] for record in reported] == [
+            "(a, b/also-b); its KV events do not say whose they are"
         ]
         assert unnamed(made) == 1
         assert made.view()["engines"][0]["why"].startswith("not one base model: a, b, also-b")

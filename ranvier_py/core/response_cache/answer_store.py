@@ -43,7 +43,7 @@ class ResponseCacheOptions(Options):
         one_of=("memory", "cluster", "redis"),
     )
     capacity: int = option(1000, "Answers kept; the least recently used goes first.", least=1)
-    bytes_max: int = option(256 * 2**20, "Memory for them.", least=65_536)
+    bytes_max: int = option(256 * 2**20, "Memory for the answers of the response cache.", least=65_536)
     ttl_s: float = seconds(300.0, "An answer is kept so long.")
     answer_bytes_max: int = option(2**20, "Largest answer that is kept.", least=1)
     stream_bytes_max: int = option(10 * 2**20, "Largest stream that is kept, as it came.", least=1)

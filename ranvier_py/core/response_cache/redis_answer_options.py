@@ -19,7 +19,7 @@ class RedisAnswerOptions(Options):
     key_prefix: str = option(
         "ranvier:resp:", "Begins every key in Redis; all nodes need the same.", key="response_cache_redis_prefix"
     )
-    connections_max: int = option(8, "Connections to Redis, at most.", least=1, most=256)
+    connections_max: int = option(8, "Most connections of the response cache to Redis.", least=1, most=256)
     timeout_s: float = seconds(1.0, "A command to Redis that takes longer means that it is away.")
     connect_s: float = seconds(
         3.0, "Longest wait for a connection to Redis.", key="response_cache_redis_connect_timeout_s"
@@ -34,9 +34,11 @@ class RedisAnswerOptions(Options):
         key="response_cache_fallback_to_memory",
     )
     fallback_capacity: int = option(
-        1000, "Answers kept in memory then.", least=1, key="response_cache_fallback_capacity"
+        1000, "Answers that are kept in memory while Redis is away.", least=1, key="response_cache_fallback_capacity"
     )
-    fallback_ttl_s: float = seconds(300.0, "... and how long.", key="response_cache_fallback_ttl_s")
+    fallback_ttl_s: float = seconds(
+        300.0, "How long answers are kept in memory while Redis is away.", key="response_cache_fallback_ttl_s"
+    )
 
     def contradictions(self) -> list[str]:
         return prefix_problems("key_prefix", self.key_prefix)

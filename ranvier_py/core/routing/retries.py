@@ -75,7 +75,7 @@ class RetryLimits(Options):
         1, "Failed tries at one backend, before the first byte, that move a request on to the next backend.", least=1
     )
     total_retries_max: int = option(  # Ranvier's; a prompt that kills engines then meets at most four of them
-        3, "Further tries altogether.", most=100
+        3, "Further tries of one request altogether, after the first.", most=100
     )
     statuses: tuple[int, ...] = option(
         (429, 500, 502, 503, 504, 529), "Answers that are worth another try.", key="retry_statuses"

@@ -51,7 +51,7 @@ class RouterFieldOptions(Options):
     )
     client_ranks: str = option(
         AUTO,
-        "The same for x-data-parallel-rank and data_parallel_rank, by which clients choose an engine's rank. auto: "
+        "What is done with clients' x-data-parallel-rank and data_parallel_rank, which choose an engine's rank. auto: "
         "remove where this node chooses ranks, else pass.",
         one_of=(AUTO, REMOVE, PASS),
     )

@@ -42,7 +42,9 @@ def own_answer(backends: Iterable[Backend], request: HttpRequest, client: Client
         if found is not None:
             return 200, found
     if not of_v1:
-        raise NotFound("this port serves /v1/, /health and what engines compute")
+        raise NotFound(
+            "no such path: this port serves /health, /v1/ and paths of engines' inference, such as /generate"
+        )
     if misleads(path):
         raise BadRequest("the path has dot segments, or encodes slashes or control characters")
     return None
