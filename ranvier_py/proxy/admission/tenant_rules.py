@@ -28,7 +28,7 @@ def tenant_of(tenants: Tenants, request: HttpRequest) -> bytes:
     """Return the tenant of the prompt; empty for a request without one. Raises RequestError."""
     method, path, fields = request.method, request.path, request.fields
     if is_strange(method, path):
-        raise NotFound(f"{APART}: nobody knows whose it is, what this path leads to; only responses have owners")
+        raise NotFound(f"{APART}: which tenant owns what this path leads to is not known; it is for responses alone")
     if path in PATHS and path != REALTIME_PATH and method not in (b"POST", b"OPTIONS"):  # it could list what all made
         raise MethodNotAllowed(f"{path.decode()} takes POST")
     if method != b"POST" or not request.body:
@@ -57,7 +57,7 @@ def check_names(tenants: Tenants | None, request: HttpRequest, prompt: Prompt) -
         yield from _search(request.body)
         return
     if CONVERSATION in found.stored:
-        raise BadRequest(f"{APART}: nobody knows whose a {CONVERSATION} is")
+        raise BadRequest(f"{APART}: which tenant owns a {CONVERSATION} is not known")
     if RESPONSE_ID in found.stored and not prompt.previous:
         raise BadRequest(f"{RESPONSE_ID} must be a text")
     if found.own_id:
