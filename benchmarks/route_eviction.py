@@ -3,11 +3,10 @@
 `python -m benchmarks.route_eviction [--quick] [--workload taubench]`
 
 *Hits*: one node with the default policy serves each trace with eight engines that evict nothing, so that every miss is
-due to the router. The tables have SHARES of the rows that the trace would fill, and evict by LRU or by utility; the
-alpha of utility is tuned by replay as in a node. Answers are streams, or come as a whole: then a router sees no first
-token. *Costs*: for a full table of a million rows with the chats of
-`decision`, the memory of a row, and the microseconds of one `learn` of a new chat, which evicts as many rows as it
-adds; and the processor time of a tuning that tries all alphas.
+due to the router. The tables have SHARES of the rows that the trace would fill, and evict by LRU or by utility. Answers
+are streams, or come as a whole: then a router sees no first token. *Costs*: for a full table of a million rows with the
+chats of `decision`, the memory of a row, and the microseconds of one `learn` of a new chat, which evicts as many rows
+as it adds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,9 +24,7 @@ from benchmarks.harness.bench import command_line, each_apart, finish, how_answe
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import AMPLE, AMPLE_TOKENS, ENGINES, WORKLOADS, Workload
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
-from ranvier_py.core.routing.route_table.alpha_tuner import WARM, WINDOW, AlphaJob, LoggedRequest, found_alpha
 from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
-from ranvier_py.core.routing.route_table.utility_queue import UtilityQueue
 from ranvier_py.replay.jobs import Ready, Task, make_ready, make_run
 from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan
@@ -39,13 +35,9 @@ LOAD = 0.5  # share of the capacity that a trace has in the policies benchmark, 
 SHARES = (0.15, 0.4)
 """Sizes of tables, as shares of the rows that an unbounded table would have at the end."""
 
-REQUESTS_MAX = 1000
-"""Requests of each trace: enough for more than four tunings."""
-
+REQUESTS_MAX = 1000  # of each trace
 TABLE_ROWS = 1_000_000
-ALPHA = 0.5  # the alpha of the table whose costs are measured
 ROUNDS = 2000
-TUNED_ROWS = WARM * 20  # a table that the replayed requests turn over
 WORSE_GOAL = 0.01  # hit rate below LRU's, at most
 QUICK_WORKLOADS = ("chat_threads", "rag")
 QUICK_REQUESTS, QUICK_ROWS = 500, 50_000
@@ -90,9 +82,8 @@ def run(ready: Ready, plan: Plan) -> tuple[int, dict[str, Any]]:
     done.go()
     assert isinstance(done.placer, Nodes)
     table, found = done.placer.routers[0].routes, done.tally.measures(done.span_s)
-    tuned = {"alpha": table.leaves.alpha} if isinstance(table.leaves, UtilityQueue) else {}
     figures = {name: found[name] for name in ("hit_rate", "predicted_hit_rate")}
-    return len(table), {**figures, "ttft_p90_s": found["ttft_s"]["p90"], **tuned}
+    return len(table), {**figures, "ttft_p90_s": found["ttft_s"]["p90"]}
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------
@@ -102,8 +93,6 @@ def costs_of(case: tuple[str, int, int]) -> Row:
     """Measure the costs of a full table that learns new chats."""
     eviction, rows, seed = case
     chats, table = Chats(seed), RouteTable(capacity=rows, options=RouteTableOptions(eviction))
-    if isinstance(table.leaves, UtilityQueue):
-        table.leaves.alpha = ALPHA
     gc.collect()
     before = memory_of_process()
     now = fill(table, chats, rows)
@@ -122,21 +111,6 @@ def costs_of(case: tuple[str, int, int]) -> Row:
         "learn_microseconds": times,
         "evicted_by_each": round(each, 1),
     }
-
-
-def tuning_s(seed: int, requests_max: int = WARM + WINDOW) -> float:
-    """Return the processor time of one tuning that replays `requests_max` requests."""
-    chats = Chats(seed)
-    known = [chats.new() for _ in range(20)]
-    requests = []
-    for number in range(requests_max):
-        place = number % len(known)
-        known[place] = chats.next_turn(known[place]) if number % 3 else chats.new()
-        chain = known[place].chain
-        requests.append(LoggedRequest(number, chain[0][0], chain))
-    began = time.process_time()
-    found_alpha(AlphaJob(ALPHA, TUNED_ROWS, requests))
-    return round(time.process_time() - began, 2)
 
 
 # --- what is asked of the figures -------------------------------------------------------------------------------------
@@ -176,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [(eviction, QUICK_ROWS if quick else TABLE_ROWS, arguments.seed) for eviction in (LRU, UTILITY)]
     costs = [] if arguments.workload else list(each_apart(costs_of, cases))
     show(str(costs))
-    result = {"goals": goals(rows), "costs": costs, "tuning_s": tuning_s(arguments.seed)}
+    result = {"goals": goals(rows), "costs": costs}
     return finish("route_eviction", arguments, result, whole=not arguments.workload, rows=rows)
 
 

@@ -221,5 +221,3 @@ def route_eviction(result: Result) -> Iterator[Row]:
             "a full table of {rows:,} rows learns a new chat, `{eviction}`",
             "p50 {p50:.0f} µs, p99 {p99:.0f}, {evicted_by_each:.0f} rows evicted; {memory_bytes_per_row:.0f} B a row",
         )
-    spent_s = result["tuning_s"]
-    yield Row("processor time of a tuning that tries all alphas", f"{spent_s:.1f} s", "2 s", spent_s <= 2)

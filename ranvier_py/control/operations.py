@@ -178,7 +178,6 @@ class Admin:
             samples("resolver", node.resolver.counters),
             *(backend_samples(backend, node.registry) for backend in node.registry),
             samples("routes", router.routes.counters),
-            samples("routes", node.alpha_process.tuner.counters) if node.alpha_process is not None else (),
             samples("memory", router.reader.memory.counters),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),

@@ -45,7 +45,6 @@ from ranvier_py.node.index_parts import IndexedTokenizer
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.parts import (
     INDEX_REDIS,
-    alpha_process_of,
     authorization_of,
     calibration_parts_of,
     debugger_of,
@@ -100,7 +99,7 @@ class Node:
         self.scheme = scheme_of(config, tokenizer.facts, key)
         self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
-        self.recorder, self.alpha_process = recorder_of(config, self.scheme), alpha_process_of(config, self.router)
+        self.recorder = recorder_of(config, self.scheme)
         self.shadows, self.clients = shadows_of(config, self.router, rng), client_reader_of(config, self.scheme, rng)
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)

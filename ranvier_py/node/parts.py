@@ -38,19 +38,16 @@ from ranvier_py.core.routing.placement.policies import PlacementOptions, make_po
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoadedOptions
 from ranvier_py.core.routing.request_record import Header, scheme_mark
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.route_table.alpha_tuner import AlphaTuner
-from ranvier_py.core.routing.route_table.route_values import UTILITY
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.shadows.shadow import make_shadow
 from ranvier_py.core.shadows.shadows import Shadows
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
-from ranvier_py.io.alpha_process import AlphaProcess
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
-from ranvier_py.io.tokenizer_process import TokenizerProcess, environment
+from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.calibration_parts import CalibrationParts
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
@@ -225,15 +222,6 @@ def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
 
 def make_routes(config: Config) -> RouteTable:
     return RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s, options=config.routes)
-
-
-def alpha_process_of(config: Config, router: Router) -> AlphaProcess | None:
-    """Make what tunes the weight of routes, if full tables evict by utility. It becomes an observer of attempts."""
-    if config.routes.eviction != UTILITY:
-        return None
-    tuner = AlphaTuner(router.routes, router.chain)
-    router.observers += (tuner,)
-    return AlphaProcess(tuner, environment())
 
 
 def placement_options(config: Config) -> PlacementOptions:

@@ -116,9 +116,8 @@ async def run_parts(
         nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
         nursery.start_soon(faults.keep, "sweep", node.sweep)
         nursery.start_soon(faults.keep, "clients", node.clients.run)
-        for place, part in (("recorder", node.recorder), ("route_eviction", node.alpha_process)):
-            if part is not None:
-                nursery.start_soon(faults.keep, place, part.run)
+        if node.recorder is not None:
+            nursery.start_soon(faults.keep, "recorder", node.recorder.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
             nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)

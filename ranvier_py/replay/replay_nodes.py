@@ -24,8 +24,6 @@ from ranvier_py.core.routing.health import Health
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.alpha_tuner import AlphaTuner, found_alpha
-from ranvier_py.core.routing.route_table.route_values import UTILITY
 from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
@@ -62,11 +60,6 @@ class Nodes(Placer):
     def __init__(self, plan: Plan, engines: Sequence[EngineModel], block_tokens: int, now: float = 0.0) -> None:
         self.routers = [make_router(plan, block_tokens, f"{plan.seed}/{index}", engines) for index in range(plan.nodes)]
         self._explains = plan.per_request
-        self._tuners = [
-            AlphaTuner(router.routes, router.chain) for router in self.routers if plan.routes.eviction == UTILITY
-        ]
-        for router, tuner in zip(self.routers, self._tuners, strict=False):
-            router.observers += (tuner,)
         self._draw = Random(f"{plan.seed}/dns")  # noqa: S311  # placement draws no secrets
         self._probing = Random(f"{plan.seed}/probes")  # noqa: S311
         self._probes: list[ProbeDue] = []  # at most one for each restart and node
@@ -142,8 +135,6 @@ class Nodes(Placer):
         )
         router.answered(placed.attempt, item.answered, answer, now)
         router.finish_attempt(placed.attempt, Outcome.SUCCESS, now)
-        if self._tuners and (tuner := self._tuners[placed.node]).due and (wanted := tuner.job()) is not None:
-            tuner.take(found_alpha(wanted))
         self._touched(placed.node, now)
 
     def failed(self, placed: Placed, outcome: Outcome, now: float) -> None:

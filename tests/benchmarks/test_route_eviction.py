@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.harness.report_replays import route_eviction
-from benchmarks.route_eviction import Row, goals, rows_of, tuning_s, workloads_of
+from benchmarks.route_eviction import Row, goals, rows_of, workloads_of
 
 
 def cell(share: float, eviction: str, hit_rate: float) -> Row:
@@ -24,10 +24,9 @@ def test_a_cell_may_lose_a_point_and_no_more() -> None:
 
 def test_the_page_shows_each_trace_and_what_misses() -> None:
     measured = [*ROWS, cell(0.4, "utility", 0.28)]
-    result = {"rows": measured, "goals": goals(measured), "costs": [], "tuning_s": 2.5}
-    total, chats, tuning = route_eviction(result)
+    result = {"rows": measured, "goals": goals(measured), "costs": []}
+    total, chats = route_eviction(result)
     assert total.met is False
-    assert tuning.met is False
     assert "20.0% / 19.5% and 30.0% / 28.0%" in chats.figure
 
 
@@ -39,10 +38,6 @@ def test_small_tables_are_run_by_both_rules() -> None:
     assert [row["streamed"] for row in found] == [True] * 5 + [False] * 5
     assert goals(found)["cells"] == 4
     assert all(row["rows"] <= found[0]["rows"] * max(row["share"], 0.15) + 16 for row in found)
-
-
-def test_a_tuning_is_timed() -> None:
-    assert tuning_s(1, 20) > 0
 
 
 @pytest.mark.slow

@@ -71,7 +71,6 @@ async def everything(folder: Path, *, process: bool) -> AsyncIterator[tuple[Clus
             {
                 "backend": [f"{url},kv_index={events}" for url, events in zip(lab.engines, streams, strict=True)],
                 "policy": "kv_score",
-                "route_eviction": "utility",
                 "kv_index_backend": "redis",
                 "kv_redis_url": "redis://127.0.0.1:1",
                 "response_cache": True,

@@ -33,7 +33,7 @@ class RouteTableOptions(Options):
     eviction: str = option(
         LRU,
         "Which routes a full table forgets: lru, those unused for longest; utility, those that save least for the time "
-        "since their last use, weighed by a replay of the latest requests.",
+        "since their last use.",
         one_of=(LRU, UTILITY),
         key="route_eviction",
     )

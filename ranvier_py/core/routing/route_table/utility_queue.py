@@ -1,13 +1,13 @@
 """Eviction by utility: the row with the least score goes, by when it was last used and by what it saves.
 
-The score is Marconi's (Pan et al.), of routes: recency + alpha * efficiency, each scaled to [0, 1] over all candidates.
+The score is Marconi's (Pan et al.), of routes: recency + ALPHA * efficiency, each scaled to [0, 1] over all candidates.
 *Recency* is the second of the last use. *Efficiency* is what a match loses without the row: the operations of the row's
 own tokens, those beyond its parent, of which attention makes later ones dearer. Marconi divides that by the memory
 taken; all rows take the same, so nothing is divided. Candidates are the leaves, and the rows with one child, which
 takes the place of an evicted row: prompts that go on through the child match the child, so such a row saves little,
 unless prompts have differed behind it. So the end of an idle chat outlives its inner rows, and a long edge a short one.
 
-REMOTE goes before LOCAL, LOCAL before CONFIRMED, and with alpha 0 the longest unused leaf first (`leaves.LeafQueue`).
+REMOTE goes before LOCAL, LOCAL before CONFIRMED.
 
 Rows of one trust share a lane if they all are leaves, or all have a child, and their own tokens have the same number of
 bits. The head of a lane is its longest unused row, and only heads are compared. A row's changes take effect when it
@@ -29,8 +29,9 @@ from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQu
 from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, RouteTableOptions
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 
-ALPHA_FIRST, ALPHA_MAX = 1.0, 2.0
-"""Alpha until it is tuned: recency and efficiency weigh the same. The greatest alpha is as far as Marconi looks."""
+ALPHA = 1.0
+"""Recency and efficiency weigh the same. By any more, documents that never come again keep fresh chats out of the
+table. By half as much, chats in small tables gain half or less."""
 
 DEPTH_SLOPE = 1 / (3 * 4096)
 """The share by which each earlier token raises the operations of a token: Marconi's table 1, a Transformer of width
@@ -66,19 +67,18 @@ class ScoreScale(NamedTuple):
     least: float  # efficiency
     range: float  # from the least to the greatest efficiency
 
-    def score(self, head: Head, alpha: float) -> float:
+    def score(self, head: Head) -> float:
         efficiency = (head.efficiency - self.least) / self.range if self.range else 1.0
-        return (head.used - self.oldest) / self.age_s + alpha * efficiency
+        return (head.used - self.oldest) / self.age_s + ALPHA * efficiency
 
 
 class UtilityQueue(LeafQueue):
-    """Evicts by score. `alpha` weighs efficiency against recency, and may be set at any time."""
+    """Evicts by score."""
 
     takes_inner = True
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
-        self.alpha = ALPHA_FIRST
         self.heads = defaultdict(dict)
         self.seconds = defaultdict(list)
         self._lanes: dict[int, list[int]] = {trust: [] for trust in LANES}
@@ -146,22 +146,20 @@ class UtilityQueue(LeafQueue):
         if scale is None or (scale.trust, scale.latest) != (trust, self._latest) or self._followed >= FOLLOWED_MAX:
             return None
         head = self._head(scale.lane)
-        if head is None or scale.score(head, self.alpha) > scale.limit:
+        if head is None or scale.score(head) > scale.limit:
             return None
         self._followed += 1
         return head
 
     def _least(self, trust: int) -> Head | None:
         """Return the head with the least score among all lanes of a trust; None: they are empty."""
-        alpha = self.alpha
-        lanes = [lane for lane in self._lanes[trust] if alpha or lane >> TRUST_BITS <= CLASS_MAX]
-        heads = [head for lane in lanes if (head := self._head(lane)) is not None]
+        heads = [head for lane in self._lanes[trust] if (head := self._head(lane)) is not None]
         if not heads:
             return None
         oldest, least = min(head.used for head in heads), min(head.efficiency for head in heads)
         most = max(head.efficiency for head in heads)
         scale = ScoreScale(trust, 0, 0.0, self._latest, oldest, max(1, self._latest - oldest), least, most - least)
-        ordered = sorted([(scale.score(head, alpha), at) for at, head in enumerate(heads)])
+        ordered = sorted([(scale.score(head), at) for at, head in enumerate(heads)])
         found = heads[ordered[0][1]]
         limit = ordered[1][0] if len(ordered) > 1 else ordered[0][0] + 1.0
         self._scale, self._followed = scale._replace(lane=found.lane, limit=limit), 1

@@ -5,23 +5,19 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-import pytest
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
-from ranvier_py.core.routing.route_table.utility_queue import CLASS_MAX, LANES_MAX, TRUST_BITS, UtilityQueue
+from ranvier_py.core.routing.route_table.utility_queue import ALPHA, CLASS_MAX, LANES_MAX, TRUST_BITS, UtilityQueue
 from tests.core.routing.route_table.test_routes_properties import TIMES, TTL_S, AnyChain
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 GENERATIONS = (0, 0)
 
 
-def table_of(capacity: int, alpha: float) -> RouteTable:
-    table = RouteTable(capacity=capacity, options=RouteTableOptions("utility"))
-    assert isinstance(table.leaves, UtilityQueue)
-    table.leaves.alpha = alpha
-    return table
+def table_of(capacity: int) -> RouteTable:
+    return RouteTable(capacity=capacity, options=RouteTableOptions("utility"))
 
 
 def chain_of(name: int, *depths: int) -> list[PrefixKey]:
@@ -39,7 +35,7 @@ def depth_in(table: RouteTable, keys: list[PrefixKey], at: float = 1000.0) -> in
 
 
 def test_an_idle_chat_keeps_its_end_and_loses_what_only_its_end_goes_on_from() -> None:
-    table = table_of(6, alpha=1.0)
+    table = table_of(6)
     idle, new = chain_of(1, 160, 320, 480, 640), chain_of(2, 16, 32, 48, 64)
     learn(table, idle, 1.0)
     learn(table, new, 50.0)
@@ -49,7 +45,7 @@ def test_an_idle_chat_keeps_its_end_and_loses_what_only_its_end_goes_on_from() -
 
 
 def test_a_row_with_one_child_is_replaced_by_that_child() -> None:
-    table = table_of(3, alpha=1.0)
+    table = table_of(3)
     first, second = chain_of(1, 160, 320, 480), chain_of(2, 160)
     learn(table, first, 1.0)
     learn(table, second, 2.0)
@@ -63,7 +59,7 @@ def test_a_row_with_one_child_is_replaced_by_that_child() -> None:
 
 
 def test_a_long_edge_outlives_a_short_one_of_the_same_age() -> None:
-    table = table_of(2, alpha=1.0)
+    table = table_of(2)
     short, long = chain_of(1, 32), chain_of(2, 4096)
     learn(table, long, 1.0)
     learn(table, short, 1.0)
@@ -72,29 +68,38 @@ def test_a_long_edge_outlives_a_short_one_of_the_same_age() -> None:
     assert depth_in(table, short) == 0
 
 
-def test_under_alpha_0_the_longest_unused_leaf_goes_whatever_it_saves() -> None:
-    table = table_of(2, alpha=0.0)
-    learn(table, chain_of(1, 4096), 1.0)
-    learn(table, chain_of(2, 32), 2.0)
-    learn(table, chain_of(3, 512), 3.0)
-    assert [depth_in(table, chain_of(name, depth)) for name, depth in ((1, 4096), (2, 32), (3, 512))] == [0, 32, 512]
-
-
-def test_alpha_weighs_savings_against_age() -> None:
-    """The long one is a hundred seconds old, the short ones are fresh: how many of them is it worth?"""
+def test_savings_are_weighed_against_age() -> None:
+    """The long prompt is older than all short ones: how much more may it save, and still go first?"""
     kept = []
-    for alpha in (0.0, 0.2, 2.0):
-        table = table_of(8, alpha)
-        learn(table, chain_of(1, 4096), 1.0)
-        for number in range(2, 9):
+    for depth in (16, 256, 4096):
+        table = table_of(8)
+        learn(table, chain_of(1, depth), 1.0)
+        learn(table, chain_of(2, 4096), 50.0)
+        for number in range(3, 9):
             learn(table, chain_of(number, 64), 90.0 + number)
         learn(table, chain_of(9, 64), 100.0)
-        kept.append(depth_in(table, chain_of(1, 4096)))
+        kept.append(depth_in(table, chain_of(1, depth)))
     assert kept == [0, 0, 4096]
 
 
+def test_documents_that_never_come_again_keep_no_chats_out() -> None:
+    reused = {}
+    for eviction in ("lru", "utility"):
+        rng, table = Random(3), RouteTable(capacity=100, options=RouteTableOptions(eviction))
+        for number in range(200):
+            learn(table, chain_of(1000 + number, 12_000), float(number))
+        turns, reused[eviction] = [0] * 40, 0
+        for at in range(200, 1200):
+            name = rng.randrange(len(turns))
+            turns[name] = turns[name] % 12 + 1
+            chat = chain_of(name, *range(400, 400 * turns[name] + 1, 400))
+            reused[eviction] += depth_in(table, chat, float(at))
+            learn(table, chat, float(at))
+    assert reused["utility"] > 1.2 * reused["lru"] > 0
+
+
 def test_what_prompts_have_differed_behind_outlives_what_one_chat_went_through() -> None:
-    table = table_of(7, alpha=1.0)
+    table = table_of(7)
     system = chain_of(1, 512)
     for number in range(2, 5):
         learn(table, [*chain_of(number, 560 + 16 * number), *system], 1.0)
@@ -106,7 +111,7 @@ def test_what_prompts_have_differed_behind_outlives_what_one_chat_went_through()
 
 
 def test_remote_routes_go_before_local_ones_and_these_before_confirmed_ones() -> None:
-    table = table_of(3, alpha=2.0)
+    table = table_of(3)
     learn(table, chain_of(1, 8192), 9.0, Trust.REMOTE)
     learn(table, chain_of(2, 512), 2.0, Trust.LOCAL)
     learn(table, chain_of(3, 16), 1.0, Trust.CONFIRMED)
@@ -117,18 +122,8 @@ def test_remote_routes_go_before_local_ones_and_these_before_confirmed_ones() ->
     ]
 
 
-def test_a_new_alpha_counts_at_once() -> None:
-    table = table_of(2, alpha=0.0)
-    assert isinstance(table.leaves, UtilityQueue)
-    learn(table, chain_of(1, 4096), 1.0)
-    learn(table, chain_of(2, 32), 2.0)
-    table.leaves.alpha = 2.0
-    learn(table, chain_of(3, 512), 3.0)
-    assert depth_in(table, chain_of(1, 4096)) == 4096
-
-
 def test_rows_that_are_queued_at_once_stand_where_each_would_alone() -> None:
-    rng, table = Random(6), table_of(300, 1.0)
+    rng, table = Random(6), table_of(300)
     for at in range(1, 200):
         shared = rng.randrange(40)
         depths = sorted(rng.sample(range(16, 60_000, 16), 3))
@@ -140,10 +135,9 @@ def test_rows_that_are_queued_at_once_stand_where_each_would_alone() -> None:
     assert len(set(alone)) > 8
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0])
-def test_who_goes_has_the_least_score(alpha: float) -> None:
+def test_who_goes_has_the_least_score() -> None:
     """Against all candidates, by brute force, under random traffic of lone prefixes."""
-    rng, table = Random(5), table_of(60, alpha)
+    rng, table = Random(5), table_of(60)
     known: dict[int, tuple[int, int]] = {}  # name -> depth, second
     evicted = 0
     for at in range(1, 400):
@@ -151,7 +145,7 @@ def test_who_goes_has_the_least_score(alpha: float) -> None:
         learn(table, chain_of(at, depth), float(at))
         gone = [name for name, (tokens, _) in known.items() if not depth_in(table, chain_of(name, tokens), float(at))]
         if gone:
-            scores = scores_of(known, at, alpha)
+            scores = scores_of(known, at)
             assert scores[gone[0]] <= min(scores.values()) + 0.05
             del known[gone[0]]
             evicted += 1
@@ -163,12 +157,12 @@ def test_who_goes_has_the_least_score(alpha: float) -> None:
     assert evicted == 399 - 60
 
 
-def scores_of(known: dict[int, tuple[int, int]], at: int, alpha: float) -> dict[int, float]:
+def scores_of(known: dict[int, tuple[int, int]], at: int) -> dict[int, float]:
     """Marconi's, of prefixes without others before or behind them."""
     saved = {name: tokens * (1 + tokens / 2 / 12288) for name, (tokens, _) in known.items()}
     oldest, least, most = min(second for _, second in known.values()), min(saved.values()), max(saved.values())
     return {
-        name: (second - oldest) / max(1, at - oldest) + alpha * (saved[name] - least) / max(1.0, most - least)
+        name: (second - oldest) / max(1, at - oldest) + ALPHA * (saved[name] - least) / max(1.0, most - least)
         for name, (_, second) in known.items()
     }
 
@@ -183,7 +177,7 @@ class AnyChainByUtility(AnyChain):
 
     def begin(self, capacity: int) -> None:
         super().begin(capacity)
-        self.table = table_of(capacity, (0.0, 0.5, 2.0)[capacity % 3])
+        self.table = table_of(capacity)
         self.table.ttl_s = TTL_S
 
 
