@@ -23,6 +23,7 @@ REQUESTS = 90  # for each engine, about
 DRAWS = 5  # the p90 of so few hangs on a handful of them
 CACHE = (0.5, 4.0)  # times the tight cache of the trace's own workload
 LOAD = (0.3, 0.9)  # shares of the capacity
+ROOM = 0.8  # of a cache: longer requests are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,14 @@ def workload(source: Source, trace: Trace, rng: Random) -> Workload:
     seeds = rng.random()
     name = f"{source.name}, {count} engines of {cache_tokens / 1000:.0f}k, load {load:g}"
     whole_s = trace.requests[-1].at
+    longest = ROOM * cache_tokens
+    fitting = replace(
+        trace, requests=[each for each in trace.requests if len(each.blocks) * trace.block_tokens < longest]
+    )
 
     def part(draw: int) -> Trace:
         """Return another part of the trace, at the rate that is `load` of what these engines can serve."""
-        some = part_of(trace, REQUESTS * count, Random(f"{seeds}/{draw}"), agents=source.agents)
+        some = part_of(fitting, REQUESTS * count, Random(f"{seeds}/{draw}"), agents=source.agents)
         span_s = some.requests[-1].at
         share = (len(some.requests) / span_s) / (len(trace.requests) / whole_s)  # of the trace's rate
         stretched = share / (source.capacity * load * count / ENGINES)

@@ -26,6 +26,7 @@ DRAWS = 3
 ENGINES = 4
 CODING = "claude_code_sessions_dev.jsonl.gz"
 CODING_SESSIONS = 20
+CODING_CACHE_TOKENS, CODING_TOKENS_MAX = 60_000, 50_000
 
 
 def users(seed: int, many: int, turns: int, *, system: int, question: int, answer: int, history: bool) -> Trace:
@@ -61,11 +62,12 @@ def passage(writer: Writer, rng: Random, tokens: int) -> Passage:
 
 
 def coding(seed: int) -> Trace:
-    """Some of the recorded coding sessions."""
+    """Some of the recorded coding sessions, as far as their prompts fit the engines' caches."""
     trace = open_trace(data_folder() / "traces" / CODING, TraceOptions(seed=seed))
-    names = sorted({request.session.split("/")[0] for request in trace.requests})
+    fitting = [each for each in trace.requests if each.prompt_tokens + each.answer_tokens <= CODING_TOKENS_MAX]
+    names = sorted({request.session.split("/")[0] for request in fitting})
     kept = set(Random(f"{seed}/coding").sample(names, min(CODING_SESSIONS, len(names))))
-    return replace(trace, requests=[each for each in trace.requests if each.session.split("/")[0] in kept])
+    return replace(trace, requests=[each for each in fitting if each.session.split("/")[0] in kept])
 
 
 def at_speed(limits: EngineLimits, times: float) -> EngineLimits:
@@ -159,7 +161,9 @@ REPORTED: Mapping[str, Workload] = MappingProxyType(
                 (LAB,) * ENGINES,
                 think_s=0.1,
             ),
-            workload("coding", coding, (replace(LAB, cache_tokens=60_000),) * ENGINES, speed=8.0, file=CODING),
+            workload(
+                "coding", coding, (replace(LAB, cache_tokens=CODING_CACHE_TOKENS),) * ENGINES, speed=8.0, file=CODING
+            ),
         )
     }
 )

@@ -22,9 +22,10 @@ unless another is better by more than that. So nodes agree on two before any gos
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
 earlier, on purpose (`spread`), once the requests for it of the last minutes have together waited at its best holder, in
 excess of the average elsewhere, for longer than a copy costs: one prefill, and one more for each request that waits at
-the new holder. What decoding there costs them counts as waited for. Chance makes queues, too: n meaningless differences
-add up to the root of the sum of their squares, so only what is beyond that counts. A chat's waits also count for the
-first message, which it shares with other chats: else all these would begin, and so stay, where the first of them was.
+the new holder. What decoding there costs them counts as waited for, by the share of what decodes there that is theirs,
+since a copy takes no others away. Chance makes queues, too: n meaningless differences add up to the root of the sum of
+their squares, so only what is beyond that counts. A chat's waits also count for the first message, which it shares with
+other chats: else all these would begin, and so stay, where the first of them was.
 Flapping needs no other guard: both backends then hold the prefix, so going back costs nothing.
 
 No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
@@ -90,12 +91,12 @@ class Weighed(NamedTuple):
     def best_of(self, among: Iterable[int]) -> int:
         return min(among, key=self.sum_s.__getitem__)
 
-    def busy_s(self, position: int) -> float:
-        """What a request there costs beside computing its prompt."""
-        return self.queue_s[position] + self.decode_s[position]
-
-    def mean_busy_s(self, among: Sequence[int]) -> float:
-        return sum([self.busy_s(position) for position in among]) / len(among)
+    def excess_s(self, position: int, others: Sequence[int], decode_share: float) -> float:
+        """Return by how much longer a request waits there than at these others, on average; of what decoding costs a
+        share counts."""
+        queue_s = self.queue_s[position] - sum([self.queue_s[other] for other in others]) / len(others)
+        decode_s = self.decode_s[position] - sum([self.decode_s[other] for other in others]) / len(others)
+        return queue_s + decode_share * decode_s
 
 
 class Ttft(Policy):
@@ -160,7 +161,7 @@ class Ttft(Policy):
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
         """Count the time that this request loses at its best holder. Returns the position to copy the prefix to, once
         the time lost is worth the prefill; None: not yet."""
-        candidates, busy_s, losses = weighed.candidates, weighed.busy_s(home), self.losses
+        candidates, losses = weighed.candidates, self.losses
         others = [position for position in weighed.sum_s if position not in holding]
         if not others:
             return None
@@ -169,8 +170,10 @@ class Ttft(Policy):
             prefix = match.deepest
             nowhere = [position for position in others if candidates[position].id not in weighed.held]
             if nowhere:
-                losses.add(match.home, match.at, busy_s - weighed.mean_busy_s(nowhere))
-        lost_s = losses.add(prefix, match.at, busy_s - weighed.mean_busy_s(others))
+                share = self.share_of(match.home, match, candidates[home])
+                losses.add(match.home, match.at, weighed.excess_s(home, nowhere, share))
+        share = self.share_of(prefix, match, candidates[home])
+        lost_s = losses.add(prefix, match.at, weighed.excess_s(home, others, share))
         if lost_s <= 0.0:
             return None
         copy = weighed.best_of(others)
@@ -180,6 +183,13 @@ class Ttft(Policy):
             return None
         losses.forget(prefix)
         return copy
+
+    def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
+        """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
+        minutes and decode for as long as this one will."""
+        decode = self.decode_rates
+        step_s = decode.per_answer_token_s + decode.per_context_s * holder.contexts
+        return min(1.0, self.losses.running(prefix, match.at, match.answer_tokens * step_s) / max(1, holder.load))
 
     @property
     def uneven(self) -> bool:
@@ -336,11 +346,13 @@ def missing_share(match: Match, candidate: Candidate, held: int) -> float:
 
 
 class Loss(NamedTuple):
-    """The fading sums of what requests for one prefix lost, in seconds, and of its squares."""
+    """The fading sums of what requests for one prefix lost, in seconds, and of its squares, and their fading count."""
 
     sum_s: float
     squares: float
+    count: float
     at: float  # of the latest
+    since: float  # of the first
 
 
 class Losses:
@@ -360,14 +372,29 @@ class Losses:
         """Count one more request's loss. Returns by how many seconds the sum exceeds what chance would make it."""
         if not lost_s and prefix not in self.known:  # nobody waits, as mostly: keep the prefixes that do lose
             return 0.0
-        before = self.known.pop(prefix, None) or Loss(0.0, 0.0, at)
+        before = self.known.pop(prefix, None) or Loss(0.0, 0.0, 0.0, at, at)
         share = exp(-max(0.0, at - before.at) / LOSSES_S)
-        loss = Loss(share * before.sum_s + lost_s, share * before.squares + lost_s * lost_s, at)
+        loss = Loss(
+            share * before.sum_s + lost_s,
+            share * before.squares + lost_s * lost_s,
+            share * before.count + 1.0,
+            at,
+            before.since,
+        )
         self.known[prefix] = loss
         if len(self.known) > LOSSES_MAX:
             self.known.popitem(last=False)
             self.forgotten += 1
         return loss.sum_s - sqrt(loss.squares)
+
+    def running(self, prefix: Fingerprint, at: float, lasts_s: float) -> float:
+        """Return how many requests for this prefix run at a time, with one that comes now, if each lasts so long."""
+        loss = self.known.get(prefix)
+        if loss is None:
+            return 1.0
+        count = exp(-max(0.0, at - loss.at) / LOSSES_S) * loss.count + 1.0
+        span_s = min(LOSSES_S, at - loss.since)
+        return min(count, lasts_s * count / span_s) if span_s > 0.0 else count
 
     def forget(self, prefix: Fingerprint) -> None:
         """Forget the losses of a prefix, which has another holder now."""
