@@ -27,7 +27,7 @@ from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
 def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> None:
     """Make a cluster of nodes that have just been created."""
-    records = unpack_records(pack_records([node.peer.me for node in nodes]))
+    records = [record for node in nodes for record in unpack_records(pack_records([node.peer.me]))]
     for node in nodes:
         peer = node.peer
         know(peer.members, records, now)

@@ -29,6 +29,7 @@ COUNTED = r'ranvier_unexpected_errors_total\{place="\w+"\}|ranvier_server_errors
 
 ELSEWHERE = {
     "ClusterParts.route_sums": "a part of one request of the control port, where a bug is a logged 500",
+    "NameParts.refuse_twin": "a part of one request of the control port, where a bug is a logged 500",
     "Node.stop_on_signal": "ends the node, as it was asked to",
     "Node._cut_at_next": "ends the node, as it was asked to",
     "Reloads.run": "goes round for hang-ups alone, each of which reads one file; test_reload.py has it meet a bug",

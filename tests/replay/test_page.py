@@ -105,7 +105,7 @@ def test_it_states_in_words_what_came_out() -> None:
     assert "Least p90 to the first token: ttft, 1.00 s." in text
     assert "50% less at p90" in text
     assert "60.0% of the prompt tokens found instead of 10.0%" in text
-    assert "reaches 800 ms: ttft has 25% more." in text
+    assert "would reach 800 ms: ttft has 25% more." in text
     assert "believed 10.0% of the prompt tokens more to be cached than were" in text
 
 

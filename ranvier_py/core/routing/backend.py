@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -320,9 +320,16 @@ def normal_url(url: str) -> str:
     except ValueError as error:
         raise BadRequest(str(error)) from error
     assert parts.hostname is not None
-    host = str(ip_address(parts.hostname)) if is_address(parts.hostname) else parts.hostname
+    host = canonical(parts.hostname) if is_address(parts.hostname) else parts.hostname
     place = f"{parts.scheme}://{spelled((host, parts.port or DEFAULT_PORTS[parts.scheme]))}"
     return place if rank is None else f"{place}#rank={rank}"
+
+
+def canonical(address: str) -> str:
+    """Return the one spelling of an IP address; an IPv4 address within IPv6 is dotted, as of Python 3.13."""
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return f"::ffff:{mapped}" if mapped else str(found)
 
 
 @dataclass(slots=True)
