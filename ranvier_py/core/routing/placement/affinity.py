@@ -6,9 +6,9 @@ median is ahead of a newcomer there, and `ttft` would be sooner elsewhere, compu
 ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that running answers will leave no sooner, and
 what decoding costs; by itself until the first token, or until the last. The median is that of the other candidates,
 since with few engines the holder's own queue would be half of it. An engine's slowness counts as well: who is alone at
-a slow one has nobody ahead, and still waits.
+a slow one has nobody ahead, and still waits. A holder is never left for one that only might be faster.
 
-While hardly an answer has shown any rate, requests decide: a holder is left if its load exceeds twice the median over
+While few answers have shown any rate, requests decide: a holder is left if its load exceeds twice the median over
 all candidates + `divert_floor` (2). The table learns who served, not who was preferred.
 
 *A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
@@ -104,7 +104,7 @@ class Affinity(Policy):
         """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if self.options.load_aware and (holder.load or self.by_time.uneven):
+        if self.options.load_aware and (holder.load or self.by_time.decode_rates.uneven):
             divert = self.divert_by_requests if self.counts_requests else self.divert_by_time
             if diverted := divert(match, candidates, position, rng):
                 return diverted
@@ -145,7 +145,11 @@ class Affinity(Policy):
         waits = holder.waiting or missing_share(match, holder, match.prompt_tokens) > 0
         factor, median = self.options.divert_factor, self.options.median
         others = [each for each in range(len(loads)) if each != position]
-        if not waits and not self.by_time.uneven and loads[position] <= median_of([loads[each] for each in others]):
+        if (
+            not waits
+            and not self.by_time.decode_rates.uneven
+            and loads[position] <= median_of([loads[each] for each in others])
+        ):
             return None  # no more decode there than elsewhere
         first_s, all_s = self.by_time.ahead_s(match, holder)
         all_s += self.by_time.slower_s(match, candidates, position)

@@ -45,8 +45,8 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.rates.decode_rate import ASSUMED, UNEVEN, Decoded, DecodeRates
-from ranvier_py.core.routing.rates.service_rate import ServiceRates, ahead_of, new
+from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
+from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
 COMMON_SHARE = 0.5
@@ -199,14 +199,14 @@ class Ttft(Policy):
     @property
     def has_rates(self) -> bool:
         """Whether rates rest on more that answers have shown than on what is assumed."""
-        return self.service_rates.fleet.count + self.decode_rates.count > ASSUMED
+        return self.service_rates.fleet.count + self.decode_rates.count > BORROWED
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
         """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be
         chance."""
         factor = self.decode_rates.factor
         least = min([factor(candidate.id) for candidate in candidates])
-        if factor(candidates[position].id) < UNEVEN * least:
+        if not self.decode_rates.uneven or factor(candidates[position].id) < UNEVEN * least:
             return 0.0
         answer_s = match.answer_tokens * self.decode_rates.per_answer_token_s
         return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
@@ -346,11 +346,11 @@ def missing_share(match: Match, candidate: Candidate, held: int) -> float:
 
 
 class Loss(NamedTuple):
-    """The fading sums of what requests for one prefix lost, in seconds, and of its squares, and their fading count."""
+    """Fading sums over the requests for one prefix: seconds that they lost, their squares, and how many they are."""
 
     sum_s: float
     squares: float
-    count: float
+    requests: float
     at: float  # of the latest
     since: float  # of the first
 
@@ -377,7 +377,7 @@ class Losses:
         loss = Loss(
             share * before.sum_s + lost_s,
             share * before.squares + lost_s * lost_s,
-            share * before.count + 1.0,
+            share * before.requests + 1.0,
             at,
             before.since,
         )
@@ -392,7 +392,7 @@ class Losses:
         loss = self.known.get(prefix)
         if loss is None:
             return 1.0
-        count = exp(-max(0.0, at - loss.at) / LOSSES_S) * loss.count + 1.0
+        count = exp(-max(0.0, at - loss.at) / LOSSES_S) * loss.requests + 1.0
         span_s = min(LOSSES_S, at - loss.since)
         return min(count, lasts_s * count / span_s) if span_s > 0.0 else count
 

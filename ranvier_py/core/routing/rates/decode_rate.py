@@ -35,7 +35,7 @@ LOOK_EVERY = 8
 """After each so many answers, a backend that has shown nothing counts as twice as fast as the others: that is worth a
 look, and its first answer settles it. Else a single user stays for ever at the first one, however slow. What it showed
 is forgotten while others answer WINDOW times each: it may be faster by now, or have been slow by chance."""
-UNEVEN = 1.5  # times as long as at the fastest: short answers of equal engines differ by less
+UNEVEN = 1.5  # times as long as at the fastest: a few short answers of equal engines differ by less
 LENGTHS_MAX = 4096  # applications whose lengths are kept; the one asked for longest ago is forgotten
 LENGTH_WINDOW = 50.0  # answers of one application that count
 
@@ -60,8 +60,8 @@ class DecodeRates:
         self._y = self._xy = self._py = 0.0
         self.count = 0.0
         self._seen = 0
-        self._shown: dict[BackendId, tuple[float, float, int]] = {}
-        """Fading seconds that answers took and were predicted to take, and `_seen` at the last one."""
+        self._shown: dict[BackendId, tuple[float, float, int, int]] = {}
+        """Fading seconds that answers took and were predicted to take, `_seen` at the last one, and how many came."""
         self._answer_s = 0.0  # the mean time that answers are predicted to take
         self.uneven = (
             False  # whether a backend takes UNEVEN times as long as another; looked at every LOOK_EVERY answers
@@ -89,7 +89,7 @@ class DecodeRates:
         """Return how many times as long this backend takes as the fleet's line says."""
         if not self.count:
             return 1.0
-        took_s, predicted_s, seen = self._shown.get(backend, (0.0, 0.0, 0))
+        took_s, predicted_s, seen, _ = self._shown.get(backend, (0.0, 0.0, 0, 0))
         left = 1.0 - (self._seen - seen) / (WINDOW * len(self._shown))
         if left <= 0.0 or predicted_s <= 0.0:
             return UNKNOWN_FACTOR if self.looks else 1.0
@@ -115,15 +115,20 @@ class DecodeRates:
         self._py += computed * seconds
         self._fit()
         predicted_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
-        took_s, predicted_before_s, _ = self._shown.get(decoded.backend, (0.0, 0.0, 0))
+        took_s, predicted_before_s, _, came = self._shown.get(decoded.backend, (0.0, 0.0, 0, 0))
         keep = 1.0 - 1.0 / LENGTH_WINDOW
         self._seen += 1
         self._answer_s += (tokens * predicted_s - self._answer_s) / min(self._seen, WINDOW)
-        shown = (took_s * keep + tokens * seconds, predicted_before_s * keep + tokens * predicted_s, self._seen)
+        shown = (
+            took_s * keep + tokens * seconds,
+            predicted_before_s * keep + tokens * predicted_s,
+            self._seen,
+            came + 1,
+        )
         self._shown[decoded.backend] = shown
         if self.looks:
-            factors = [self.factor(backend) for backend in self._shown]
-            self.uneven = max(factors) > UNEVEN * min(factors)
+            factors = [self.factor(known) for known, (_, _, _, came) in self._shown.items() if came >= LOOK_EVERY]
+            self.uneven = bool(factors) and max(factors) > UNEVEN * min(factors)
 
     def forget(self, backend: BackendId) -> None:
         self._shown.pop(backend, None)

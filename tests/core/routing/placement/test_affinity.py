@@ -334,13 +334,14 @@ def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> N
 def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None:
     policy, looked = Affinity(), 0
     for _ in range(6 * LOOK_EVERY):
-        looked += policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend
+        looked += policy.choose(shared(chat_of(900, 1000)), busy((0, 0), (0, 0)), Random(1)).backend
         policy.served(Service(BackendId(0), 1000, 0.1, False, 0, 0))
         policy.decoded(Decoded(BackendId(0), 100, 1.0, 1000, 0))
     assert looked in (4, 5), "of six: at first nothing is known of rates"
+    assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend == 0, "a chat stays"
     for _ in range(20):
         policy.decoded(Decoded(BackendId(1), 100, 1.0, 1000, 0))
-    assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend == 0, "it is no faster"
+    assert policy.choose(shared(chat_of(900, 1000)), busy((0, 0), (0, 0)), Random(1)).backend == 0, "it is no faster"
 
 
 def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -> None:
