@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import trio
 
 OCCUPIED_S_MAX = 0.050
-TRIES = 3
+TRIES = 8
 DEADLINE_S = 60.0
 
 
