@@ -130,17 +130,18 @@ def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -
     return [
         case
         for draw in range(1 if arguments.quick else workload.draws)
+        for trace in [workload.trace(draw, loaded)]
         for streamed in (True, False)
-        for case in cases_of_draw(workload, loaded, draw, streamed, arguments)
+        for case in cases_of_draw(workload, trace, draw, streamed, arguments)
     ]
 
 
 def cases_of_draw(
-    workload: Workload, loaded: Trace, draw: int, streamed: bool, arguments: argparse.Namespace
+    workload: Workload, trace: Trace, draw: int, streamed: bool, arguments: argparse.Namespace
 ) -> list[Case]:
     """Return the runs of one draw. An oracle has no nodes: it runs once for all numbers of nodes."""
     wanted = loads_of(workload, streamed, arguments)
-    ready = make_ready(workload.trace(draw, loaded), stream=streamed)
+    ready = make_ready(trace, stream=streamed)
     found = []
     for cache, load in dict.fromkeys((cache, load) for cache, _, load in wanted):
         counts = [nodes for other, nodes, at in wanted if (other, at) == (cache, load)]
@@ -152,7 +153,7 @@ def cases_of_draw(
                 plan = Plan(
                     policy=policy,
                     nodes=nodes,
-                    engines=workload.engines(cache, loaded.block_tokens),
+                    engines=workload.engines(cache, trace.block_tokens),
                     speed=round(workload.capacity[cache] * load, DIGITS),
                     seed=arguments.seed + draw,
                     restarts=workload.restarts,

@@ -68,10 +68,8 @@ def workload(source: Source, trace: Trace, rng: Random) -> Workload:
     seeds = rng.random()
     name = f"{source.name}, {count} engines of {cache_tokens / 1000:.0f}k, load {load:g}"
     whole_s = trace.requests[-1].at
-    longest = ROOM * cache_tokens
-    fitting = replace(
-        trace, requests=[each for each in trace.requests if len(each.blocks) * trace.block_tokens < longest]
-    )
+    blocks = ROOM * cache_tokens / trace.block_tokens
+    fitting = replace(trace, requests=[each for each in trace.requests if len(each.blocks) < blocks])
 
     def part(draw: int) -> Trace:
         """Return another part of the trace, at the rate that is `load` of what these engines can serve."""
@@ -99,11 +97,12 @@ def part_of(trace: Trace, many: int, rng: Random, *, agents: bool) -> Trace:
     names = [request.session.split("/")[0] if agents else request.session for request in requests]
     counts = Counter(names)
     if len(counts) > 1:
-        kept: set[str] = set()
+        kept, left = set[str](), many
         for name in rng.sample(sorted(counts), len(counts)):
-            if sum(counts[each] for each in kept) >= many:
+            if left <= 0:
                 break
             kept.add(name)
+            left -= counts[name]
         requests = [request for request, name in zip(requests, names, strict=True) if name in kept]
     else:
         start = rng.randrange(max(1, len(requests) - many))

@@ -187,9 +187,8 @@ class Ttft(Policy):
     def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
         """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
         minutes and decode for as long as this one will."""
-        decode = self.decode_rates
-        step_s = decode.per_answer_token_s + decode.per_context_s * holder.contexts
-        return min(1.0, self.losses.running(prefix, match.at, match.answer_tokens * step_s) / max(1, holder.load))
+        lasts_s = match.answer_tokens * self.decode_rates.token_s(holder.contexts)
+        return min(1.0, self.losses.running(prefix, match.at, lasts_s) / max(1, holder.load))
 
     @property
     def uneven(self) -> bool:
@@ -228,9 +227,7 @@ class Ttft(Policy):
         missing = missing_share(match, candidate, held)
         if missing <= 0.0:
             return 0.0
-        decode = self.decode_rates
-        lasts_s = factor * match.answer_tokens * (decode.per_answer_token_s + decode.per_context_s * contexts)
-        return missing * lasts_s
+        return missing * (factor * match.answer_tokens * self.decode_rates.token_s(contexts))
 
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]

@@ -63,9 +63,8 @@ class DecodeRates:
         self._shown: dict[BackendId, tuple[float, float, int, int]] = {}
         """Fading seconds that answers took and were predicted to take, `_seen` at the last one, and how many came."""
         self._answer_s = 0.0  # the mean time that answers are predicted to take
-        self.uneven = (
-            False  # whether a backend takes UNEVEN times as long as another; looked at every LOOK_EVERY answers
-        )
+        self.uneven = False
+        """Whether a backend takes UNEVEN times as long as another, as of the last look."""
         self.assume(NOMINAL_S_PER_TOKEN)
 
     def __copy__(self) -> DecodeRates:
@@ -84,6 +83,10 @@ class DecodeRates:
     def looks(self) -> bool:
         """Whether backends that have shown nothing are worth a look now."""
         return self._seen % LOOK_EVERY == 0
+
+    def token_s(self, contexts: float) -> float:
+        """Return the seconds that a token takes beside so many tokens of context."""
+        return self.per_answer_token_s + self.per_context_s * contexts
 
     def factor(self, backend: BackendId) -> float:
         """Return how many times as long this backend takes as the fleet's line says."""
