@@ -18,6 +18,7 @@ from ranvier_py.core.routing.placement import Choice, Credit, Decision, Holder, 
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths, Decoded
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS, InFlight
 from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.core.routing.route_table.rows import Rows
 
 new = tuple.__new__
 """Builds a NamedTuple in half the time that calling its class takes; for those that every request needs."""
@@ -50,6 +51,17 @@ class PoolMatch(NamedTuple):
         first = self.holders[0]
         credit = self.credit.get(first.backend) if self.credit else None
         return first.tokens if credit is None else credit.held
+
+    def evicted(self, rows: Rows) -> tuple[BackendId, int] | None:
+        """Return which backend computed more of the prompt than any holds now, and how many tokens more."""
+        generations = self.pool.generations
+        for depth, token, text in self.unheld:
+            row = rows.index.get(token) or rows.index.get(text)
+            if row is None or not 0 <= (backend := rows.backend[row]) < len(generations):
+                continue
+            if generations[backend] == rows.generation[row]:
+                return BackendId(backend), depth - (self.holders[0].tokens if self.holders else 0)
+        return None
 
 
 class Observer:

@@ -242,10 +242,11 @@ class Router:
         if holders and self.policy.wants_shared:
             several = partial(self._several, prompt, found)
             shared = self._is_shared(prompt, found, key)
+        evicted = found.evicted(self.routes.rows) if self.policy.wants_shared else None
         deepest = Fingerprint(key[1] or key[2])
         fields = (
             *(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest),
-            *(opening, prefix_tokens, shared, several, self.lengths.expected(first.text)),
+            *(opening, prefix_tokens, shared, several, self.lengths.expected(first.text), evicted),
         )
         return new(Match, fields)
 

@@ -478,3 +478,36 @@ def test_a_policy_that_wants_the_opening_gets_it_and_places_all_chats_of_one_ope
     one, two = (router.read(CHAT_PATH, chat(word)).opening(1024, "system") for word in ("one", "two"))
     assert one == two != b""
     assert router.read(CHAT_PATH, b"{}").opening(1024, "system") == b""
+
+
+class Seeing(Affinity):
+    """Keeps the last match."""
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        self.seen = match
+        return super().choose(match, candidates, rng)
+
+
+def test_a_policy_learns_what_an_engine_computed_and_evicted() -> None:
+    router = make_router(2)
+    router.policy = seeing = Seeing()
+    attempt = serve(router, chat("one", "two", "three"))
+    longer = chat("one", "two", "three", "four", "five")
+    serve(router, longer)
+    assert seeing.seen.evicted is None
+    router.routes.hide(attempt.backend, 10)
+    serve(router, longer)
+    assert seeing.seen.evicted is not None
+    backend, tokens = seeing.seen.evicted
+    assert backend == attempt.backend
+    assert 0 < tokens <= seeing.seen.prompt_tokens
+
+
+def test_what_an_engine_held_before_it_restarted_was_not_evicted() -> None:
+    router = make_router(2)
+    router.policy = seeing = Seeing()
+    attempt = serve(router, chat("one", "two", "three"))
+    router.routes.hide(attempt.backend, 10)
+    router.registry.restart(router.registry[attempt.backend], "start time", 0.0)
+    serve(router, chat("one", "two", "three"))
+    assert seeing.seen.evicted is None

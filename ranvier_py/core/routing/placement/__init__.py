@@ -85,6 +85,7 @@ class Match(NamedTuple):
     shared: bool = False  # other chats go on from the deepest held prefix, too (`wants_shared`)
     several: Callable[[], Sequence[Holder]] | None = None  # finds holders of shorter prefixes, too, deepest first
     answer_tokens: float = 0.0  # expected
+    evicted: tuple[BackendId, int] | None = None  # who computed more than anybody holds now, and how many tokens more
 
     def memory(self, held: int) -> float:
         """Return the tokens of cache that the request will take at its end where `held` tokens are cached, beside what
@@ -117,7 +118,7 @@ class Policy:
 
     `depths_wanted`: how many holders a Match must list for it; 1 = the deepest is enough, 0 = it reads none.
     `opening_bytes`: it reads `Match.opening`, made of so many bytes of the `opening_source`; 0 = it does not.
-    `wants_prefix`, `wants_shared`: it reads `Match.prefix_tokens`, `Match.shared`, which cost something to find.
+    `wants_prefix`: it reads `Match.prefix_tokens`, which costs something to find; `wants_shared`: `shared`, `evicted`.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
-*A chat's own history* is a prefix from which no other prompt goes on. It goes to its deepest holder; among equally deep
-ones to the least loaded, then to the first in rendezvous order. A holder is left if more than `divert_factor` (2) x the
+*A chat's own history* is a prefix from which no other prompt goes on, and at least half of the prompt beside what chats
+begin with. It goes to its deepest holder; among equally deep ones to the least loaded, then to the first in rendezvous
+order. A holder is left if more than `divert_factor` (2) x the
 median is ahead of a newcomer there, and `ttft` would be sooner elsewhere, computing the prompt anew included. What is
 ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that running answers will leave no sooner, and
 what decoding costs; by itself until the first token, or until the last. The median is that of the other candidates,
@@ -11,7 +12,7 @@ a slow one has nobody ahead, and still waits. A holder is never left for one tha
 While few answers have shown any rate, requests decide: a holder is left if its load exceeds twice the median over
 all candidates + `divert_floor` (2). The table learns who served, not who was preferred.
 
-*A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
+*A shared prefix* is any other: a system prompt, a document with questions. It goes where
 the predicted time is least, in which held tokens cost nothing, so it gets further holders as soon as that pays. *A cold
 prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree
 on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is
@@ -37,7 +38,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.ttft import Ttft, missing_share
+from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_share
 from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 Floats = Sequence[float]
@@ -93,12 +94,25 @@ class Affinity(Policy):
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
+        choice = self.choose_among(match, candidates, rng)
+        self.by_time.chosen(match, choice)
+        return choice
+
+    def choose_among(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if match.holders:
-            choose = self.choose_shared if match.shared and self.wants_shared else self.choose_own
+            choose = self.choose_own if self.is_own(match) else self.choose_shared
             return choose(match, candidates, rng)
         if match.home == UNKNOWN:
             return draw_least_loaded(match, candidates, rng, "no_prefix")
         return self.choose_cold(match, candidates, rng) if self.wants_shared else self.choose_home(match, candidates)
+
+    def is_own(self, match: Match) -> bool:
+        """Whether most of the prompt is a chat's own history, as its holder has it. Of a chat that has only begun most
+        is what others have, too; that counts once predicted times decide."""
+        if match.shared and self.wants_shared:
+            return False
+        own_tokens = match.holders[0].tokens - match.home_tokens
+        return own_tokens >= COMMON_SHARE * match.prompt_tokens or not self.wants_shared or self.counts_requests
 
     def choose_own(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose the deepest holder, unless it is too busy."""

@@ -3,7 +3,7 @@
 Rule. For each candidate, in seconds:
 
     own     the queue there, at the backend's own rate, + what a full cache makes it wait (`full_s`)
-            + the prefill of the tokens that it does not hold
+            + the prefill of the tokens that it does not hold, and of those that these evict (`evictions`)
     others  each request that will come behind this one waits for its prefill. In a steady state as many arrive during a
             wait as are waiting: the mean of those waiting there and of those waiting anywhere, since placement evens
             queues out. Each that decodes waits for a share of it, wherever that is: a cold prompt must be computed
@@ -21,11 +21,12 @@ unless another is better by more than that. So nodes agree on two before any gos
 
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
 earlier, on purpose (`spread`), once the requests for it of the last minutes have together waited at its best holder, in
-excess of the average elsewhere, for longer than a copy costs: one prefill, and one more for each request that waits at
-the new holder. What decoding there costs them counts as waited for, by the share of what decodes there that is theirs,
-since a copy takes no others away. Chance makes queues, too: n meaningless differences add up to the root of the sum of
-their squares, so only what is beyond that counts. A chat's waits also count for the first message, which it shares with
-other chats: else all these would begin, and so stay, where the first of them was.
+excess of the average elsewhere, for longer than a copy costs: one prefill with what it evicts, one more for each
+request that waits at the new holder, and a share of one for each that decodes there. What decoding at the first holder
+costs them counts as waited for, by the share of what decodes there that is theirs, since a copy takes no others away.
+Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so only what is
+beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else all these
+would begin, and so stay, where the first of them was.
 Flapping needs no other guard: both backends then hold the prefix, so going back costs nothing.
 
 No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
@@ -46,6 +47,7 @@ from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Ho
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
+from ranvier_py.core.routing.rates.evictions import Evictions
 from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
@@ -110,6 +112,7 @@ class Ttft(Policy):
         self.service_rates = ServiceRates()
         self.decode_rates = DecodeRates()
         self.losses = Losses()
+        self.evictions = Evictions()
         self.rendezvous = Rendezvous()
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -126,7 +129,9 @@ class Ttft(Policy):
         else:
             homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)[:2]
             position, reason = self.cold(match, weighed, homes, rng), "cold"
-        return Choice(candidates[position].id, reason, weighed.held.get(candidates[position].id, 0))
+        choice = Choice(candidates[position].id, reason, weighed.held.get(candidates[position].id, 0))
+        self.chosen(match, choice)
+        return choice
 
     def warm(self, match: Match, weighed: Weighed, holders: Sequence[Holder], rng: Random) -> tuple[int, str]:
         """Choose the position, with its reason, for a prefix that at least one backend holds."""
@@ -179,7 +184,8 @@ class Ttft(Policy):
         copy = weighed.best_of(others)
         backend = candidates[copy]
         anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
-        if lost_s <= anew_s * (1 + backend.waiting):
+        waits = backend.waiting + DECODE_SHARE * backend.load
+        if lost_s <= anew_s * (self.evictions.price(backend.id) + waits):
             return None
         losses.forget(prefix)
         return copy
@@ -241,6 +247,7 @@ class Ttft(Policy):
         decode_weight = DECODE_SHARE * match.answer_tokens
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
         least = min([decode.factor(candidates[position].id) for position in among])
+        price = self.evictions.price
         queues: dict[int, float] = {}
         prefills: dict[int, float] = {}
         others: dict[int, float] = {}
@@ -266,7 +273,7 @@ class Ttft(Policy):
             )
             queues[position], prefills[position], others[position] = queue_s, prefill_s, others_s
             decodes[position] = decode_s
-            sums[position] = queue_s + prefill_s + others_s + decode_s
+            sums[position] = queue_s + price(backend) * prefill_s + others_s + decode_s
         return new(Weighed, (candidates, held, queues, prefills, others, decodes, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
@@ -289,6 +296,13 @@ class Ttft(Policy):
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
+    def chosen(self, match: Match, choice: Choice) -> None:
+        """Learn what the chosen backend has to compute, and what another one had to evict."""
+        self.evictions.add(choice.backend, max(0, match.prompt_tokens - choice.tokens), 0, match.at)
+        if match.evicted:
+            backend, tokens = match.evicted
+            self.evictions.add(backend, 0, tokens, match.at)
+
     def work_of(self, held: int, prompt_tokens: int) -> int:
         return self.service_rates.work_of(held, prompt_tokens)
 
@@ -303,6 +317,8 @@ class Ttft(Policy):
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.service_rates.corrected(service, computed_tokens)
+        if (again := computed_tokens - service.computed_tokens) > 0:
+            self.evictions.add(service.backend, again, again, 0.0)
 
     def decoded(self, decoded: Decoded) -> None:
         fleet = self.service_rates.fleet
@@ -317,6 +333,7 @@ class Ttft(Policy):
     def forget(self, backend: BackendId) -> None:
         self.service_rates.forget(backend)
         self.decode_rates.forget(backend)
+        self.evictions.forget(backend)
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 

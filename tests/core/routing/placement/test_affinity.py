@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import Choice, Match, Service
+from ranvier_py.core.routing.placement import Choice, Holder, Match, Service
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import LOOK_EVERY, Decoded
@@ -329,6 +329,17 @@ def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> N
     for number in range(12 * LOOK_EVERY + 1):
         policy.decoded(Decoded(BackendId(number % 4), 100, 1.0 if number % 4 else 4.0, 3000, 0))
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
+
+
+def test_a_chat_that_has_only_begun_goes_where_it_is_soonest() -> None:
+    """What its first turn left is little beside the instruction that all engines have."""
+    candidates = busy((2000, 1), (0, 0), (0, 0), (0, 0))
+    begun = chat_of(5032, 5200)._replace(home_tokens=5000)
+    begun = begun._replace(holders=[Holder(BackendId(0), 5032, 1), *(Holder(BackendId(n), 5000, 1) for n in (1, 2, 3))])
+    assert trained().choose(begun, candidates, Random(1)).backend != 0
+    assert (
+        trained().choose(begun._replace(home_tokens=100), busy((0, 3), (0, 2), (0, 2), (0, 2)), Random(1)).backend == 0
+    )
 
 
 def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None:

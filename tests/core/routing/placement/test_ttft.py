@@ -174,6 +174,36 @@ def test_a_copy_is_dearer_where_others_wait() -> None:
     assert busy[1] > busy[0]
 
 
+def test_a_copy_is_dearer_where_many_decode() -> None:
+    """They wait for it, too."""
+
+    def asked_until_copied(decoding: int) -> int:
+        policy, reasons = trained(), []
+        while "spread" not in reasons:
+            candidates = engines(6000, 0, 0, decoding=[decoding] * 3)
+            reasons.append(choose(policy, warm((0, 9000)), candidates).reason)
+        return len(reasons)
+
+    assert asked_until_copied(40) > asked_until_copied(0)
+
+
+def test_a_prompt_goes_where_what_it_evicts_is_not_needed_again() -> None:
+    """The second engine's cache is full of what is asked for again and again, the others' of what is not."""
+    policy, candidates = trained(), engines(500, 0, 500, 500)
+    cold = warm()
+    assert choose(policy, cold, candidates).backend == 1
+    for _ in range(20):
+        policy.chosen(cold._replace(evicted=(BackendId(1), 9000)), Choice(BackendId(1), "cold", 0))
+    assert choose(policy, cold, candidates).backend != 1
+
+
+def test_what_an_engine_computed_although_it_was_believed_to_hold_it_was_evicted() -> None:
+    policy = trained()
+    before = policy.evictions.price(BackendId(1))
+    policy.corrected(Service(BackendId(1), 100, 0.1, False, 0, 0), 9000)
+    assert policy.evictions.price(BackendId(1)) > before == 1.0
+
+
 def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
     """Chats stay where they began: if all begin at the one holder of an instruction, the others stay idle."""
     new_chat = warm((0, 5000))._replace(home_tokens=5000, prompt_tokens=6000, home=Fingerprint(7))

@@ -1,0 +1,60 @@
+"""What a computed token costs beside its own time, by backend: it evicts another, which may be needed again.
+
+Where a cache is full, each token that is computed evicts one. The share of the computed tokens that the backend had
+computed before, and evicted since, is the chance that the evicted one will be computed again. So a prefill counts
+1 + that share. Where nothing is evicted that is needed again, as in a roomy cache, the share is 0.
+Sums fade over FADE_S. Bounds: one entry per backend.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import NamedTuple
+
+from ranvier_py.core.ids import BackendId
+
+FADE_S = 240.0  # evictions of the last minutes count; 100 or 600 change little
+
+PRIOR_TOKENS = 4000
+"""So many tokens are taken for computed for the first time beside those that were counted: else one short prompt that
+comes again would double the price."""
+
+
+class Computed(NamedTuple):
+    """Fading sums over the prompt tokens that a backend computed, of which it had computed some before."""
+
+    tokens: float
+    again: float
+    at: float  # monotonic seconds of the latest
+
+
+NOTHING = Computed(0.0, 0.0, 0.0)
+
+
+class Evictions:
+    """By backend: tokens that it computed, and of these those that it had computed before and evicted since."""
+
+    def __init__(self) -> None:
+        self._computed: dict[BackendId, Computed] = {}
+
+    def __copy__(self) -> Evictions:
+        twin = Evictions()
+        twin._computed = self._computed.copy()
+        return twin
+
+    def add(self, backend: BackendId, tokens: int, again: int, at: float) -> None:
+        """Count tokens that the backend computes, and tokens that it computed before and no longer has."""
+        before = self._computed.get(backend, NOTHING)
+        share = exp((before.at - at) / FADE_S) if at > before.at else 1.0
+        latest = max(at, before.at)
+        self._computed[backend] = Computed(share * before.tokens + tokens, share * before.again + again, latest)
+
+    def price(self, backend: BackendId) -> float:
+        """Return what a second of prefill there counts: 1 to 2."""
+        computed = self._computed.get(backend)
+        if computed is None or not computed.again:
+            return 1.0
+        return 1.0 + min(1.0, computed.again / (computed.tokens + PRIOR_TOKENS))
+
+    def forget(self, backend: BackendId) -> None:
+        self._computed.pop(backend, None)
