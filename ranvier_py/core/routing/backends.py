@@ -1,16 +1,10 @@
 """The registry of backends: which there are, which may be asked, and what each is doing.
 
-Inside this node a backend is a small integer. An id is free again only when its backend was removed *and* its last
-request has ended. The id's next backend has a higher generation, so no old claim and no late `finished` hits it.
-
-Rules: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
-the model. A new backend is eligible at once. A backend whose model list is not known yet serves any model; a model that
-no backend lists goes to those, and is unknown (404) once every list is known.
-
-When none is eligible, pools fail open; which backends a request may ask then, or avoids, is in `blame.eligibility`.
-
+Rule: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
+the model; a new one is so at once. When none is, pools fail open (`blame.eligibility`). Bound: `backends_max`. An id
+is free again only when its backend was removed *and* its last request has ended. The id's next backend has a higher
+generation, so no old claim and no late `finished` hits it.
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
-Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
 """
 
 from __future__ import annotations
@@ -258,6 +252,7 @@ class Registry:
         if model in self.listed:  # under its whole name, so that it is nobody's adapter
             serving = [b for b in serving if b.models is None or model in b.models]
         eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
+        # a backend whose list is not known yet serves any model; one that no backend lists is a 404 once all are known
         listed = not model or model in self.listed
         unknown = not listed and len(self) > 0 and not any(b.models is None or b.serves(model) for b in self)
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)

@@ -1,16 +1,9 @@
 """Learns how much one engine's cache keeps, from which prefixes were still cached after how much use.
 
-Age is measured in tokens, not seconds: a prefix is evicted by the distinct tokens that the engine has used since the
-prefix's last use (the LRU stack distance, exact for a full cache). `StackClock` counts tokens by the second of their
-last use. Of the tokens used in one second the engine evicts the deepest first, so the distance of a prefix is that of
-its second plus its own depth. `CapacityEstimate` sums warm and cold outcomes by distance, and finds the distance beyond
-which more answers were cold than warm.
-
-Rules: an outcome counts half after HALF_LIFE further ones. Faded outcomes limit nothing, so warm answers beyond a limit
-that is too low, or time, lift it. Without cold answers there is no limit. An engine with few outcomes borrows the
-fleet's. The limit never exceeds the capacity that the engine reports, and falls below it only for cold answers within
-that capacity: cold answers beyond it are expected. An engine that reports no capacity is assumed to be no larger than
-the largest that reports one, unless its answers show otherwise.
+Rule: age is measured in tokens: a prefix is evicted by the distinct tokens that the engine has used since the prefix's
+last use (the LRU stack distance, exact for a full cache). `StackClock` counts them, `CapacityEstimate` finds the
+distance beyond which more answers were cold than warm. Faded outcomes limit nothing, so warm answers beyond a limit
+that is too low, or time, lift it. An engine with few outcomes borrows the fleet's.
 Bounds: SECONDS_MAX entries of the clock, BUCKETS distances.
 """
 
@@ -190,7 +183,7 @@ class CapacityEstimate:
 
     @property
     def learned(self) -> float:
-        """The distance in tokens beyond which answers were cold; inf while there is no limit."""
+        """The distance in tokens beyond which answers were cold; inf while there is no limit: without cold answers."""
         fleet = self._fleet
         if self._limit is None or (fleet is not None and fleet.outcomes >= self._refit_at):
             self._limit = self._find()
@@ -199,7 +192,8 @@ class CapacityEstimate:
 
     @property
     def limit(self) -> float:
-        """The distance in tokens beyond which routes are not believed: the lesser of learned and reported."""
+        """The distance in tokens beyond which routes are not believed: the lesser of learned and reported. Cold answers
+        beyond what is reported are expected."""
         return min(self.learned, self._reported())
 
     def _reported(self) -> float:

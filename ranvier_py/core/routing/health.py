@@ -1,23 +1,11 @@
 """Whether a backend may be asked: its health says whether it is alive, its circuit breaker whether it serves.
 
-Health follows probes: so many in a row decide; peers' reports can make it unhealthy as well (`condemn`). A time-out is
-no refusal: the engine may be busy. So a probe that timed out counts only if the engine sent no byte of anything since
-it began, and one of a row of them only if it sent none since the row began. A backend that is unhealthy by time-outs
-alone is `silent`: it is asked if nobody else can be, and any byte that it sends makes it healthy again. The circuit,
-whose state machine is `TRANSITIONS`, follows requests for inference first. Answers of `ILL_STATUSES`, time-outs and
-answers that broke off count as faults; other refusals, and clients that left, do not: they say nothing about the
-backend, or that it is busy and well. What several backends fail is the request's own fault (`blame.suspects`). Of any
-other request only a failed connect counts, which would fail whatever was sent: an engine that knows no OPTIONS serves
-chats well, and one that answers OPTIONS may fail all chats. Rules that count («the fifth in a row») are in `Vitals`, so
-that the table has no numbers.
-
-A half-open circuit admits one trial. The trial request or a probe decides, whichever comes first. A probe only proves
-that the process answers, so a circuit that it closed is on probation: the next fault opens it again, for longer. The
-open time doubles with each opening and falls back after the first request that was served. An engine known to have
-restarted starts without faults.
-
-Cost: O(1) for each event.
-Sources: the circuit of Ranvier (5 faults, 30 s), with two changes: 5xx count here, and half-open admits one request.
+Rule: health follows probes, and peers' reports (`condemn`): so many in a row decide. The circuit (`TRANSITIONS`)
+follows requests for inference: ILL_STATUSES, time-outs and answers that broke off are faults; other refusals, and
+clients that left, say nothing. What several backends fail is the request's own fault (`blame.suspects`). Rules that
+count («the fifth in a row») are in `Vitals`, so that the table has no numbers. Bound: CIRCUIT_OPEN_GROWTH_MAX of the
+open time.
+Source: the circuit of Ranvier (5 faults, 30 s); here 5xx count, and half-open admits one request.
 """
 
 from __future__ import annotations
@@ -81,7 +69,7 @@ class Action(Enum):
 
     NONE = "none"
     FORGIVE = "forgive"  # faults are 0, and the open time is the first one again
-    PROBATION = "probation"  # the next fault opens the circuit
+    PROBATION = "probation"  # the next fault opens the circuit: a probe only proves that the process answers
     START_OPEN = "start_open"  # begin the (grown) open time
     START_LEASE = "start_lease"  # a trial that does not end frees its place after one open time
 
@@ -201,7 +189,7 @@ class Vitals:
 
     @property
     def silent(self) -> bool:
-        """Whether it is unhealthy by time-outs alone."""
+        """Whether it is unhealthy by time-outs alone: asked if nobody else can be, and well again by any byte."""
         return self.health is Health.UNHEALTHY and self.timeouts >= self.limits.probe_failures_to_unhealthy
 
     @property
@@ -230,6 +218,7 @@ class Vitals:
                 self.health, self.timeouts = Health.HEALTHY, 0
         else:
             self.by_report = False
+            # a time-out is no refusal, the engine may be busy: what it sent since the row began ends the row
             is_row = self.streak < 0 and not (self.timeouts and timed_out and received_at > self.failing_since)
             if not is_row:
                 self.streak, self.timeouts, self.failing_since = 0, 0, began
@@ -247,6 +236,8 @@ class Vitals:
     def end(self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None) -> None:
         """Take in how a request ended. One that is not `judged` asked for no inference, or is judged later. While the
         circuit is closed, only the first of the faults in a row with one `cause` counts."""
+        # a failed connect would fail whatever was sent; an engine that knows no OPTIONS may serve chats well, and the
+        # reverse
         if not judged and outcome is not Outcome.CONNECT_ERROR:
             self.feed(Event.NEUTRAL, now)
         elif outcome in FAULTS and self.circuit is Circuit.CLOSED and cause in self.causes:

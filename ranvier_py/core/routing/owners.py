@@ -1,13 +1,10 @@
 """Owners: which engine keeps a stored response, and which one served a client's session last.
 
-An engine keeps a response in its own memory, so a request that names it by its id must go to the process that made it
-and to no other. A session is only a hint, for prompts of one message or of a sub-agent of which nobody holds anything.
-Both are in a bounded map: keyed digest -> backend and its generation. Nodes send each other what they learn.
-
-Rules: an entry counts only for the process that it was made for. The latest entry holds. No id and no session's name is
-kept or sent, only its digest under the cluster's key, made with the tenant: no client is led to what another one keeps.
-Bounds: ENTRIES_MAX; the oldest goes, and is counted. Entries live RESPONSE_TTL_S, SESSION_TTL_S after they were made or
-renewed. At most QUEUE_MAX wait to be sent.
+Rule: a request that names a response by its id must go to the process that made it; a session is only a hint. An entry
+counts only for the process that it was made for; the latest holds. No id and no session's name is kept or sent, only
+its digest under the cluster's key, made with the tenant: no client is led to what another one keeps.
+Bounds: ENTRIES_MAX; the oldest goes, and is counted. Entries live RESPONSE_TTL_S, SESSION_TTL_S after they were made
+or renewed. At most QUEUE_MAX wait to be sent.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The record of one attempt, as a line of a recording that a replay reads back. Pure.
 
-    {"ranvier_recording":1,"started":1795240216.1,"block_tokens":16,"scheme":"9f…"}                        the header
-    {"at":12.5,"model":"m","kind":"chat","chain":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
-
-Rules: a line holds numbers, names that operators chose (the model's is the one that the client asked for, cut), a known
+Rule: a line holds numbers, names that operators chose (the model's is the one that the client asked for, cut), a known
 client's name, and keyed fingerprints of token prefixes and of the session's name. It holds no text, no token id, no
-header and no key. The chain is that of prompt and answer, as far as they were tokenized. Each attempt has its line: a
-request that was tried elsewhere has several, of which replays take those that were served. Lines of different `scheme`
-share no fingerprint. Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
+header and no key. Each attempt has its line: a request that was tried elsewhere has several, of which replays take
+those that were served. Lines of different `scheme` share no fingerprint. Bound: 25 bytes for each 256 tokens, and 400
+more.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """What follows a failed attempt: another try at the same backend, one at another backend, or an error.
 
-The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend move a request on to the
-next backend (the circuit, not this module, takes a failing backend out for all requests), and after `total_retries_max`
-retries the client gets an error. Nothing is retried once a byte of an answer was relayed, nor for a client that is
-gone. Once a byte of the request was sent, the engine may have carried it out, whatever became of the answer: then only
-requests that `may_repeat` allows are sent again. Where no connection was made, any request is.
-
-A budget is made for one request at its first failure, so requests that succeed pay nothing. Cost: O(1) per attempt.
+Rule: `worker_retries_max` failed tries at one backend move a request on to the next backend (the circuit, not this
+module, takes a failing one out for all), and after `total_retries_max` retries the client gets an error. Nothing is
+retried once a byte of an answer was relayed, nor for a client that is gone. Once a byte of the request was sent, only
+what `may_repeat` allows. Where no connection was made, any request is. Source: SGLang's slides, bounded twice. A
+budget is made for one request at its first failure, so requests that succeed pay nothing.
 """
 
 from __future__ import annotations

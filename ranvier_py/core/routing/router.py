@@ -1,15 +1,11 @@
 """The Router composes the parts of the routing core and decides nothing itself.
 
-It has two drivers: a node with real sockets and a clock, and the simulator with a seeded event heap. Every method is
-one synchronous call, hence atomic: match, place and learn never see each other half done, and there is no lock.
-
-    prompt   = router.read(path, body)                  JSON -> chain of boundaries
-    found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
-    decision = router.place(prompt, found)              the policy's choice, with its reason
-    attempt  = router.start_attempt(prompt, decision, now)   in-flight +1, speculative claim
-    router.first_token(attempt, now)                    the prefill is proved: learn, for the backend that served
-    router.finish_attempt(attempt, outcome, now)        in-flight -1, exactly once; a failure withdraws the speculation
-    router.learn_tokens(attempt, …)                     off the path, later: the same boundaries with tokens, the answer
+It has two drivers: a node with real sockets and a clock, and the simulator with a seeded event heap. Rule: every
+method is one synchronous call, hence atomic: match, place and learn never see each other half done, and there is no
+lock.
+    prompt = router.read(path, body), found = router.find(prompt, now), decision = router.place(prompt, found)
+    attempt = router.start_attempt(prompt, decision, now), router.first_token(attempt, now), then finish_attempt once
+    router.learn_tokens(attempt, …)    off the path, later: the same boundaries with tokens, the answer
 """
 
 from __future__ import annotations

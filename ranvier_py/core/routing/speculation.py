@@ -1,12 +1,10 @@
 """Speculative claims: prefixes that the requests in flight will leave in the caches, before that is proved.
 
 Without them a burst of requests with one new prefix would scatter, because nothing is learned before the first answer.
-So a request that is sent stores its backend under the fingerprints that the route table did not have; the next request
-finds it there. The claims go when the request is learned for real, or fails.
-
-Rules: several attempts may claim a fingerprint, at one backend or at several; it stays until the last of these claims
-is removed. An attempt that would exceed `capacity` fingerprints (counted per attempt) claims none, which is counted.
-Peers learn of prompts that take long to compute (`gossip.backend_state.prefills`), and claim what those will leave.
+Rule: a request that is sent stores its backend under the fingerprints that the route table did not have, until it is
+learned for real, or fails. A fingerprint stays until the last of its claims is removed. Peers learn of prompts that
+take long to compute (`gossip.backend_state.prefills`). Bound: `capacity`; an attempt beyond it claims none, which is
+counted.
 Invariant: when no attempt is left, nothing is claimed.
 """
 

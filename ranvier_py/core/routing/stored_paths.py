@@ -1,14 +1,9 @@
 """The paths of what engines keep: which response a path names, and whether a path leads to anything kept at all.
 
-    /v1/responses                                     makes one
-    /v1/responses/{id}, …/cancel, …/input_items       of one
-    /v1/responses/compact, …/input_tokens             of none, but their bodies may name one
-
-Whose anything else is (files, batches, stored completions, conversations, …) nobody knows. Their names are a list, but
-that they are read or deleted is seen by the method: what no engine keeps is asked for by POST.
-
-A path is judged as any engine, or a proxy in front of it, might read it: decoded to the end, without doubled slashes,
-without parameters, in whatever case.
+Rule: a path is judged as any engine, or a proxy in front of it, might read it: decoded to the end, without doubled
+slashes, without parameters, in whatever case. Whose anything but responses is (files, batches, conversations, …)
+nobody knows: what begins like KEEPERS or BELOW, or is read or deleted, may lead to it. What no engine keeps is asked
+for by POST. Bound: DECODINGS_MAX.
 """
 
 from __future__ import annotations

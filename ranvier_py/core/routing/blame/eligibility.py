@@ -1,12 +1,10 @@
 """Which of the backends that serve a model may be asked by one request.
 
-When no backend that serves the model is eligible, the pool *fails open* to all that are not unhealthy (`last_resort`),
-whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
-a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
-one. For the same reason circuits take out at most half of a pool: beyond that, those that would be tried again first
-are asked all the same. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a
-wait. Those that are unhealthy by time-outs alone may only be busy: where no other serves the model they are asked all
-the same (`silent`). Backends that a request should avoid are left out while any other can be asked.
+Rule: those that are not unhealthy and whose circuits admit a request. If there are none the pool *fails open*
+(`last_resort`): faults everywhere at once point at the request or at something common, and a 503 from here would be
+certain, one from an engine only likely. All are offered, so that requests do not herd onto one. Unhealthy ones are
+not, for a quick 503 with Retry-After beats a wait, unless all are so by time-outs alone (`silent`): they may only be
+busy.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ def eligible_of(
     if silent:
         able = [b for b in serving if b.vitals.silent]
     admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
+    # for the same reason circuits take out at most half of a pool
     if admitted and 2 * len(admitted) < len(able):
         admitted = overruled(able, admitted)
     eligible = [b for b in admitted if b.id not in exclude]

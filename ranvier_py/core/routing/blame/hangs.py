@@ -1,14 +1,11 @@
 """When an engine hangs, and whether another one has room for the requests that wait there. Pure.
 
-An engine is suspected when requests are in flight there and no byte of anything came for a quarter of `hang_s`: it is
-to be probed at once. It hangs when none came for `hang_s`, or twice the predicted time of the work known there if that
-is longer, and a probe that was asked for within that time has failed: unstreamed answers send nothing until their end,
-so an engine that answers probes does not hang.
-
-Room: what hangs where all are full must not take the others along. An engine has room if it admits requests, reports
-none in its queue, lets no stream wait for its first token for longer than a suspicion takes, and would begin within
-`hang_s` by what is predicted. Of those that moved there only a few, or a quarter of its load, may wait at a time: more
-follow as they are served.
+Rule: requests in flight and no byte of anything for a quarter of `hang_s` make a suspicion, and a probe at once. It
+hangs when none came for `hang_s`, or twice the predicted time of the work known there if that is longer, and a probe
+asked for within that time has failed: unstreamed answers send nothing until their end, so an engine that answers
+probes does not hang. What hangs where all are full must not take the others along: requests move only where there is
+room.
+Bound: FEW, or a quarter of its load, that moved to an engine may wait there at a time; more follow as they are served.
 """
 
 from __future__ import annotations
@@ -70,9 +67,10 @@ class Hangs:
 
     def has_room(self, backend: Backend, moved: int, reported_waiting: int, predicted_s: float, now: float) -> bool:
         """Whether one more request may move there. `moved`: those that did, and still wait for a first byte;
-        `reported_waiting`: in its queue, as it says."""
+        `reported_waiting`: in its queue, as it says; `predicted_s`: until it would begin."""
         if backend.draining or not backend.vitals.admits or reported_waiting or predicted_s > self.hang_s:
             return False
+        # a stream there has waited for its first token for longer than a suspicion takes
         if backend.waiting and now - backend.progress_at > SUSPICION_SHARE * self.hang_s:
             return False
         return moved < max(FEW, (backend.load - moved) // LOAD_SHARE)

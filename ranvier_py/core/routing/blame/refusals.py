@@ -1,19 +1,11 @@
 """Which backends refuse what others serve: a wrong key, another model, another version. They answer at once, look idle,
 and would get most requests.
 
-Evidence is one request that one backend refused and another one served. A few of these in a row (REFUSALS_TO_AVOID), of
-requests that are alike, and such requests avoid that backend; a few more of any kind, without one that it serves, and
-all do. This is a preference: it is asked all the same if no other can be. Alike are requests of one path and model, but
-401 and 403 are about all. One request in PROBE_REQUESTS still goes there, and one a minute where there are few; as soon
-as it serves one, it is a backend like others. What a second backend refuses as well, one that has served others, is the
-request's own fault and counts for nothing.
-
-A refusal is doubtful if it is about keys or models, if that backend has refused before and served nothing since, or if
-it never served anything while others did: then a second backend is asked, once. A *proven* one, which has served
-something and refused nothing since, has the last word.
-
-Bounds: ROWS_MAX rows and AVOIDED_MAX avoided ones; of the former the oldest goes, of the latter the newest, and both
-are counted. Cost: nothing worth counting while no backend refuses.
+Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests
+that are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all
+the same if no other can be, and by a probe now and then; as soon as it serves one, it is a backend like others.
+Bounds: ROWS_MAX rows and AVOIDED_MAX avoided ones; of the former the oldest goes, of the latter the newest, both
+counted.
 """
 
 from __future__ import annotations
@@ -115,7 +107,8 @@ class Refusals:
         return [backend.id for backend in backends if self._has_refused(backend.id, kind)]
 
     def is_doubtful(self, backend: Backend, kind: int, others: Iterable[Backend]) -> bool:
-        """Whether any refusal of this backend should be tried elsewhere. Call it before `refused`."""
+        """Whether any refusal of this backend should be tried elsewhere, once. Call it before `refused`. A proven one
+        has the last word."""
         if self._has_refused(backend.id, kind):
             return True
         has_served = backend.outcomes[Outcome.SUCCESS] > 0
@@ -141,7 +134,8 @@ class Refusals:
             row.status = status
 
     def shared(self, backend: Backend, kind: int, status: int) -> None:
-        """Take back a refusal, since a second backend refuses the request as well."""
+        """Take back a refusal, since a second backend, which has served others, refuses the request as well: that is
+        the request's own fault."""
         self.counters.shared += 1
         for scope in scopes_of(kind, status):
             row = self.rows.get((scope, backend.id))
@@ -198,6 +192,7 @@ class Refusals:
 
 
 def scopes_of(kind: int, status: int) -> Sequence[int]:
+    """Return what a refusal counts for: requests of one path and model, and all; one of keys for all alone."""
     return (ABOUT_ALL,) if status in OF_KEYS else (ABOUT_ALL, kind)
 
 

@@ -1,12 +1,9 @@
 """Whom the failures of one request blame: the backends, or the request.
 
-Rules, once the request has ended or a backend has begun to serve it: if one served it, all that failed it are to blame.
-If several failed it and none served it, or one failed it and another refused it, the request is, and nobody is blamed.
-If a single one failed it and nobody else could tell, it is blamed, but only once for equal requests: a client that
-repeats a request that breaks engines opens no circuit, while different ones do. A failed connect is no part of this: it
-says nothing of the request, and always counts.
-
-Bound: the tries of one request.
+Rule, once it has ended or a backend has begun to serve it: if one served it, all that failed it are to blame. If
+several failed it, or one failed and another refused it, the request is. If a single one failed it and nobody else
+could tell, it is blamed, but only once for equal requests: a client that repeats what breaks engines opens no circuit,
+while different requests do. Bound: the tries of one request.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ class Suspects:
 
     def add(self, backend: BackendId, generation: int, outcome: Outcome) -> bool:
         """Take in how a try ended. Returns whether its blame is settled later, by `settle`."""
+        # a failed connect says nothing of the request, and always counts
         if outcome not in FAULTS or outcome is Outcome.CONNECT_ERROR:
             return False
         self._faults.append(Fault(backend, generation, outcome))

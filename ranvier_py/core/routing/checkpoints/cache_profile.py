@@ -1,24 +1,10 @@
 """The rules by which engines keep checkpoints of hybrid models, and how an engine's rule is recognised. Pure.
 
-The prompt has P tokens, and T with its answer; K of them were computed before (never the prompt's last one). The engine
-reuses R tokens, up to the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
-
-| rule | position |
-|---|---|
-| every | all multiples of g that were computed |
-| prompt_end | the last multiple of g in the prompt, or in all of it but its last token |
-| junction | the last multiple of g in K, where R is at least g before it |
-| decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
-
-The positions of vLLM are those of its own cache manager (0.32, `tests/engines`): by default
-(`prefix_cache_retention_interval` 0) it keeps of a request what another prompt can go on from, and nothing of the
-answer, whatever `mamba_cache_mode` is. Those of SGLang (`no_buffer`, `extra_buffer`) were read from the source of its
-MambaRadixCache. They model one prefill chunk: the tree itself reuses what `no_buffer` says, and a little less than
-`extra_buffer` says (`tests/engines`). Marconi's are exact.
-
-A `CacheProfile` is such a rule with the name by which operators know it, or `attention`: every block can be reused.
-`recognised` finds an engine's profile by what the engine shows of itself (`Signs`), the best evidence first: what the
-operator wrote, groups in its events, its metrics page, the name on its model card or the depths of its cached counts.
+Rule: a `CacheProfile` is a `CheckpointProfile` with the name by which operators know it, or `attention`: every block
+can be reused. `recognised` finds an engine's by what it shows of itself (`Signs`).
+Sources: vLLM's positions are those of its own cache manager (0.32, `tests/engines`). Those of SGLang were read from
+the source of its MambaRadixCache and model one prefill chunk: the tree itself reuses what `no_buffer` says, and a
+little less than `extra_buffer` says (`tests/engines`). Marconi's are exact.
 """
 
 from __future__ import annotations
@@ -64,7 +50,14 @@ class CheckpointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProfile:
-    """Which positions are kept. `decode_grid` 0: none of answers; `decode_last`: after the last token, off the grid."""
+    """Which positions are kept, on a grid of g. The prompt has P tokens, and T with its answer; K of them were computed
+    before (never the prompt's last one), of which the engine reuses R, up to the deepest checkpoint at or before K.
+
+    every         all multiples of g that were computed
+    prompt_end    the last multiple of g in the prompt, or in all of it but its last token (`last_left`)
+    junction      the last multiple of g in K, where R is at least g before it
+    decode_grid   the last multiple of it before T, where that is behind the prompt; 0: none of answers
+    decode_last   after the last token, off the grid"""
 
     grid: int
     every: bool = False
@@ -113,7 +106,8 @@ def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
 
 
 def retained(grid: int) -> CheckpointProfile:
-    """Return the rule by which vLLM keeps checkpoints by default."""
+    """Return the rule by which vLLM keeps checkpoints by default (`prefix_cache_retention_interval` 0): what another
+    prompt can go on from, and nothing of the answer, whatever `mamba_cache_mode` is."""
     return CheckpointProfile(grid, prompt_end=True, junction=True, last_left=True)
 
 
@@ -214,7 +208,8 @@ class Signs:
 
 
 def recognised(signs: Signs) -> CacheProfile:
-    """Return the profile that fits the signs best."""
+    """Return the profile that fits the signs best: what the operator wrote, groups in its events, its metrics page, the
+    name on its model card or the depths of its cached counts."""
     if signs.configured != AUTO:
         return profile_named(signs.configured)
     if not keeps_states(signs):

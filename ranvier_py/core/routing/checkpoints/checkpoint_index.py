@@ -1,22 +1,11 @@
 """The checkpoints of one backend that a router knows of: positions by prefix, bounded. Pure.
 
-A prompt is a chain of prefix keys, deepest first; a checkpoint at position c is on the path of every prompt that passes
-through it. It is stored under the shallowest key at or behind its block: every prompt with that key shares c. Where a
-prompt has no such key, it may be stored under the deepest key before it, as one that lies `beyond`: other prompts with
-this key are believed to reach c, except where their next key is at or before c and so shows that they do not share it.
-
-A mark is one byte, as it travels between nodes. Bit 0: keys and values are there; bit 1: the checkpoint is, too; bit 2:
-the engine itself said so; bits 3 to 5: its `CheckpointKind`.
-
-An engine's events name a state by its block, and bring no prefix behind the last whole block of a prompt: with blocks
-of 528 tokens no key of the prompt. Such a state is stored under the anchor before it as one AHEAD: it is credited only
-to prompts that left a checkpoint just there, not to others that pass the anchor.
-
-Rules: checkpoints by rule or by count are believed for `ttl_s` after their last evidence, and only until more than
-`kept_max` others were used since, because engines give states up without a message; those that events brought stay
-until events take them. A new generation begins with none.
-Bounds: `names_max` names of keys, POSITIONS_MAX positions each; the name that was written longest ago makes room, and
-of a name's positions one AHEAD, else the shallowest. Both are counted.
+Rule: a checkpoint is stored under the shallowest key at or behind its block: every prompt with that key shares it.
+Where a prompt has no such key, under the deepest key before it, as one `beyond`. Those by rule or by count are
+believed for `ttl_s` after their last evidence, and only until more than `kept_max` others were used since, because
+engines give states up without a message; those that events brought stay until events take them. A new generation
+begins with none.
+Bounds: `names_max` names of keys, the one written longest ago makes room; POSITIONS_MAX positions each.
 """
 
 from __future__ import annotations
@@ -46,6 +35,8 @@ POSITIONS_MAX = 4
 POSITION_MAX = 2**32 - 1
 """The limit of a position on the wire."""
 
+# A mark is one byte, as it travels between nodes. Bit 0: keys and values are there; bit 1: the checkpoint is, too;
+# bit 2: the engine itself said so; bits 3 to 5: its `CheckpointKind`.
 KV, STATE, CONFIRMED = 1, 2, 4
 KIND_SHIFT = 3
 MARK_BITS = 63
@@ -140,6 +131,7 @@ class CheckpointIndex:
         known, oldest = self._known, now - self.ttl_s
         if self.kept_max < inf and not given_up:
             oldest = max(oldest, self.uses.second_before(self.kept_max))
+        # a prompt whose next key is at or before the checkpoint does not share it
         reach = limit + 1  # a checkpoint beyond the top key must lie before the prompt's next key
         is_top = True
         for tokens, token, text in keys:
@@ -151,6 +143,8 @@ class CheckpointIndex:
                 end = reach - 1 if is_top else tokens + self._block_tokens - 1
                 for checkpoint in reversed(found):
                     kind = checkpoint.kind
+                    # events bring no prefix behind a prompt's last whole block: it is credited only to prompts that
+                    # left one just there
                     if kind is CheckpointKind.AHEAD:
                         if checkpoint.position <= limit and promised(checkpoint.position):
                             return checkpoint

@@ -1,23 +1,11 @@
 """What backends of hybrid models can reuse of a prompt, and how a router learns that from its own traffic.
 
-    checkpoints.set_profile(backend, profile)         recognised, or configured (`cache_profile`)
-    holders, credit = checkpoints.credited(…)        how much of a prompt each holder need not compute
-    an observer of attempts                          learns where requests left checkpoints, and checks that against
-                                                     every count of cached tokens
-
-A holder's keys and values of K tokens are of use up to the deepest checkpoint R at or before K and before the prompt's
-last token (R2); there may be none. Policies see as a holder's tokens R times the confidence in the profile, plus a part
-of K - R where the request will leave a checkpoint from which the next one can go on (R4). Decisions, predictions and
-`explain` have R itself.
-
-A backend without a profile here is attention's: while there are no others a request costs one look at an empty mapping.
-Peers get as marks what is learned or proved here, and what is given up (R10). Of a peer's marks the later evidence
-counts; they are believed for `ttl_s`, as what an answer proved.
-Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
-(R3). A count of cached tokens proves its position, and refutes the checkpoints believed behind it, not the routes (R5).
-How many states an engine keeps is learned from answers, by how many others were used since (`routing.capacity`).
-Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request; QUEUE_MAX marks that wait to
-be fetched for peers, of which the oldest is dropped.
+Rule: positions are learned by the profile's rule for the backend that served (R3). A count of cached tokens proves its
+position, and refutes the checkpoints believed behind it, not the routes (R5). Peers get as marks what is learned or
+proved here, and what is given up (R10); of a peer's marks the later evidence counts. A backend without a profile here
+is attention's: while there are no others a request costs one look at an empty mapping.
+Bounds: one index for each hybrid backend; MARKED_MAX positions of one request; QUEUE_MAX marks that wait to be fetched
+for peers, of which the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -372,6 +360,10 @@ class Checkpoints(Observer):
         self, prompt: Prompt, holders: Sequence[Holder], learned: int, generations: Sequence[int], now: float
     ) -> tuple[Sequence[Holder], dict[BackendId, Credit]]:
         """Return holders by the worth of their tokens, the best first, without those of no worth; and the credits.
+
+        A holder's K tokens are of use up to R, the deepest checkpoint at or before K and before the prompt's last token
+        (R2). Policies see R times the confidence in the profile, plus a part of K - R where the request will leave a
+        checkpoint from which the next one can go on (R4); decisions, predictions and `explain` have R itself.
 
         Args:
             learned: tokens of the prompt that the route table has; a holder of more is a guess.

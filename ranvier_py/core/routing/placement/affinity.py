@@ -1,31 +1,11 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
-*A chat's own history* is a prefix from which no other prompt goes on, and at least half of the prompt beside what chats
-begin with. It goes to its deepest holder; among equally deep ones to the least loaded, then to the first in rendezvous
-order. A holder is left if more than `divert_factor` (2) x the
-median is ahead of a newcomer there, and `ttft` would be sooner elsewhere, computing the prompt anew included. What is
-ahead is predicted in seconds (`Ttft.ahead_s`): what waits there, room that running answers will leave no sooner, and
-what decoding costs; by itself until the first token, or until the last. The median is that of the other candidates,
-since with few engines the holder's own queue would be half of it. An engine's slowness counts as well: who is alone at
-a slow one has nobody ahead, and still waits. A holder is never left for one that only might be faster.
-
-While few answers have shown any rate, requests decide: a holder is left if its load exceeds twice the median over
-all candidates + `divert_floor` (2). The table learns who served, not who was preferred.
-
-*A shared prefix* is any other: a system prompt, a document with questions. It goes where
-the predicted time is least, in which held tokens cost nothing, so it gets further holders as soon as that pays. *A cold
-prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree
-on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is
-better than both. A prompt of one message has no such home. A request without any prefix goes to one of the least
-loaded. Of many backends only the holders and the least busy are compared.
-
-`placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
-match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.
-
-Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
-Left out of it: jump and modular hashing (rendezvous moves only the keys of a lost backend), weights by GPU gauges (no
-Candidate has them), cost budgets, priority groups, and what the route table does.
-Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
+Rule: a chat's own history goes to its deepest holder (`choose_own`), which is left where too much is ahead of a
+newcomer and `ttft` would be sooner elsewhere. A shared prefix (`choose_shared`) and a cold one (`choose_cold`) go
+where `ttft` predicts the least time; a request without any prefix to one of the least loaded. The table learns who
+served, not who was preferred. Source: Ranvier, «When your load balancer learns», and its code. Left out of it: jump
+and modular hashing (rendezvous moves only a lost backend's keys), weights by GPU gauges (no Candidate has them), cost
+budgets, priority groups. Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
 """
 
 from __future__ import annotations
@@ -50,8 +30,9 @@ nearly as good as the best of all."""
 
 @dataclass(frozen=True, slots=True)
 class AffinityOptions(Options):
-    """`divert_rule` least is Ranvier's p2c strategy for hits: leave holders over `divert_floor` above the least load,
-    whatever is known of rates."""
+    """Twice the median is of Ranvier's document; the upper median, + 2, and that load 0 stays, are of its code.
+    `divert_rule` least is its p2c strategy for hits: leave holders over `divert_floor` above the least load, whatever
+    is known of rates."""
 
     load_aware: bool = option(True, "leave a holder, or a cold prefix's home, that is too busy; false: never")
     divert_rule: str = option(
@@ -158,6 +139,7 @@ class Affinity(Policy):
         loads = relative_loads(candidates)
         waits = holder.waiting or missing_share(match, holder, match.prompt_tokens) > 0
         factor, median = self.options.divert_factor, self.options.median
+        # without the holder: among few engines its own queue would be half of the median
         others = [each for each in range(len(loads)) if each != position]
         if (
             not waits
@@ -166,6 +148,7 @@ class Affinity(Policy):
         ):
             return None  # no more decode there than elsewhere
         first_s, all_s = self.by_time.ahead_s(match, holder)
+        # who is alone at a slow engine has nobody ahead, and still waits; what only might be faster leaves no holder
         all_s += self.by_time.slower_s(match, candidates, position)
         ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
         if first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
@@ -180,7 +163,8 @@ class Affinity(Policy):
         return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
+        """Choose by the predicted time, in which held tokens cost nothing: a system prompt, or a document with
+        questions, gets further holders as soon as that pays. An idle holder of half the prompt is taken unweighed."""
         first = match.holders[0]
         much = 2 * first.tokens >= match.prompt_tokens and not self.by_time.uneven
         if much and candidates[position_of(first.backend, candidates)].load == 0:
@@ -193,7 +177,9 @@ class Affinity(Policy):
         return Choice(chosen.id, "affinity" if tokens == deepest else "common", tokens)
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """Choose by the predicted time: one of the prefix's two homes, unless another backend is certainly better."""
+        """Choose by the predicted time: one of the prefix's two homes, unless another backend is certainly better. So
+        peers agree on two before any gossip, and a node that forgot finds again what engines still hold."""
+        # a prompt of one message has no home
         order = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
         homes = order[:2]
         among = self.lightest(match, relative_loads(candidates), homes)

@@ -1,17 +1,11 @@
 """`bounded_load`: Ranvier's default policy, here to show what it costs.
 
-Rule: the preferred backend is the deepest holder, or for a prefix that nobody holds the one that jump hash names. A
-backend takes the request while its load is below cap = max(1, ceil((1 + `bounded_load_epsilon` 0.25) x mean load)).
-Else probes follow, jump hash of the key + 0, 1, 2 …, as many as there are backends; then the least loaded takes it.
-The cap applies to holders as well, which is what the policy costs: with few requests in flight it is 1 or 2, so that
-two concurrent requests behind one prefix already go apart.
-
-Source: ranvier-core 2.1.0; jump consistent hash is Lamping and Veach, arXiv 1406.2294. Backends are numbered in the
-order of their names, so that peers agree; a lost one moves other keys too. What differs: the table learns who served,
-not who was preferred; the key is the first boundary's fingerprint, not a hash of 128 tokens; a request without a prefix
-goes to the least loaded, not to the first; caps are in proportion to weights, which ranvier-core ignores.
-
-Reasons: hit, hit_probed, cold, cold_probed, least_loaded, no_prefix. Cost: O(candidates); a probe adds O(log n).
+Rule: the deepest holder, or the backend that jump hash names for a cold prefix, serves below its cap (`cap_of`); else
+the first below it of as many probes as there are backends; then the least loaded. The cap applies to holders as well:
+with few requests in flight it is 1 or 2, so that two concurrent requests behind one prefix already go apart.
+Source: ranvier-core 2.1.0; Lamping and Veach, arXiv 1406.2294. Other than there, the table learns who served, the key
+is the first boundary's fingerprint, and a request without a prefix goes to the least loaded. Cost: O(candidates).
+Reasons: hit, hit_probed, cold, cold_probed, least_loaded, no_prefix.
 """
 
 from __future__ import annotations
@@ -55,6 +49,7 @@ class BoundedLoad(Policy):
             holder = candidates[position_of(match.holders[0].backend, candidates)]
             if holder.load < cap_of(share, holder.weight):
                 return Choice(holder.id, kind, match.holders[0].tokens)
+        # numbered by name, so that peers agree; a lost backend moves other keys, too
         ordered = sorted(candidates, key=lambda one: one.name)
         for probe in range(len(ordered)):
             candidate = ordered[jump_hash(match.home + probe, len(ordered))]
@@ -65,7 +60,8 @@ class BoundedLoad(Policy):
 
 
 def cap_of(share: float, weight: float) -> int:
-    """Return the load at which a backend of this weight is full, if one of weight 1 may have `share`; at least 1."""
+    """Return the load at which a backend of this weight, which ranvier-core ignores, is full, if one of weight 1 may
+    have `share`; at least 1."""
     return max(1, ceil(share * weight - DUST))
 
 

@@ -1,15 +1,10 @@
 """`cache_aware`: the rule of SGLang's router in its last release, thresholds for load and for the match.
 
-Rule, per request: if the loads lie more than `balance_abs_threshold` (64) requests apart and the greatest exceeds
-`balance_rel_threshold` (1.5) x the least: the least loaded backend. Else, if more than `cache_threshold` (0.3) of the
-prompt is matched: the holder of the deepest match. Else: the least loaded backend. Of equally loaded ones the first
-candidate is taken, so new prompts at an idle cluster all go to one backend (observed: 12 of 12).
-
-Source: Byron Hsu, «Cache-aware load balancer in SGLang», in the form of sglang-router 0.3.2; its successor is
-cache_aware_smg.py. What differs: matches come from the route table, not from a tree of characters, so they count tokens
-in whole blocks and end with a restart, a failure or their time to live. SGLang takes any of several holders of the
-deepest match; this policy takes the one of most trust, then of freshest evidence. Loads are per unit of weight.
-
+Rule: if loads lie far apart, the least loaded backend; else, if enough of the prompt is matched, its deepest holder;
+else the least loaded one. Source: Byron Hsu, «Cache-aware load balancer in SGLang», in the form of sglang-router
+0.3.2; its successor is cache_aware_smg.py. What differs: matches come from the route table, not from a tree of
+characters, so they count tokens in whole blocks and end with a restart, a failure or their time to live. Loads are per
+unit of weight.
 Reasons: imbalance, match, least_loaded. Cost: O(candidates), for the spread of the loads.
 """
 
@@ -51,6 +46,8 @@ class CacheAware(Policy):
         elif match.holders:
             deepest = match.holders[0]
             if deepest.tokens > options.cache_threshold * match.prompt_tokens:
+                # SGLang takes any of several deepest holders; here the one of most trust, then evidence, is first
                 return Choice(deepest.backend, "match", deepest.tokens)
+        # of equally loaded ones the first, so new prompts at an idle cluster all go to one backend, as there
         chosen = candidates[loads.index(least)]
         return Choice(chosen.id, reason, held_tokens(match.holders, chosen))

@@ -1,20 +1,11 @@
 """`cache_aware_smg`: the rule of SMG, the successor of SGLang's router: holders below a load gate, then expected wait.
 
-Rule: if more than `cache_threshold` (0.3) of the prompt is matched, the holders are those of the deepest match alone,
-at most `holders_max` (8) of them. A backend is over the spill gate when its load exceeds `spill_factor` (1.5) x its
-share of all load, and that share by more than a margin of 2 x the square root of the share (the swing of a Poisson
-count), which is at least `spill_margin_min` (4) and at most `spill_margin_max` (64) requests. The holder below the gate
-with the least expected wait serves; where no holder is below it, any backend below it with the least wait. Without such
-a match the least expected wait of all decides. Equal waits are drawn.
-
-Expected wait = (pending_tokens + decoding x `decode_cost_tokens` (1024)) / (weight x `prefill_tokens_per_s` (2000)).
-The cached part of *this* prompt is not in it: affinity and load are compared one after the other, never in one sum.
-
-Source: SMG 1.13.0, approximate modes (what every HTTP worker gets). What differs: matches come from the route table,
-and waits from this node's counts at that moment. Left out: KV usage (no Candidate has that gauge), overload protection
-(health and circuits come before the policy), and event mode (it needs gRPC workers).
-
-Reasons: match, spill, expected_wait. Cost: O(candidates).
+Rule: if enough of the prompt is matched, the deepest holder below the gate (`spills`) with the least expected wait; if
+none is below it, any backend that is. Without such a match the least wait of all. The cached part of this prompt is in
+no wait: affinity and load are compared one after the other. Source: SMG 1.13.0, approximate modes (what every HTTP
+worker gets), with matches of the route table and this node's counts. Left out: KV usage (no Candidate has that gauge),
+overload protection (health and circuits come first) and event mode (it needs gRPC workers). Cost: O(candidates).
+Reasons: match, spill, expected_wait.
 """
 
 from __future__ import annotations
@@ -74,7 +65,7 @@ class CacheAwareSmg(Policy):
         return candidate.load > self.options.spill_factor * share and candidate.load > share + self.margin(share)
 
     def margin(self, share: float) -> int:
-        """Return how many requests above its share of the load a backend may bear."""
+        """Return how many requests above its share of the load a backend may bear: the swing of a Poisson count."""
         return min(self.options.spill_margin_max, max(self.options.spill_margin_min, ceil(2 * sqrt(share))))
 
     def wait_s(self, candidate: Candidate) -> float:

@@ -1,22 +1,10 @@
 """`chwbl`: consistent hashing with bounded loads over the opening of a conversation (Continuum Router, tier 1).
 
-Rule: the key is the hash of the system prompt, or of the first message where there is none (`prefix_source`: of the
-first message in any case, which spreads the chats of one application). The key's owner on the ring serves, unless it
-has reached its cap = ceil((1 + `load_factor_epsilon` 0.25) x (all load + 1) x its share of the weight), at least 1;
-then the next backend clockwise below its cap. There always is one, for all caps together exceed the load. A
-conversation that overflowed stays where it is while there is room (`sticky_overflow`): backends that hold more of the
-prompt than its opening are asked before the owner. Without a key the least loaded serves, ties drawn. The key is
-`Match.opening` where the node has computed it, else the first boundary's fingerprint: our own hash of that message.
-
-Each backend has points on a circle of 64 bits; a key belongs to the next point clockwise. Points are mixed from the
-backend's *name* and their number, so that peers agree, and a backend that goes or comes moves only its own keys.
-Shares are uneven by about 1 / sqrt(points): 8 % with 150.
-
-Source: Continuum Router, «KV cache optimization»; Karger et al. 1997; Mirrokni, Thorup and Zadimoghaddam. What the
-document gets wrong: its cap of (1 + epsilon) x the average is 0 while idle, so ours counts the coming request; its
-overflow scatters the turns of a conversation, so ours is sticky; a zero byte in the model's name makes its key
-ambiguous, so such a name gives no key. Left out: a second key below the opening, since `sticky_overflow` finds the
-conversation's holders. Weights act only through caps.
+Rule: the owner on the ring of the opening's key (`ring_key`) serves, unless it has reached its cap; then the next
+backend clockwise below its cap. There always is one, for all caps together exceed the load. A conversation that
+overflowed stays where it is while there is room. Without a key the least loaded serves.
+Source: Continuum Router, «KV cache optimization»; Karger et al. 1997; Mirrokni, Thorup and Zadimoghaddam. Left out: a
+second key below the opening (`sticky_overflow` finds the holders). Weights act only through caps.
 Reasons: prefix_hash, overflow, fallback. Cost: a search for an idle owner; else O(candidates).
 """
 
@@ -83,7 +71,9 @@ class Chwbl(Policy):
             chosen = candidates[owner]
             if chosen.load == 0:  # below any cap
                 return Choice(chosen.id, "prefix_hash", held_tokens(match.holders, chosen))
+        # the document's cap is 0 while idle: ours counts the coming request
         share = mean_load(candidates, coming=1) * (1.0 + self.options.load_factor_epsilon)
+        # the document scatters a conversation that overflowed: here those that hold more than its opening come first
         for position in chain(holding, self.ring.walk(key, candidates)):
             chosen = candidates[position]
             if chosen.load < cap_of(share, chosen.weight):
@@ -102,7 +92,9 @@ class Chwbl(Policy):
 
 
 class Ring:
-    """Finds the owners of keys. Keeps the layouts of recent pools, which change no answer."""
+    """Finds the owners of keys: each belongs to the next point clockwise on a circle of 64 bits. Points are mixed from
+    backends' names, so that peers agree, and one that goes or comes moves only its own keys. Shares are uneven by about
+    1 / sqrt(points): 8 % with 150. Keeps the layouts of recent pools, which change no answer."""
 
     def __init__(self, points: int) -> None:
         self.points = points  # of each backend
@@ -144,7 +136,8 @@ class Ring:
 
 
 def ring_key(match: Match) -> int | None:
-    """Return the key of the prompt's opening, 64 bits; None for a prompt without one."""
+    """Return the key of the prompt's opening, 64 bits; None for a prompt without one. The document's key is ambiguous
+    for a model with a zero byte in its name: such a name gives none."""
     if match.opening:
         return int.from_bytes(match.opening[:8], "big")
     return match.home * int(GOLDEN) % 2**64 if match.home != UNKNOWN else None

@@ -1,18 +1,10 @@
 """`kv_score`: points for what is cached, for little load and for good health (Continuum Router, tier 4).
 
-Rule: score = 0.6 x overlap x tier + 0.3 x (1 - load / greatest load) + 0.1 x success rate; the highest serves. Tier is
-1.0 for tokens in an engine's own memory, 0.6 for tokens that it must reload. If no overlap x tier reaches
-`min_overlap_threshold` (0.3), the ring decides (chwbl.py), with its reasons. Equal scores: fewer in flight, then the
-order of the ring. How much is warm is read from the route table and, where event sources are configured, from the index
-of core/engine_cache/prefix_index (`index`) by the key of the opening; the greater of both counts.
-
-Source: Continuum Router, «KV cache optimization». What the document leaves open or gets wrong:
-- Its overlap is tokens / the tokens of the best backend, so that 16 cached tokens of 10,000 weigh as much as all of
-  them, and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is relative).
-- No load and no failure outweighs its 0.6 points of warmth, so one backend takes all that is warm. Here a backend at
-  the ring's cap gets no points (`bounded_score`; false: as written), and health is a filter before any policy.
-- Its weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary; ours to within 1e-6. Load 0 of 0 is 0.
-
+Rule: the highest score serves (`scores`); if too little is warm anywhere, the ring decides (chwbl.py), with its
+reasons. Equal scores: fewer in flight, then the order of the ring. What is warm is the greater of what the route table
+says and, where event sources are configured, the index of core/engine_cache/prefix_index by the key of the opening.
+Source: Continuum Router, «KV cache optimization». What it leaves open or gets wrong stands at `overlaps`, `below_cap`
+and `contradictions`; health is a filter before any policy.
 Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
 """
 
@@ -65,6 +57,7 @@ class KvScoreOptions(Options):
 
     def contradictions(self) -> list[str]:
         total = self.overlap_weight + self.load_weight + self.health_weight
+        # exactly 1, as the document has it, is not what 0.6 + 0.3 + 0.1 are in binary
         if abs(total - 1.0) <= SUM_TOLERANCE:
             return []
         return [f"overlap_weight, load_weight, health_weight: must sum to 1, not {total:g}"]
@@ -125,7 +118,8 @@ class KvScore(Policy):
         return found
 
     def overlaps(self, match: Match, warm: Mapping[BackendId, tuple[int, bool]]) -> dict[BackendId, float]:
-        """Return overlap x tier, 0 to 1, by backend that holds anything."""
+        """Return overlap x tier, 0 to 1, by backend that holds anything. The document's overlap is relative to the best
+        backend: 16 tokens of 10,000 weigh as much as all, and its threshold never acts. Ours is of the prompt."""
         if not warm:
             return {}
         options = self.options
@@ -137,7 +131,8 @@ class KvScore(Policy):
         }
 
     def below_cap(self, candidates: Sequence[Candidate]) -> Sequence[int]:
-        """Return the positions that may get points: below the ring's cap, or all. Never empty."""
+        """Return the positions that may get points: below the ring's cap, or all. Never empty. In the document nothing
+        outweighs its 0.6 points of warmth, so that one backend takes all that is warm."""
         if not self.options.bounded_score:
             return range(len(candidates))
         share = mean_load(candidates, coming=1) * (1.0 + self.options.load_factor_epsilon)

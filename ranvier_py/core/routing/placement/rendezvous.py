@@ -1,13 +1,10 @@
 """Weighted rendezvous hashing names the home backend of a prefix that nobody holds.
 
-Rule: the home is the backend with the highest score = -weight / ln(u), where u in (0, 1) is mixed from the prefix's
-fingerprint and the backend's *name*: names, not ids, so that peers agree before any gossip arrives. Shares follow the
-weights exactly, and a backend that goes or comes moves only its own keys (Ranvier's jump hash over a sorted list moved
-12-98 % of the others).
-
-Source: Thaler and Ravishankar 1998; the weighted form is Schindelhauer and Schomaker 2005. Each node of a cluster
-must give a backend the same weight. Where all weights are equal the order of u is the order of the scores, and no
-logarithm is needed.
+Rule: the home has the highest score = -weight / ln(u), where u in (0, 1) is mixed from the prefix's fingerprint and
+the backend's *name*: names, not ids, so that peers agree before any gossip arrives. Shares follow the weights exactly,
+and a backend that goes or comes moves only its own keys (Ranvier's jump hash over a sorted list moved 12-98 % of the
+others). Each node of a cluster must give a backend the same weight.
+Source: Thaler and Ravishankar 1998; the weighted form is Schindelhauer and Schomaker 2005.
 """
 
 from __future__ import annotations
@@ -67,6 +64,7 @@ class Rendezvous:
     def scores(self, key: Fingerprint, candidates: Sequence[Candidate]) -> Words | Floats:
         seeds, weights = self.table(candidates)
         words = mix(seeds ^ np.uint64(key))
+        # of equal weights the order of u is the order of the scores
         if weights is None:
             return words
         uniform = ((words >> SHIFT_53) + 0.5) * 2.0**-53

@@ -1,19 +1,10 @@
 """`sticky_least_loaded`: stay with a backend that holds the prompt's beginning, else the least loaded one (Purdue).
 
-Rule: a backend is a hit when it holds the first `prefix_tokens` (64) tokens of the prompt, or all of a shorter prompt.
-A request may name another length as `prefix_len`, which is cut to the deepest anchor within it, one block at least. Of
-the hits the least loaded one serves, even if other backends are idler; without a hit the least loaded of all. Ties
-among hits: the deepest; among all: drawn.
-
-Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. Its speculative update is the
-router's own (core/routing/speculation.py). What differs: a hit is a match of the route table at that depth; the paper's
-key, the hash of the first 64 tokens, is only kept for comparison (`prefix_hash`). So a short prompt also matches what
-continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not known, depths are
-estimates, and the beginning of a long first message is no match.
-Options that the paper lacks: `sticky_limit_factor` bounds the stickiness, since one hot prompt would load one backend
-(0: off; else a backend above so many times the median + `sticky_limit_floor` is no hit); with `multi_depth` only the
-deepest holders are hits, since all prompts behind one chat template have one key.
-
+Rule: of the backends that hold the first `prefix_tokens` of the prompt, or all of a shorter one, the least loaded
+serves, even if others are idler; ties: the deepest. Without such a hit the least loaded of all, ties drawn.
+Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. A hit is a match of the route
+table instead of the paper's `prefix_hash`: a short prompt also matches what continues it, model, adapter and tokenizer
+count, and where tokens are unknown, depths are estimates, and the beginning of a long first message is no match.
 Reasons: hit, miss, limited. Cost: O(candidates) for a miss, O(holders) for a hit; the match lists every holder.
 """
 
@@ -33,6 +24,9 @@ from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_
 
 @dataclass(frozen=True, slots=True)
 class StickyLeastLoadedOptions(Options):
+    """What the paper lacks: a limit, since one hot prompt would load one backend; and `multi_depth`, since all prompts
+    behind one chat template have one key."""
+
     prefix_tokens: int = option(64, "tokens of the beginning that a hit needs", least=1, most=1_000_000)
     multi_depth: bool = option(False, "of those that hold so much, only the deepest; false: all of them")
     sticky_limit_factor: float = option(0.0, "times the median above which nobody hits; 0: no limit", most=1000.0)

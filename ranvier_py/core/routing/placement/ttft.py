@@ -1,37 +1,11 @@
 """`ttft`: the backend with the least predicted time to the first token, and the least delay of other requests.
 
-Rule. For each candidate, in seconds:
-
-    own     the queue there, at the backend's own rate, + what a full cache makes it wait (`full_s`)
-            + the prefill of the tokens that it does not hold, and of those that these evict (`evictions`)
-    others  each request that will come behind this one waits for its prefill. In a steady state as many arrive during a
-            wait as are waiting: the mean of those waiting there and of those waiting anywhere, since placement evens
-            queues out. Each that decodes waits for a share of it, wherever that is: a cold prompt must be computed
-            somewhere, and only what is computed twice could be spared
-    decode  a share of what the answer takes longer there than at the fastest backend: its steps read the context of all
-            that decode there, and theirs read its own
-
-The candidate with the least sum wins. Against the deepest holder it must win by more than the usual error of
-predictions (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, then the
-first in rendezvous order of the prompt itself. A prefix that all hold favours none, since all terms are differences of
-work. Nor is a holder favoured that saves less than half of the prompt and no more than chance does (`common`).
-
-A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
-unless another is better by more than that. So nodes agree on two before any gossip.
-
-A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
-earlier, on purpose (`spread`), once the requests for it of the last minutes have together waited at its best holder, in
-excess of the average elsewhere, for longer than a copy costs: one prefill with what it evicts, one more for each
-request that waits at the new holder, and a share of one for each that decodes there. What decoding at the first holder
-costs them counts as waited for, by the share of what decodes there that is theirs, since a copy takes no others away.
-Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so only what is
-beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else all these
-would begin, and so stay, where the first of them was.
-Flapping needs no other guard: both backends then hold the prefix, so going back costs nothing.
-
-No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
-that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); learned
-rates, the delay of others and deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
+Rule: each candidate costs seconds of queue, of prefill, of others' delay and of decoding (`weigh`); the least sum
+wins. A holder is left only for more than the usual error of predictions (`warm`), a prefix in demand gets a second one
+on purpose (`copy_of`), and one that nobody holds goes to one of two homes (`cold`). All rates are learned from
+answers; before that the tokens to compute decide.
+Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); learned rates, the delay of others and
+deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
 
 from __future__ import annotations
@@ -127,6 +101,7 @@ class Ttft(Policy):
         elif match.home == UNKNOWN:
             position, reason = self.first(match.own, weighed, weighed.sum_s, rng), "no_prefix"
         else:
+            # two homes, so that nodes agree on two before any gossip
             homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)[:2]
             position, reason = self.cold(match, weighed, homes, rng), "cold"
         choice = Choice(candidates[position].id, reason, weighed.held.get(candidates[position].id, 0))
@@ -134,7 +109,8 @@ class Ttft(Policy):
         return choice
 
     def warm(self, match: Match, weighed: Weighed, holders: Sequence[Holder], rng: Random) -> tuple[int, str]:
-        """Choose the position, with its reason, for a prefix that at least one backend holds."""
+        """Choose the position, with its reason, for a prefix that at least one backend holds. Moving needs no other
+        guard against flapping: both hold the prefix then, so going back costs nothing."""
         candidates, sums, prefill_s = weighed.candidates, weighed.sum_s, weighed.prefill_s
         best = self.first(match.own, weighed, sums, rng)
         deepest = holders[0].tokens
@@ -144,8 +120,10 @@ class Ttft(Policy):
             return best, "moved"
         home = best if best in holding else weighed.best_of(holding)
         if best != home:
+            # must win by more than the usual error, or chats would move about for nothing
             error_s, whole_s = self.service_rates.fleet.error_s, prefill_s[best]
             stake_s = whole_s - prefill_s[home]
+            # saves less than half of the prompt, and no more than chance does: no reason to follow the holder
             if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s <= COMMON_SHARE * whole_s:
                 return best, "common"
             if sums[home] - sums[best] > error_s:
@@ -165,7 +143,7 @@ class Ttft(Policy):
 
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
         """Count the time that this request loses at its best holder. Returns the position to copy the prefix to, once
-        the time lost is worth the prefill; None: not yet."""
+        the time lost in the last minutes is worth the copy; None: not yet."""
         candidates, losses = weighed.candidates, self.losses
         others = [position for position in weighed.sum_s if position not in holding]
         if not others:
@@ -173,6 +151,7 @@ class Ttft(Policy):
         prefix = match.home
         if deepest > match.home_tokens + COMMON_SLACK_TOKENS:
             prefix = match.deepest
+            # waits count for the opening, too: else all chats with it would begin, and stay, where the first was
             nowhere = [position for position in others if candidates[position].id not in weighed.held]
             if nowhere:
                 share = self.share_of(match.home, match, candidates[home])
@@ -184,6 +163,7 @@ class Ttft(Policy):
         copy = weighed.best_of(others)
         backend = candidates[copy]
         anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
+        # besides the prefill with what it evicts: each request that waits at the new holder waits for it
         waits = backend.waiting + DECODE_SHARE * backend.load
         if lost_s <= anew_s * (self.evictions.price(backend.id) + waits):
             return None
@@ -192,7 +172,7 @@ class Ttft(Policy):
 
     def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
         """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
-        minutes and decode for as long as this one will."""
+        minutes and decode for as long as this one will: a copy takes no others away."""
         lasts_s = match.answer_tokens * self.decode_rates.token_s(holder.contexts)
         return min(1.0, self.losses.running(prefix, match.at, lasts_s) / max(1, holder.load))
 
@@ -241,7 +221,9 @@ class Ttft(Policy):
         """Compute what the prompt would cost at each of these positions. One flat loop, since there may be dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
+        # in a steady state as many come during a wait as are waiting, here or, as queues even out, on average
         mean = sum([candidates[position].waiting for position in among]) / len(among)
+        # a cold prompt must be computed somewhere: what decodes anywhere counts in full, what decodes just here hardly
         mean_load = sum([candidates[position].load for position in among]) / len(among)
         decode = self.decode_rates
         decode_weight = DECODE_SHARE * match.answer_tokens
@@ -267,6 +249,7 @@ class Ttft(Policy):
             factor = decode.factor(backend)
             if candidate.cache_tokens or candidate.places:
                 queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
+            # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s
                 + factor * decode.per_context_s * (contexts + context * (1 + many))
@@ -399,6 +382,7 @@ class Losses:
         if len(self.known) > LOSSES_MAX:
             self.known.popitem(last=False)
             self.forgotten += 1
+        # chance makes queues, too: n meaningless differences add up to the root of the sum of their squares
         return loss.sum_s - sqrt(loss.squares)
 
     def running(self, prefix: Fingerprint, at: float, lasts_s: float) -> float:

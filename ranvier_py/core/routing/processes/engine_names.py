@@ -1,16 +1,10 @@
 """Finds one engine under two names, and two engines under one name, by the marks of engines (`engine_marks`).
 
-Nodes know a backend by its URL. If two nodes write the URL of one engine in two forms (`localhost`, `127.0.0.1`), they
-share none of its routes; if one URL leads each node to another engine (two nodes' `localhost:8000`), they share routes
-of strangers. Neither fails, so it must be looked for.
-
-Twins: equal identities; or equal totals, unless the identities differ; or, on one node, URLs that lead to one place. On
-one node, where engines often start together, a start time alone is not enough. A twin counts for LIFE_S after it was
-seen last, and until its marks differ.
-A stranger: a peer read other marks under our URL, and ours were the same before and after that, by MARGIN_S at least.
-A restart never looks so, since nobody reads the marks of before it again. It counts until the peer reads what we read,
-and not where several processes answer us.
-
+Two nodes that write one engine's URL in two forms (`localhost`, `127.0.0.1`) share none of its routes; where one URL
+leads each node to another engine, they share routes of strangers. Neither fails, so it must be looked for.
+Rule: twins have equal marks (`_compare`); a stranger is a peer's engine whose marks differ from ours under our URL,
+while ours stayed the same (`_compare_shared`). Both count until marks show otherwise, or for LIFE_S after the last
+look.
 Bounds: SOURCES_MAX for each kind; one more is not noted, and counted. Sessions are of live peers.
 """
 
@@ -137,10 +131,12 @@ class EngineNames:
         return dict.fromkeys([*self._twins.get(source, ()), *found])
 
     def _compare(self, source: Source, backend: BackendId, marks: EngineMarks, now: float) -> None:
-        """Note whether the engine of `backend` has these marks, which are those of `source`."""
+        """Note whether the engine of `backend` has these marks, which are those of `source`: equal identities; or equal
+        totals, unless the identities differ."""
         reading = self.readings.get(backend)
         ours = reading.marks if reading is not None else EngineMarks()
         is_twin = agree(ours, marks)
+        # engines of one node often start together: a start time alone is not enough
         if source[0] == LOCAL and not (ours.is_exact and marks.is_exact):
             is_twin = is_twin and ours.totals == marks.totals != 0
         twins = self._twins.get(source)
@@ -154,7 +150,8 @@ class EngineNames:
             self._changed[backend] = None
 
     def _compare_shared(self, source: tuple[int, BackendId], marks: EngineMarks, read_at: float, now: float) -> None:
-        """Note whether a peer reads another engine's marks under a name that it shares with us."""
+        """Note whether a peer reads another engine's marks under a name that it shares with us, and ours were the same
+        before and after that, by MARGIN_S at least: nobody reads again what was before a restart."""
         reading = self.readings.get(source[1])
         ours, found = reading.marks if reading is not None else EngineMarks(), self._strangers.get(source)
         if reading is None or not disagree(ours, marks):
@@ -238,6 +235,7 @@ class EngineNames:
         before = backend.names
         names = backend.names = OtherNames(
             twins=list(dict.fromkeys(self._twins_of(backend.id, named, now))),
+            # where several processes answer us, other marks show nothing
             strangers=list(dict.fromkeys(self._strangers_of(backend.id, now))) if backend.processes == 1 else [],
         )
         found = (

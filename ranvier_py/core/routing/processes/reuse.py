@@ -1,15 +1,9 @@
 """Whether an engine's process reuses prefixes at all: by what it says of itself, and by what its answers show.
 
-An engine that reuses nothing earns no affinity: it is left out of every match (`Pool.generations`), so its routes draw
-no request to it, while requests go there by load as to any other. It says so on its metrics page (vLLM's
-`enable_prefix_caching`) or in its server info (SGLang's `disable_radix_cache`); or it shows it in COLD_ANSWERS answers
-to prompts that it had served a moment before: they count 0 cached tokens, or count none while the engine's own page has
-not counted a hit either. A missing count alone shows nothing: vLLM caches, and does not count, without
-`--enable-prompt-tokens-details`.
-
-Rules: one cached token, in an answer or on the page, shows that this process reuses prefixes, whatever else was said.
-A setting that comes later voids what was shown before it. Another process is judged anew. Engines of hybrid models are
-judged by their settings alone: most of their prompts have no state to go on from.
+Rule: an engine that reuses nothing earns no affinity: it is left out of every match (`Pool.generations`), and gets
+requests by load. One cached token, in an answer or on its page, shows that this process reuses prefixes, whatever else
+was said. Another process is judged anew. Engines of hybrid models are judged by their settings alone: most of their
+prompts have no state to go on from. Bound: COLD_ANSWERS.
 """
 
 from __future__ import annotations
@@ -26,8 +20,8 @@ costs little: prompts still meet their prefixes by chance, and the first hit end
 class Reuse:
     """What is known of one process."""
 
-    by_page: bool | None = None  # whether it reuses prefixes, by its metrics page; None: the page does not say
-    by_server_info: bool | None = None
+    by_page: bool | None = None  # vLLM's `enable_prefix_caching` on its metrics page; None: the page does not say
+    by_server_info: bool | None = None  # not SGLang's `disable_radix_cache`
     hit: bool = False  # it has counted a cached token
     cold: int = 0  # prompts that it had served a moment before, and of which nothing was cached
     uncounted: int = 0  # such prompts whose answers had no count, since its page was last read
@@ -66,6 +60,7 @@ class Reuse:
         if hit_tokens:
             self.hit = True
         elif hit_tokens == 0:
+            # a missing count alone shows nothing: vLLM does not count without `--enable-prompt-tokens-details`
             self.cold = min(self.cold + self.uncounted, COLD_ANSWERS)
         self.uncounted = 0
 

@@ -1,13 +1,9 @@
 """Decode rates: predicts how long answers take, and how long they are, learned from those that came. Pure.
 
-A step of an engine samples one token for each request that decodes. It takes a fixed time, to read the weights, and a
-time for the context of each of them, which it reads as well. So a token takes a + c x the tokens of context there;
-prompts that are computed meanwhile take their own time on top. Both parts are fitted by least squares to what the whole
-fleet showed, older answers fading, and to a few assumed ones. Of each backend one number is learned: how many times as
-long it takes as the fleet's line says.
-
-An answer that comes as a whole shows the sum of its prefill, what it waited for, and its decoding. Where no answer is
-a stream, nothing else shows what a prompt token takes: it is fitted with the other two (`per_token_s`).
+Rule: a token takes a + c x the tokens of context that decode there; prompts computed meanwhile take their own time on
+top. Both parts are fitted by least squares to what the whole fleet showed, older answers fading, and to a few assumed
+ones. Of each backend one number is learned: how many times as long it takes as the fleet's line says.
+Bounds: the backends; LENGTHS_MAX applications.
 """
 
 from __future__ import annotations
@@ -52,7 +48,9 @@ class Decoded(NamedTuple):
 
 
 class DecodeRates:
-    """The decode rates of all backends. Bounded by how many backends there can be."""
+    """The decode rates of all backends. An answer that comes as a whole shows the sum of its prefill, what it waited
+    for, and its decoding: where none is a stream, a prompt token's time is fitted with the other two
+    (`per_token_s`)."""
 
     def __init__(self) -> None:
         # fading sums over answers, each divided by its tokens: 1, contexts, computed tokens, seconds, and products

@@ -1,21 +1,10 @@
 """Service rates: predicts when backends give first tokens, learned from those that they gave. Pure; no fixed speed.
 
-An engine computes prompts one after the other (or in shared steps, which take as long together). So the time from one
-first token to the next is the cost of the second prompt: a fixed part, a part for each computed token, and a part for
-each request that decodes beside it. The fixed part differs between a request that came to an idle engine (the network,
-a step in progress) and one that had to queue (until a place in the batch became free).
-
-All four parts are fitted by least squares to what the whole fleet showed, older observations fading by a window, and to
-a few assumed observations. Of each backend only one number is learned: how many times as long it takes as the fleet's
-line says. A node among several sees too little of each to learn all four, and errors of chance would move requests.
-
-Attention reads all earlier tokens, so a token deep in a prompt takes longer than one at its beginning. How much longer
-is learned of the fleet as well (`slope_of`), once it can't be chance. From then on work is counted in *weighed* tokens:
-the number that would take as long at a prompt's beginning. Until then, and wherever prompts stay short, each token
-counts as one.
-
-Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
-backends by the tokens that they have to compute.
+Rule: an engine computes prompts one after the other, so the time between two first tokens is the cost of the second
+prompt: a fixed part, a part for each computed token, and one for each request that decodes beside it. All are fitted
+by least squares to what the whole fleet showed, older observations fading, and to a few assumed ones. Of each backend
+one number is learned: how many times as long it takes as the fleet's line says. A node among several sees too little
+of each to learn all, and errors of chance would move requests. Bound: the backends.
 """
 
 from __future__ import annotations
@@ -103,7 +92,9 @@ class Moments:
 
 
 class FittedLine(NamedTuple):
-    """The fitted costs in seconds, with which predictions are made. Tokens are weighed ones."""
+    """The fitted costs in seconds, with which predictions are made. Tokens are weighed ones: as many as would take as
+    long at a prompt's beginning. The fixed part differs between a request that came to an idle engine (the network, a
+    step in progress) and one that queued (until a place in the batch was free)."""
 
     per_token: float
     per_decoding: float  # for each request that decodes there, which shares the steps
@@ -290,7 +281,8 @@ def depths_of(tokens: int, prompt_tokens: int) -> float:
 
 
 def slope_of(alone: Moments, queued: Moments, assumed: float) -> float:
-    """Return the share of its time by which each earlier token makes a token slower; 0 where that may be chance.
+    """Return the share of its time by which each earlier token, which attention reads, makes a token slower; 0 where
+    that may be chance.
 
     Compares least squares by tokens and their depths with those by tokens alone, decoding and fixed parts taken out
     first: the depths must explain more of the rest than chance would.

@@ -1,14 +1,10 @@
 """Writing many claims of peers into the route table at once, column by column.
 
-A merge takes claims in columns, parents before children, and does with each what `RouteTable.learn` would do; their
-trust is REMOTE. Wholly new rows, nearly all rows when a node joins, are appended with a few numpy calls and one update
-of the index. A claim on a known row is raised from that row. Any other claim (on a text that gets its tokens, on two
-rows that turn out to be one) is stored like a path.
-
-Rules: claims that are malformed, expired or of no known backend are left out. A row hangs under the parent that its
-claim names if that is known or came before it, else under the top: never in a circle, whatever a peer sends. In a full
-table each new row evicts one, as always.
-Invariants: those of the table, in particular the monotone rule of `claims`.
+Rule: a merge does with each claim, parents before children, what `RouteTable.learn` would do; their trust is REMOTE.
+Wholly new rows are appended with a few numpy calls and one update of the index; others are stored like a path.
+Malformed and expired claims and those of no known backend are left out. A row hangs under the parent that its claim
+names if that is known or came before it, else under the top: never in a circle. In a full table each new row evicts
+one, as always. Invariants: those of the table, in particular the monotone rule of `claims`.
 """
 
 from __future__ import annotations

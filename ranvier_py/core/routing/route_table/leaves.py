@@ -1,13 +1,10 @@
 """The order in which leaves are evicted: REMOTE before LOCAL before CONFIRMED, then the longest unused first.
 
-There is one lane per trust. A lane has a ring of rows for each whole second of last use, and a heap of those seconds. A
-use only writes the second into the row's column; the row is moved to its new ring when it comes to the head of its old
-one, so a match costs nothing here. A row that got children meanwhile stays queued until it is popped.
-
+Rule: one lane per trust has a ring of rows for each second of last use, and a heap of those seconds. A use only writes
+the second into the row's column; the row moves to its new ring when it comes to the head of its old one.
 Invariant: a queued leaf never stands behind its true place (lane, second of last use), because both only grow; code
 that lowers a row's trust takes the row out first. So the first row found at its true place is the one to evict.
-Cost: O(1) amortised for each push and each use; the heap holds seconds, not rows.
-Bound: a heap has at most twice as many seconds as have rows, and EMPTY_SECONDS more.
+Bound: a heap has at most twice as many seconds as have rows, and EMPTY_SECONDS more. Cost: O(1) amortised.
 """
 
 from __future__ import annotations

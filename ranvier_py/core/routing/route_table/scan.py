@@ -1,10 +1,6 @@
 """Reading the whole route table with numpy, in steps of at most 2 ms: its bucket sums, or its claims as columns.
 
-*Sums*: each (fingerprint, backend) with a live claim gives one pseudo-random number, which is XORed into one of 4096
-buckets. Two nodes that know the same claims have equal sums, whatever their row numbers and backend ids are; where a
-bucket differs, its claims do. *Columns*: the claims themselves, parents before children, for a peer that lacks them.
-
-Rules: a scan reads only live claims of current generations whose remaining life exceeds a margin, so that it makes no
+Rule: a scan reads only live claims of current generations whose remaining life exceeds a margin, so that it makes no
 difference whether a node forgets a claim now or in a second. The table may change between steps: a row that moves
 meanwhile may be read twice or not at all, which the sync that asked repairs by route updates or by the next sums.
 Invariant: no view of a column outlives a step, since an array with views can't grow.
@@ -82,6 +78,7 @@ class Chosen(NamedTuple):
 
 
 class Chunk(NamedTuple):
+    # parents before children
     columns: RouteColumns
     last: bool
 
@@ -144,7 +141,9 @@ class ClaimReader:
 
 
 class SumsScan:
-    """Computes the bucket sums, step by step."""
+    """Computes the bucket sums, step by step: each (fingerprint, backend) with a live claim gives a pseudo-random
+    number, which is XORed into its bucket. Nodes that know the same claims have equal sums, whatever their ids and row
+    numbers are."""
 
     def __init__(self, reader: ClaimReader) -> None:
         self._reader = reader

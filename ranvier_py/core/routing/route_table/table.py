@@ -1,15 +1,11 @@
 """The route table: which backend is believed to hold which prefix.
 
-A radix tree of prefixes, found by fingerprint. A prompt comes as its chain of prefix keys, deepest first; `match`
-returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim is live while its
-generation is the backend's current one and its last evidence is younger than the TTL; a lookup is no evidence.
-
-Rules: at most `capacity` rows; a new row beyond that evicts the row that is worth least by `utility_queue`, or the leaf
-that comes first in `leaves.LeafQueue`. A use of a row counts for its ancestors, too, but is not written to them: a row
-inherits the last use of each child that is removed. So a system prompt in use survives, and eviction by age takes the
-deepest rows of an idle chat first. Every call is synchronous, hence atomic. Only this package writes rows and columns.
-Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
-holds them.
+A radix tree of prefixes, found by fingerprint. A claim is live while its generation is the backend's current one and
+its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors, too,
+but is not written to them: a row inherits the last use of each child that is removed. So a system prompt in use
+survives, and eviction by age takes the deepest rows of an idle chat first. Only this package writes rows and columns.
+Bound: `capacity` rows; one more evicts the first of the queue. Invariants: those of `rows`, `leaves`, `claims` and
+`tree`, held by tests/core/routing/route_table/test_routes_properties.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The shape of the route table: this module finds or creates the row of a prefix key and links it into the tree.
 
-It stores one path (the keys of one prompt, deepest first) in three steps: find or create the row of each key; hang each
-row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
-neither evicted nor queued.
-
-Rules: a key with both fingerprints has one row; a text-only row joins the token row of the same key. A row that is
-new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
-keys themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
-counted: the tree decides which row is evicted first, not what matches, so a missing link costs nothing but order.
+Rule: a key with both fingerprints has one row; a text-only row joins the token row of the same key. A row that is new
+between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the keys
+themselves, or by exact depths. Else, or where that would close a circle, the rows stay unlinked and are counted: the
+tree decides which row is evicted first, not what matches, so a missing link costs nothing but order.
 Invariant: a removed row is a leaf, or its only child takes its place, so every row keeps its remaining ancestors.
 """
 

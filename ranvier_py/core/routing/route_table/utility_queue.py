@@ -1,20 +1,11 @@
 """Eviction by utility: the row with the least score goes, by when it was last used and by what it saves.
 
-The score is Marconi's (Pan et al.), of routes: recency + ALPHA * efficiency, each scaled to [0, 1] over all candidates.
-*Recency* is the second of the last use. *Efficiency* is what a match loses without the row: the operations of the row's
-own tokens, those beyond its parent, of which attention makes later ones dearer. Marconi divides that by the memory
-taken; all rows take the same, so nothing is divided. Candidates are the leaves, and the rows with one child, which
-takes the place of an evicted row: prompts that go on through the child match the child, so such a row saves little,
-unless prompts have differed behind it. So the end of an idle chat outlives its inner rows, and a long edge a short one.
-
-REMOTE goes before LOCAL, LOCAL before CONFIRMED.
-
-Rows of one trust share a lane if they all are leaves, or all have a child, and their own tokens have the same number of
-bits. The head of a lane is its longest unused row, and only heads are compared. A row's changes take effect when it
-becomes the head. Evictions stay in the lane found last until its head's score passes the next lane's, but for one
-second and FOLLOWED_MAX rows at most.
-Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has.
-Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
+Rule: score = recency + ALPHA * efficiency (Marconi, Pan et al.), each scaled to [0, 1] over all candidates: the
+leaves, and the rows with one child, which takes the place of an evicted row. So the end of an idle chat outlives its
+inner rows, and a long edge a short one. REMOTE goes before LOCAL, LOCAL before CONFIRMED. Only heads of lanes are
+compared.
+Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has: a row's
+changes take effect when it becomes the head. Bound: LANES_MAX lanes. Cost: O(1) amortised for each push and eviction.
 """
 
 from __future__ import annotations
@@ -87,7 +78,8 @@ class UtilityQueue(LeafQueue):
         self._followed = 0
 
     def lane_of(self, row: int) -> int:
-        """Return the lane that a row belongs to; 0: it is no candidate, for it has no claims or several children."""
+        """Return the lane that a row belongs to: by trust, whether it has a child, and the bits of its own tokens; 0:
+        it is no candidate, for it has no claims or several children."""
         rows = self._rows
         child, trust = rows.child[row], rows.best[row]
         if not trust or (child and rows.right[child]):
@@ -141,7 +133,8 @@ class UtilityQueue(LeafQueue):
         return 0
 
     def _followed_head(self, trust: int) -> Head | None:
-        """Return the head of the lane that was found last, if it still has the least score; None: compare all."""
+        """Return the head of the lane that was found last, if its score has not passed the next lane's; None: compare
+        all, as at each second's first eviction, or after FOLLOWED_MAX rows."""
         scale = self._scale
         if scale is None or (scale.trust, scale.latest) != (trust, self._latest) or self._followed >= FOLLOWED_MAX:
             return None
@@ -178,7 +171,8 @@ class UtilityQueue(LeafQueue):
         return None
 
     def _efficiency(self, row: int) -> float:
-        """Return the operations that a row saves, in units of those of a prompt's first token."""
+        """Return the operations that a match loses without the row, in units of those of a prompt's first token: of its
+        own tokens, beyond its parent. Marconi divides them by the memory taken, which is the same for all rows."""
         rows = self._rows
         end, start = rows.tokens[row], rows.tokens[rows.parent[row]]
         found = max(1, end - start) * (1.0 + DEPTH_SLOPE * (start + end) / 2)
