@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from functools import cache
 
-ROOT = Path(__file__).parents[1]
+from tests.house import ROOT, files, nodes_of
+
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 OPERATORS = "\n".join([README, *DOCS.values()])
@@ -31,3 +34,33 @@ def anchors(text: str) -> set[str]:
 def tables(text: str) -> list[list[str]]:
     """The rows of each table."""
     return [block.splitlines() for block in re.findall(r"(?m)(?:^\|.*\n)+", prose(text))]
+
+
+CITATION = re.compile(r"\b(PU|PX|CR|CX|R|M)(\d+)[a-z]?\b|_(pu|px|cr|cx)(\d+)(?=_)")
+NAMED_TEST = re.compile(r"\b(test_\w+)(?:\.py)?::(\w+)")
+
+
+def cited(text: str) -> set[str]:
+    """The rules of docs/sources.md that a text or a name in it cites."""
+    return {"".join(filter(None, found)).upper() for found in CITATION.findall(text)}
+
+
+@cache
+def defined_in_tests() -> dict[str, set[str]]:
+    """What each file of tests defines, by the name of the file."""
+    return {path.stem: set(_defined_in(nodes_of(path))) for path in files("tests") if path.name.startswith("test_")}
+
+
+def _defined_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def missing_tests(text: str) -> list[str]:
+    """Of the tests that a text names as file::name, those that do not exist."""
+    return [
+        f"{file}::{name}" for file, name in NAMED_TEST.findall(text) if name not in defined_in_tests().get(file, ())
+    ]

@@ -22,7 +22,9 @@ from ranvier_py.control.control_port import Handlers
 from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.oracles import ORACLES
+from tests import documents
 from tests.documents import DOCS, LINK, OPERATORS, PAGES, README, ROOT, anchors, prose, tables
+from tests.house import everything, short
 from tests.node.node_lab import MODEL, lab
 
 HEADINGS = re.split(r"(?m)^## ", README)
@@ -136,16 +138,8 @@ def test_eight_rows_are_measured_and_the_page_of_all_has_the_rest() -> None:
 
 
 def test_the_readme_is_a_first_reading() -> None:
-    titles = [
-        *(
-            "Two commands",
-            "In front of your engines",
-            "Several nodes, one memory",
-            "Which policy",
-            "What you can ask it",
-        ),
-        *("Measured", "Documentation"),
-    ]
+    titles = ["Two commands", "In front of your engines", "Several nodes, one memory", "Which policy"]
+    titles += ["What you can ask it", "Measured", "Documentation"]
     assert [part.partition("\n")[0] for part in HEADINGS[1:]] == titles
     assert len(README.splitlines()) <= README_LINES_MAX
 
@@ -208,3 +202,36 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(page: str) -> None:
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows_of_table}
         assert len(cells) == 1, rows_of_table[0]
         assert re.fullmatch(r"\|(?::?-+:?\|)+", rows_of_table[1]), rows_of_table[0]
+
+
+RULES = re.findall(r"(?m)^\| ([A-Z]+\d+) \|.*\| (.*) \|$", DOCS["sources.md"])
+
+
+def test_every_rule_that_is_cited_stands_once_on_the_page_of_sources() -> None:
+    defined = [rule for rule, _ in RULES]
+    assert len(defined) == len(set(defined)) > 100
+    texts = {str(short(path)): path.read_text() for path in everything()}
+    texts |= {page: (ROOT / page).read_text() for page in PAGES}
+    assert {name: rules for name, text in texts.items() if (rules := documents.cited(text) - set(defined))} == {}
+
+
+def test_every_rule_and_every_promise_of_the_sources_has_its_test() -> None:
+    rows = [row for table in tables(DOCS["sources.md"])[1:] for row in table[2:]]
+    assert len(rows) > len(RULES)
+    shown = re.compile(r"\| (`[^`]+::\w+`(, `[^`]+::\w+`)*|not built: .{10,}) \|$")
+    assert [row for row in rows if shown.search(row) is None] == []
+    assert documents.missing_tests(DOCS["sources.md"]) == []
+
+
+def test_a_rule_or_a_test_that_is_none_is_found() -> None:
+    unknown = "PU" + "99"
+    assert documents.cited(f"Sync ({unknown}), R7a, PX4 to CX5; def test_pu6_both():") == {
+        unknown,
+        "R7",
+        "PX4",
+        "CX5",
+        "PU6",
+    }
+    assert documents.missing_tests("test_tidy.py::test_there_is_no_lock") == []
+    for wrong in ("test_tidy::test_there_is_no_clock", "test_untidy::test_there_is_no_lock"):
+        assert documents.missing_tests(f"`{wrong}`") == [wrong]

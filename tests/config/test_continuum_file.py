@@ -1,4 +1,4 @@
-"""Configurations of Continuum Router, as its document writes them. Names that begin with CR are of its checklist."""
+"""Configurations of Continuum Router, as its document writes them. CR1 and so on: docs/sources.md."""
 
 from __future__ import annotations
 

@@ -288,12 +288,8 @@ async def test_an_operator_invalidates_answers_and_sees_what_the_cache_saved() -
         for _ in range(3):
             await ask(node)
         stats = await node.ask("/admin/response-cache/stats")
-        assert (stats["enabled"], stats["backend_type"], stats["entries"], stats["capacity"]) == (
-            True,
-            "memory",
-            1,
-            1000,
-        )
+        shown = [stats[name] for name in ("enabled", "backend_type", "entries", "capacity")]
+        assert shown == [True, "memory", 1, 1000]
         assert stats["requests"] == {"hit": 2, "miss": 1, "skip": 0, "total": 3}
         assert stats["hit_rate"] == "0.6667"
         assert (stats["saved_prompt_tokens"], stats["saved_output_tokens"]) == (18, 4)

@@ -135,6 +135,7 @@ async def test_pu9_cold_start_stickiness_eviction_and_recovery_are_the_four_stat
     other, reason = world.serve(ids(1))
     assert reason == "miss"
     assert other != first
+    assert world.serve(ids(1)) == (other, "hit")
 
 
 async def test_pu9_what_lies_below_an_evicted_prefix_goes_with_it_and_nothing_else() -> None:

@@ -5,7 +5,7 @@ Three functions are tried in this order:
 1. `ends_by_offsets`: by the text of each rendered prefix. Exact; a prefix that ends inside a token has no clean cut.
 2. `ends_by_markers`: if one special token starts each message. Exact, even where prefixes do not render alone. Refuses
    if the messages do not explain the number of markers, for example because a message quotes the marker.
-3. `ends_by_estimate`: by share of characters. Off by 2 to 5 tokens for running text (seed 003), more where a template
+3. `ends_by_estimate`: by share of characters. Off by 2 to 5 tokens for running text (Ranvier), more where a template
    adds much text or moves messages. Rounding down to a block absorbs most of it; the rest costs a cache miss.
 """
 

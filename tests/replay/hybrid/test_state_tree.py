@@ -32,7 +32,7 @@ def is_sound(tree: StateTree) -> bool:
     for node in nodes:
         assert node.parent is not None
         assert node.end == node.parent.end + len(node.edge) // tree.width
-        assert all(child.edge[: tree.width] == key for key, child in node.children.items())
+        assert all(child.edge[: tree.width] == key and child.parent is node for key, child in node.children.items())
     return (tree.nodes, tree.symbols) == (len(nodes), sum(len(node.edge) for node in nodes) // tree.width)
 
 

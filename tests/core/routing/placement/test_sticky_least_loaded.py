@@ -1,4 +1,4 @@
-"""`sticky_least_loaded`: the Purdue report, through the real Router where its promises are about state."""
+"""`sticky_least_loaded`: the Purdue report. Its promises about state are in tests/node/test_purdue_reports.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import (
     StickyLeastLoadedOptions,
     prefix_hash,
 )
-from ranvier_py.core.routing.router import Attempt, Router
 from tests.core.routing.placement.engines import engines, match_of
-from tests.core.routing.test_router import chat, make_router
-from tests.core.routing.test_router import start_attempt as start_chat
+from tests.core.routing.test_router import chat, make_router, start_attempt
 
 
 @pytest.mark.parametrize(
@@ -89,53 +87,8 @@ def test_in_multi_depth_only_the_deepest_of_those_that_hit_serve() -> None:
     assert choose(match_of((0, 64), (1, 512)), 0, 9) == Choice(BackendId(0), "hit", 64)
 
 
-# --- through the real Router ----------------------------------------------------------------------------------------
-
-
-def start_attempt(router: Router, question: str) -> Attempt:
-    """One request behind a system prompt of more than 64 tokens."""
-    return start_chat(router, chat(question, system="You answer. " * 40))
-
-
-def finish(router: Router, attempt: Attempt) -> None:
-    router.first_token(attempt, 0.0)
-    router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
-
-
-def test_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> None:
-    router = make_router(policy="sticky_least_loaded")
-    attempts = [start_attempt(router, f"question {number}") for number in range(100)]
-    assert len({attempt.backend for attempt in attempts}) == 1
-    assert [attempt.decision.reason for attempt in attempts] == ["miss", *["hit"] * 99]
-
-
 def test_a_failed_first_request_binds_nobody() -> None:
     """The claim is speculative: the report's map would keep it until the next snapshot."""
-    router = make_router(policy="sticky_least_loaded")
-    router.finish_attempt(start_attempt(router, "one"), Outcome.CONNECT_ERROR, 0.0)
-    assert start_attempt(router, "two").decision.reason == "miss"
-
-
-def test_the_four_states_of_the_reports_benchmark() -> None:
-    router = make_router(policy="sticky_least_loaded")
-    # Cold start: a miss goes to the least loaded, and is claimed at once.
-    first = start_attempt(router, "one")
-    assert (first.decision.reason, len(router.speculation) > 0) == ("miss", True)
-    finish(router, first)
-    # Stickiness: the same worker, even while all others have less to do.
-    kept = [start_attempt(router, f"busy {number}") for number in range(5)]
-    sticky = start_attempt(router, "two")
-    assert (sticky.backend, sticky.decision.reason) == (first.backend, "hit")
-    assert router.registry[sticky.backend].load == 6
-    # Eviction: the worker reports that it lost the prefix.
-    for attempt in (*kept, sticky):
-        finish(router, attempt)
-    held = first.prompt.end.first
-    assert router.routes.withdraw(held.text, first.backend)
-    # Recovery: the next request is a miss and goes to the least loaded; the one after follows it there.
-    router.registry.dispatched(first.backend, 0.0)
-    again = start_attempt(router, "three")
-    assert (again.decision.reason, again.backend != first.backend) == ("miss", True)
-    finish(router, again)
-    following = start_attempt(router, "four")
-    assert (following.backend, following.decision.reason) == (again.backend, "hit")
+    router, body = make_router(policy="sticky_least_loaded"), chat("question", system="You answer. " * 40)
+    router.finish_attempt(start_attempt(router, body), Outcome.CONNECT_ERROR, 0.0)
+    assert start_attempt(router, body).decision.reason == "miss"
