@@ -1,15 +1,9 @@
 """Maps the model names in requests to the namespaces in which an engine's blocks are hashed.
 
-Events name adapters and salts, never the base model, because an engine has one. Requests name a model, and an engine
-may serve its base model under several names (vLLM's `--served-model-name a b`) with one cache. So blocks are hashed
-once, under the first name, and every change is reported under all names: a fingerprint is converted by arithmetic
-(`TokenHasher.renamed`), so further names need neither memory nor a second hash. Nodes and engines need not agree on a
-preferred name, and nothing changes when an engine with other names joins.
-
-Rules: base names are the cards of /v1/models without a parent. Cards with different roots are different models, whose
-blocks events do not distinguish. If each stream's topic names its model (llm-d's `kv@HOST:PORT@MODEL`), each stream is
-read under its model's names; otherwise no stream is read, since whatever is not reported would be taken for not held.
-An adapter has one name; its blocks, reported under another base name, match nothing.
+Rule: events name adapters and salts, never the base model, and an engine may serve that under several names (vLLM's
+`--served-model-name a b`) with one cache. So blocks are hashed once, under the first name, and every change is
+reported under all: a fingerprint is converted by arithmetic (`TokenHasher.renamed`). Nodes and engines need not agree
+on a preferred name, and nothing changes when an engine with other names joins.
 Bound: NAMES_MAX names; requests by other names match what traffic taught.
 """
 
@@ -31,8 +25,8 @@ TOPIC_PARTS = 2  # parts of an llm-d topic before the model
 
 
 def base_models(cards: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each base model of an engine, in the order in which the engine lists them. Without cards each
-    of `names` is a model."""
+    """Return the names of each base model of an engine, in the order in which the engine lists them: the cards without
+    a parent, those of one root together. Without cards each of `names` is a model."""
     by_root: dict[str, dict[str, None]] = {}
     for card in cards:
         if isinstance(card.get("id"), str) and not card.get("parent"):
@@ -43,7 +37,8 @@ def base_models(cards: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -
 def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the names under which each stream of an engine is read, by its topic; empty if not all can be known.
 
-    An engine with one model needs no topics. With several, each must have a stream, and each topic must name one.
+    An engine with one model needs no topics. With several, each must have a stream, and each topic must name one
+    (llm-d's `kv@HOST:PORT@MODEL`): whatever is not reported would be taken for not held.
     """
     if len(models) == 1:
         return tuple(models) * len(topics)

@@ -1,20 +1,11 @@
 """Turns what engines report about their caches into routes of trust CONFIRMED, and into withdrawals.
 
-Each channel (KV events, pushes, indices) opens a source for each engine or rank, sets its level (`set_level`) and hands
-in the changes of its prefixes (`changed`). Placement asks no second map: a change becomes a route at the depths where
-the route table is asked, at anchors and at rows that traffic made; a removal withdraws the route and those below it.
-`sweep` walks the rows of the table in small portions and corrects what events could not: rows that came after their
-event, routes whose evidence ages, and peers' routes that are wrong.
-
-Rules: a backend has the level of its best channel, a channel that of its worst source. Only at EXACT is a route
-withdrawn because the engine does not hold the prefix, and only if its evidence is older than GRACE_S, because events
-arrive shortly after the first token. What a hybrid engine stores is no proof that it will reuse it: whatever channel
-reports a hybrid, nothing is confirmed, the level is ESTIMATED, and a sweep withdraws routes that were confirmed before
-the engine was known to be a hybrid. If the events also report recurrent states, these become the backend's checkpoints
-(`routing.checkpoints`), and its only ones as long as the level is EXACT.
+Rule: a backend has the level of its best channel, a channel that of its worst source. A change becomes a route where
+the table is asked; a removal withdraws the route and those below it, and `sweep` corrects what events could not. Only
+at EXACT is a route withdrawn for not being held. What a hybrid engine stores proves no reuse: it is ESTIMATED, unless
+its events report recurrent states, too, which become its only checkpoints.
 Invariant: at EXACT, after a complete sweep, the backend's routes at token depths are what the engine holds there.
-Bounds: those of the table, of which one engine's events fill at most ROWS_SHARE; beyond that, only changes at existing
-rows are confirmed, and the others are counted.
+Bounds: those of the table; beyond ROWS_SHARE of it, changes at existing rows alone are confirmed, others counted.
 """
 
 from __future__ import annotations
@@ -230,7 +221,8 @@ class EngineCaches:
         return next((state.reason for state in sources if state.level is level), "")
 
     def sweep(self, now: float, rows_max: int) -> int:
-        """Correct the next rows of the table by what engines at EXACT hold. Returns how many routes changed."""
+        """Correct the next rows of the table by what engines at EXACT hold: rows that came after their event, routes
+        whose evidence ages, and peers' routes that are wrong. Returns how many routes changed."""
         exact = [each for backend, engine in self._engines.items() if (each := self._exact(backend, engine, now))]
         affirmed, retracted = self._reconciler.walk(rows_max, exact, now)
         if self._rounds != self._reconciler.rounds:

@@ -1,18 +1,10 @@
 """Carries one rank's event stream from raw payloads to the route table: decoder, gap machine and residency.
 
-A shell keeps the connection and calls the methods. Each returns what the shell has to do: ask the replay socket, ask
-peers for a snapshot, log a change of level. While the stream is `open`, changes of the engine's prefixes go from here
-to EngineCaches; a standby keeps its stream closed, and knows as much all the same.
-
-Rules: changes are settled SETTLE_S after a message, so that a burst is hashed together, and at once when the engine
-cleared its cache. The level reported to others is EXACT only when all that was applied is settled, and when everything
-that the events name could be used (`Lack`); otherwise the engine may hold more than is known. The opposite holds for a
-hybrid engine (attention beside recurrent layers or sliding windows) whose events do not report its states: what it
-stores is no proof of reuse, so nothing is confirmed and the level is ESTIMATED, but what it drops is surely gone. Where
-events report the states, it is known exactly what is held and from where it can be reused. No snapshot contains states.
-Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most, and applies CARRIED_BYTES of messages, the last
-of which may be longer by one portion; the rest, which may be all that a gap held back, follows with the next ticks. Of
-WAITING_BYTES_MAX of messages the newest is dropped, as if it could not be read.
+Rule: a shell keeps the connection and does what the methods return. While the stream is `open`, changes go from here
+to EngineCaches; a standby's is closed, and knows as much all the same. The level reported is EXACT only when all that
+was applied is settled, and everything that the events name could be used (`Lack`); otherwise the engine may hold more
+than is known. No snapshot contains states. Bounds: those of its parts. A call settles SETTLE_STEPS blocks and applies
+CARRIED_BYTES of messages, or one portion more; of WAITING_BYTES_MAX the newest is dropped as if it were unreadable.
 """
 
 from __future__ import annotations
@@ -45,7 +37,8 @@ from ranvier_py.core.engine_cache.sources.events import PORTION_BYTES, EventDeco
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
-"""A route may come this late: the engine itself sends the message only after its step."""
+"""A route may come this late, so that a burst is hashed together: the engine itself sends the message only after its
+step."""
 
 SETTLE_STEPS = 1000
 CARRIED_BYTES = 64 << 10

@@ -16,10 +16,10 @@ DIGESTS_MAX = 1024
 
 
 class Level(Enum):
-    EXACT = "exact"
-    REPAIRING = "repairing"
-    DEGRADED = "degraded"
-    ESTIMATED = "estimated"
+    EXACT = "exact"  # every message since it started or cleared its cache was applied, or a snapshot and all after it
+    REPAIRING = "repairing"  # a gap is being filled
+    DEGRADED = "degraded"  # some messages are lost, those after them are known; or the stream is cut off
+    ESTIMATED = "estimated"  # nothing is known, or no message of a gap came back
 
 
 class EventLoss(Enum):
@@ -70,7 +70,7 @@ Effect = Apply | StreamReset | AskReplay | AskPeer | Install | LevelChanged
 
 @dataclass(frozen=True, slots=True)
 class GapSettings:
-    replay: bool = True  # the engine has a replay socket
+    replay: bool = True  # the engine has a replay socket; else a cut must be too short for a new process to catch up
     peers: bool = True
     replay_timeout_s: float = 5.0  # until the first answer: engines need milliseconds, busy ones seconds
     replay_pause_s: float = 1.0  # between two answers, which come in one go: beyond that the end was lost

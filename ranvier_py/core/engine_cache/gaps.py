@@ -1,17 +1,8 @@
 """Tracks how well one event stream is known: sequence numbers in, effects out. One machine for each publisher.
 
-A message that does not follow the last one opens a gap. The machine holds back the messages after the gap and asks the
-engine's replay socket from the number just before it, while routing goes on with what is known. The message before the
-gap is known here: if the engine has another one under its number, the engine was restarted. Messages that replay cannot
-bring back are skipped, and a peer is asked for a snapshot of the whole.
-
-EXACT: every message since the engine started or cleared its cache was applied, or a peer's snapshot and all after it.
-REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after them are known; or the stream is cut
-off. ESTIMATED: nothing is known, or no message of a gap came back.
-Rules: messages are applied in order, each once. A restart is a StreamReset, followed by all messages from number 0. A
-snapshot is taken only once its last message proved equal to the message with that number here. Nothing waits for ever:
-each question has a deadline. Without a replay socket a cut has cost nothing if the next message has the next number and
-came sooner than a new process could have published as many (`messages_per_s_max`).
+Rule: messages are applied in order, each once. One that does not follow the last opens a gap: those after it are held
+back, and replay is asked from the number just before it, where another message shows a restart; routing goes on. What
+replay cannot bring back is skipped, and a peer is asked for a snapshot. Each question has a deadline.
 Invariant: while EXACT, what was applied since the last StreamReset or Install has no hole.
 Bounds: bytes and number of messages held back or kept for a snapshot; beyond, the gap is skipped or the snapshot given
 up, and counted.

@@ -1,20 +1,11 @@
 """Keeps what one engine (or one data-parallel rank) holds by its own events: its block names -> our fingerprints.
 
-The token ids in the events are hashed as those of prompts are, at the end of each of our blocks, whatever the engine's
-block size. A prefix is held if every engine block that it reaches into is held; its tier is the farthest of theirs. The
-engine itself reuses only whole blocks of its own, so a match is worth its depth rounded down to `block_tokens`. Names
-of blocks are compared, never computed.
-
-Rules: a name may be stored several times, and is gone when it was removed as often; a block that is named again because
-a request reused it is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash
-more than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
-groups the first dense one counts, because only such a group keeps whole prefixes. The engine reuses a prefix only if
-the other groups have their part, too. Recurrent states are known by their own events (`states`); an engine with any
-other group (windows) is `mixed`: what is held here may be of no use.
+Rule: token ids in events are hashed as those of prompts are; names of blocks are compared, never computed. A prefix is
+held if every block that it reaches into is held, at the farthest of their tiers. A name is gone when removed as often
+as stored. Blocks of more than tokens, and what continues them, have no fingerprint. Of several cache groups the first
+dense one counts; with others than recurrent states it is `mixed`: what is held may be of no use.
 Invariant: the sum of all reported changes equals what a walk over all blocks finds, once `settle` has nothing left.
-Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two). For new ones, blocks held below the GPU
-alone are forgotten, the oldest first, since some tiers never report removals; if that is not enough, new blocks are
-refused. `orphaned_max` unresolved ones: the oldest are dropped with all that continue them. All of these are counted.
+Bounds: `entries_max` blocks and fingerprints (`_make_room`), `orphaned_max` unresolved ones; all drops are counted.
 """
 
 from __future__ import annotations
@@ -357,7 +348,8 @@ class Residency:
         return block
 
     def _make_room(self, event: BlocksStored, wanted: int) -> None:
-        """Forget blocks held below the GPU alone until `wanted` entries fit, at most ROOM_STEPS for each new block."""
+        """Forget blocks held below the GPU alone, the oldest first, until `wanted` entries fit, at most ROOM_STEPS for
+        each new block: some tiers never report removals."""
         index, steps = self._index, ROOM_STEPS * len(event.hashes)
         if event.parent is not None and event.parent in index.below:
             index.moved(index.blocks[event.parent])

@@ -1,14 +1,11 @@
 """Writes what one engine holds as columns of bytes for a peer, and reads them there, without token ids or salts.
 
-A `SnapshotWriter` freezes a residency, walks it in steps, parents before children, and then lets it go on. A
-`SnapshotReader` builds the same state beside what its node holds; `Residency.install` takes it. Each block travels as
-the engine's name of it, its parent, its copies by tier, and the keyed sum from which hashing continues. Where an
-engine's block ends inside one of ours, the sum of the remaining tokens travels under a pad (`TokenHasher.veiled`,
-`pad`). A root travels as its sum: the receiving node recognises it when an event names that adapter and salt.
-
-Rules: blocks that hang from no root are left out and counted; at EXACT none of those matter. Columns that break the
-format raise BadSnapshot, and nothing of that snapshot is taken. Bounds: those of the residency, and the reader's
-`entries_max`.
+Rule: each block travels as the engine's name of it, its parent, its copies by tier, and the keyed sum from which
+hashing continues; where it ends inside one of ours, the sum of the remaining tokens travels under a pad
+(`TokenHasher.veiled`). A root travels as its sum, recognised when an event names that adapter and salt. Blocks that
+hang from no root are left out and counted; at EXACT none of those matter. What breaks the format raises BadSnapshot,
+and nothing of it is taken.
+Bounds: those of the residency, and the reader's `entries_max`.
 """
 
 from __future__ import annotations
@@ -181,7 +178,8 @@ class RowsMade:
 
 
 class SnapshotReader:
-    """Builds the state that chunks describe, in their order. It must not be used after BadSnapshot."""
+    """Builds the state that chunks describe, in their order, for `Residency.install`. It must not be used after
+    BadSnapshot."""
 
     def __init__(self, hasher: TokenHasher, *, entries_max: int = 2_000_000) -> None:
         nameless = root(None)

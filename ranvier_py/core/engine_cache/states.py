@@ -1,15 +1,11 @@
 """Tracks where one engine keeps recurrent states, by the events of their groups: positions under our fingerprints.
 
-An engine names a state by the attention block at whose end the state lies, so the state's depth is that of this block's
-parent chain, whatever tokens the event spans (vLLM #44451 lists only the blocks that were kept, with the tokens of the
-others, too). A model may have several groups of states; a position counts only if all groups have a state there.
-
-A prompt looks for states at anchors and at the ends of its messages. So a state is listed under the prefix at its own
-end and under every prefix behind it, in every branch, up to an anchor. Where prompts branch before that anchor, it is
-also listed back to the anchor before it, for the next prompt that branches there; others do not pass one prompt's end.
-At an anchor in its own block it is listed as `ahead`: an engine that holds the anchor holds the block, and events name
-no prefix behind it. Rules: only states in the GPU count. A state waits until its block has a fingerprint, and outlives
-its block until it is removed itself. Bound: STATES_MAX names of blocks; further states are only counted.
+Rule: a state is named by the attention block at whose end it lies, whatever tokens the event spans (vLLM #44451). A
+position counts only if all groups of states have one there, in the GPU. It is listed under the prefix at its own end
+and every prefix behind it, in every branch, up to an anchor, since prompts look for states at anchors and at the ends
+of messages; where prompts branch before that, also back to the anchor before. At an anchor in its own block it is
+`ahead`. A state waits until its block has a fingerprint, and outlives its block until it is removed itself.
+Bound: STATES_MAX names of blocks; further states are only counted.
 """
 
 from __future__ import annotations

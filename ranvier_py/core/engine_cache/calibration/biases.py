@@ -1,23 +1,8 @@
 """Names why predictions for one engine are wrong: each bias with the evidence that identifies it.
 
-| bias | evidence, among the latest answers of one engine |
-|---|---|
-| template | in a fifth its prompt token count is not ours plus one of a few constants (generation prompts) |
-| salt | a tenth or more of the prompts used there moments ago had nothing cached, others had: something that we |
-|      | do not see separates its caches (a tenant, an adapter, a salt in a header) |
-| no_reuse | almost none of the prompts used there moments ago were cached: no prefix caching, another tokenizer, or |
-|      | a count that is always 0 |
-| hybrid | all hits are multiples of a step of 256 tokens or more, and some fall short of the prediction by less |
-|      | than a step: recurrent layers keep few states |
-| block_size | the same, with a step that is larger than our block and below 256 tokens |
-| small_cache | the learned capacity limits what is believed, and is below what the engine reports |
-| events | half of its answers are far from what its events report: they are another engine's, or incomplete |
-| profile | less than half of the credited checkpoints of a hybrid model were there: it has another cache profile |
-|      | than assumed, or drops states sooner |
-| no_counts | nine answers of ten do not report cached tokens (vLLM: --enable-prompt-tokens-details) |
-
-Rules: a bias appears when its share passes a threshold on enough answers, and goes when the share falls below half of
-the threshold, so a bias near its threshold is logged once. All shares fade: an answer counts half after HALF_LIFE more.
+Rule: a bias appears when its share of the latest answers of one engine passes a threshold on enough of them, and goes
+when the share falls below half of the threshold, so a bias near its threshold is logged once. All shares fade: an
+answer counts half after HALF_LIFE more.
 Bound: DIFFERENCES_MAX numbers for each engine.
 """
 
@@ -30,15 +15,15 @@ from ranvier_py.core.routing.checkpoints.cache_profile import STEPS_SEEN, step_o
 
 
 class Bias(Enum):
-    TEMPLATE = "template"
-    SALT = "salt"
-    NO_REUSE = "no_reuse"
-    HYBRID = "hybrid"
-    BLOCK_SIZE = "block_size"
-    SMALL_CACHE = "small_cache"
-    EVENTS = "events"
-    NO_COUNTS = "no_counts"
-    PROFILE = "profile"
+    TEMPLATE = "template"  # its prompt token count is often not ours plus one of a few constants (generation prompts)
+    SALT = "salt"  # of prompts used moments ago some had nothing cached: a tenant, an adapter or a header parts them
+    NO_REUSE = "no_reuse"  # almost none had: no prefix caching, another tokenizer, or a count that is always 0
+    HYBRID = "hybrid"  # hits are multiples of HYBRID_TOKENS or more, some cut to them: recurrent layers keep few states
+    BLOCK_SIZE = "block_size"  # the same, with a step that is larger than our block and below HYBRID_TOKENS
+    SMALL_CACHE = "small_cache"  # the learned capacity limits what is believed, and is below what the engine reports
+    EVENTS = "events"  # answers are far from what its events report: they are another engine's, or incomplete
+    NO_COUNTS = "no_counts"  # most answers do not report cached tokens (vLLM: --enable-prompt-tokens-details)
+    PROFILE = "profile"  # credited checkpoints are not there: another cache profile, or states dropped sooner
 
 
 HALF_LIFE = 100.0

@@ -1,24 +1,10 @@
 """Compares predicted with reported cached tokens, engine by engine, and corrects the routes of estimated engines.
 
-Calibration is an Observer of attempts. Predicted and reported counts are compared in usable tokens: whole blocks of the
-engine, without the block of the last prompt token, which is always computed again. The comparison yields precision,
-recall, a histogram of the error, and the evidence of `biases`.
-
-Two corrections apply to engines at level ESTIMATED. First, when an answer is colder than predicted, the routes below
-the shortest prefix that was missing are withdrawn if they are older than the request; every other prefix stays. (Where
-no event could name the prefix, this applies at any level.) Second, routes that the engine has probably evicted are
-hidden. `capacity` learns after how many further used tokens prefixes answer cold. Each tick converts that distance into
-one second per engine, at or before which the route table ignores evidence, and into a maximum depth for each of the
-next seconds, so a match pays one or two dict look-ups. When the limit moves, hidden routes return by themselves. Tokens
-that a request uses, here or at a peer, count as just used once the request is learned, and stay so while it runs; if
-several requests share tokens, they count once. Peers learn the renewed evidence of running requests, too.
-
-Rules: hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would
-have predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction. At
-most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX, all uses of a prompt count as being as old as
-its deepest one. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
-zeros out). Until then its zeros mean nothing there, withdraw nothing and limit nothing: some engines always count 0, or
-do so in one API alone. They, or answers without any count, may show that it reuses nothing (`routing.reuse`).
+Rule: counts are compared in usable tokens: whole blocks of the engine, without the block of the last prompt token,
+which is always computed again. At level ESTIMATED an answer colder than predicted withdraws routes (`_correct`), and
+routes that the engine has probably evicted are hidden (`tick`); when the limit moves, they return by themselves.
+Hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would have
+predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -160,6 +146,7 @@ class Calibration(Observer):
         if attempt.prompt.counts_differ:
             return
         cached = answer.cached_tokens
+        # older vLLM leaves zeros out
         if cached is None and attempt.reports_hits:
             cached = 0
         known.evidence.counted(cached)
@@ -186,7 +173,8 @@ class Calibration(Observer):
         cached: int,
         prefixes: Sequence[UsedPrefix],
     ) -> None:
-        """Compare an answer's count with the prediction: withdraw routes that proved wrong, learn how much is kept."""
+        """Compare an answer's count with the prediction: withdraw the routes below the shortest prefix that was missing
+        if they are older than the request, learn how much is kept."""
         reports_hits = attempt.reports_hits
         held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:
@@ -198,7 +186,9 @@ class Calibration(Observer):
             self._learn(known, prefixes, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
             known.evidence.reported_by_events(cached, held)
+        # zeros mean nothing before the first hit: some engines always count 0, or do so in one API alone
         gone = self._gone(known, attempt, end, prompt_tokens, cached) if reports_hits or not estimated else None
+        # where no event could name the prefix, its level does not matter
         if gone is not None and (estimated or is_untold(gone)):
             if not reports_hits:
                 return
@@ -217,7 +207,11 @@ class Calibration(Observer):
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
-        """Hide too old routes and judge biases, once a second. Returns the biases that appeared or went since."""
+        """Hide too old routes and judge biases, once a second. Returns the biases that appeared or went since.
+
+        The distance beyond which prefixes answer cold (`capacity`) becomes one second per engine, at or before which
+        the table ignores evidence, and a maximum depth for each of the next ones: a match pays one or two look-ups.
+        """
         self._walked = 0
         for sample in self.samples.values():
             if sample.running is not None:
@@ -279,7 +273,7 @@ class Calibration(Observer):
         second: int,
         tokens_below: int = 0,
     ) -> None:
-        """Count the tokens of prompts that requests used, ours or peers', and `tokens_below` new ones below them.
+        """Count the tokens of prompts that requests used, ours or peers', once each, and `tokens_below` new ones below.
         Called just before the prompts' routes are raised."""
         known = self._backends.get(backend)
         if known is None or known.generation < generation:

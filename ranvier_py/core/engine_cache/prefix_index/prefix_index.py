@@ -1,14 +1,9 @@
 """Continuum's tier 4 index: prefix hash -> which backend holds how many tokens of it, and in which tier.
 
-A hash is whatever an event source calls a prefix: Continuum's own key of the opening (64 hex digits, `placement.chwbl`)
-or one of our token fingerprints (16), which our bridge sends. The index treats both as names.
-
-Rules: created and reloaded prefixes are hot, offloaded ones warm. An evicted prefix is warm if the operator says that
-evictions are offloads and that tiers are tracked; otherwise it is removed. A purged one is removed. An event without a
-token count keeps the known count, and counts as 0 tokens if none is known (the document has no default: resolution
-CX23). An entry lives `ttl_s` after its last event, which is checked by look-ups and by `expire`. At `entries_max` pairs
-of (prefix, backend) (CX24) the oldest tenth is dropped. No answer is cached, so none is older than the last event
-(CX28). What other routers share (`shared_index`) is added; the index's own entries take precedence.
+Rule: a prefix is named by Continuum's key of the opening (64 hex digits, `placement.chwbl`) or by one of our token
+fingerprints (16), which our bridge sends; both are just names. No answer is cached, so none is older than the last
+event (CX28). What other routers share (`shared_index`) is added; the index's own entries take precedence.
+Bounds: an entry lives `ttl_s` after its last event; at `entries_max` pairs (CX24) the oldest tenth is dropped.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR15 to CR19).
 """
 
@@ -150,6 +145,7 @@ class KvIndex:
         if reload is None or (event.kind is Verb.EVICTED and known is None):
             counts.evicted += known is not None
             return self._drop(event.prefix, backend)
+        # the document has no default (CX23)
         tokens = event.tokens if event.tokens is not None else known.tokens if known is not None else 0
         if not 0 <= tokens <= TOKENS_MAX:
             return False

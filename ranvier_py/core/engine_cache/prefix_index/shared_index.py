@@ -1,26 +1,10 @@
 """Shares the prefix index of several routers through Redis: decides what one router writes and asks there. Pure.
 
-Each router fills its own index (`KvIndex`) from its own event sources, with or without Redis. While Redis is reachable,
-a router mirrors its index into its own hashes there, and reads the others' hashes for the prefixes that requests name.
-While Redis is away each router goes on with its own index; only what others know is missing. In Redis, P being the
-operator's prefix:
-
-    P<generation>:<prefix>   hash: backend -> "<tokens> <h|w>", hot or warm. Expires after the time to live of an entry
-    Prouters                 hash: generation -> a counter that its router increments every TICK_S
-    Pcleared                 text: replaced by another one with each clear by an operator
-
-    away --hello answered--> sharing --error, deadline, too much to write, data lost, clear--> away
-
-A generation is one connection of one router to one Redis. Only generations whose counter advances are believed. How
-long a counter has stood still is measured by this router, so no two machines' clocks are ever compared. After an outage
-a router writes all that it holds under a new generation, because the old one lacks the changes of the outage.
-
-Rules: a router writes the state of its index at the time of writing, so of several changes only the last; entries that
-expired or were evicted are removed. A router's own knowledge takes precedence over what others wrote, and an answer is
-ignored for backends whose entries changed here since the question. If two routers have entries of one backend, the
-greater counts. One job at a time: the caller that does the I/O takes `next_job` and returns with `done` or `failed`.
-Bounds: PENDING_MAX changes wait, more count as if Redis were away; QUESTIONS_MAX questions, PREFIXES_MAX answers (those
-asked for longest ago are dropped), ROUTERS_MAX routers.
+Rule: while Redis is reachable a router mirrors its index (`KvIndex`) into its own hashes there, and reads the others'
+for the prefixes that requests name; while Redis is away it goes on with its own. A generation is one connection of a
+router: only those whose counter advances, by this router's clock, are believed, and after an outage it writes all
+under a new one. Of several changes only the last is written. Bounds: PENDING_MAX changes wait, more count as if Redis
+were away; QUESTIONS_MAX, PREFIXES_MAX answers (those asked for longest ago are dropped), ROUTERS_MAX.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR19, CR20).
 """
 
@@ -106,7 +90,11 @@ class PrefixAnswer:
 
 
 class SharedIndex:
-    """Holds the state (away or sharing), what is to be written and asked, and the answers.
+    """Holds the state (away or sharing), what is to be written and asked, and the answers. In Redis, P being `root`:
+
+        P<generation>:<prefix>   hash: backend -> "<tokens> <h|w>", hot or warm. Expires after the time to live
+        Prouters                 hash: generation -> a counter that its router increments every TICK_S
+        Pcleared                 text: replaced by another one with each clear by an operator
 
     Args:
         root: the beginning of every key.
@@ -371,9 +359,11 @@ class SharedIndex:
                     self.counters.garbage += 1
                     continue
                 backend = self._find(name.decode(errors="replace"))
+                # our own knowledge takes precedence over what others wrote
                 if backend is None or backend in known.changed_since:
                     continue
                 entry = IndexedPrefix(int(match[1]), match[2] == b"w", now + ANSWER_LIFE_S)
+                # of two routers' entries the greater counts
                 if backend not in found or entry.tokens > found[backend].tokens:
                     found[backend] = entry
         self.counters.answered += bool(found)

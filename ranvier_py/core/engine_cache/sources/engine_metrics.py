@@ -1,14 +1,9 @@
 """Reads what an engine's metrics page says about its cache and its queue: bytes in, one value out.
 
-The names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up
-to 0.5.10 its capacity is in labels of `cache_config_info`, later in gauges), TensorRT-LLM's own server, Triton and
-llama.cpp. Over the ranks of a data-parallel engine requests, tokens and capacity are summed, and the highest usage
-counts. SGLang repeats a number for each rank of tensor and pipeline parallelism, and by priority beside the total; its
-gauges of recurrent states and windows are 0 where there are none. vLLM labels the size of a state's block, or None.
-
-Rules: everything but the names below is skipped unread. A value that is no number, negative, infinite or absurd counts
-as missing. Labels are read as Prometheus writes them. A line is taken apart without a pattern, which could look through
-each again and again. Nothing raises.
+Rule: everything but the names below is skipped unread. Over the ranks of a data-parallel engine requests, tokens and
+capacity are summed, and the highest usage counts. A value that is no number, negative, infinite or absurd counts as
+missing. A line is taken apart without a pattern, which could look through each again and again. Nothing raises.
+Source: vLLM 0.8 to 0.32, SGLang, TensorRT-LLM's own server, Triton, llama.cpp.
 Bounds: LINES_MAX, SERIES_MAX, LINE_BYTES_MAX, LABEL_BYTES_MAX.
 """
 
@@ -51,7 +46,7 @@ FIELDS: Mapping[bytes, str] = {
     b"trtllm_num_requests_waiting": "waiting",
     b"trtllm_num_queued_requests": "waiting",
     b"vllm:kv_cache_usage_perc": "usage",
-    b"vllm:gpu_cache_usage_perc": "usage",
+    b"vllm:gpu_cache_usage_perc": "usage",  # its old name
     b"sglang:token_usage": "usage",
     b"trtllm_kv_cache_utilization": "usage",
     b"vllm:prefix_cache_queries_total": "queried",
@@ -66,9 +61,9 @@ FIELDS: Mapping[bytes, str] = {
     b"vllm:generation_tokens_total": "generated",
     b"sglang:generation_tokens_total": "generated",
     b"trtllm_generation_tokens_total": "generated",
-    b"sglang:max_total_num_tokens": "capacity",
+    b"sglang:max_total_num_tokens": "capacity",  # up to 0.5.10 it is in labels of `cache_config_info`
     b"sglang:page_size": "block",
-    b"sglang:mamba_used_tokens": "states",
+    b"sglang:mamba_used_tokens": "states",  # these four are 0 where there are none
     b"sglang:mamba_available_tokens": "states",
     b"sglang:swa_used_tokens": "windows",
     b"sglang:swa_available_tokens": "windows",
@@ -267,7 +262,8 @@ def read_start_time(page: bytes) -> float | None:
 
 
 def counts(series: Series) -> bool:
-    """Whether this number counts, and does not repeat another series."""
+    """Whether this number counts, and does not repeat another series: SGLang has one for each rank of tensor and
+    pipeline parallelism, and by priority beside the total."""
     labels = series.labels
     if any(labels.get(rank, "0") not in ("0", "") for rank in FIRST_RANK):
         return False

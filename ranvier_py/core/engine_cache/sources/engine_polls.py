@@ -1,13 +1,11 @@
 """Decides when an engine is asked for which of its pages, and reads health, model list and start time from them. Pure.
 
-Health: one probe every interval, and a shorter interval while recent probes differ, so that three failures take
-seconds. Model list and start time are asked for at longer intervals, and again with the first good probe after a
-failure, because the engine may be another process. A page that an engine lacks is not asked for again until a probe
-fails.
-Metrics: an engine renders its page in the process that serves requests, and twenty looks a second have made vLLM
-unresponsive (llm-d-router#1842). So the interval grows with the time that a page takes, doubles with each failure, and
-is long where there is no page that we can read.
-Publishers (where an engine publishes its KV events): asked for seldom once an engine answers.
+Rule: one health probe every interval, sooner while recent probes differ, so that three failures take seconds. Model
+list and start time are asked for seldom, and again with the first good probe after a failure: it may be another
+process. A page that an engine lacks is not asked for again until a probe fails. Metrics: an engine renders its page in
+the process that serves requests, and twenty looks a second have made vLLM unresponsive (llm-d-router#1842): so the
+interval grows with the time that a page takes, doubles with each failure, and is long where there is no page that we
+can read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Reads the frame of one message of KV events: bytes -> a timestamp, unread events, and the fields after them.
 
-A batch is `[timestamp, events, rank]`, of which the rank may be missing, or a map of the same fields by name (vLLM's
-revision 0181ea3173). `[LoadStat, …]` is SGLang's report of its load.
-
-Rules: what is no batch raises BadBatch, and nothing else is ever raised. A short message is unpacked at once. A message
-that is long, or not valid msgpack throughout, is walked before anything of it is built, so neither false lengths nor
-nesting cost memory; the caller then gets the places of its events, and builds them one at a time. What is built at once
-has at most CONTAINERS_MAX lists and maps, which cost most; no engine sends msgpack's extension types.
+Rule: a batch is `[timestamp, events, rank]`, of which the rank may be missing, or a map of the same fields by name
+(vLLM's revision 0181ea3173). What is no batch raises BadBatch, and nothing else is ever raised. A message that is
+long, or not valid msgpack throughout, is walked before anything of it is built, so neither false lengths nor nesting
+cost memory; the caller gets the places of its events, and builds them one at a time.
+Bound: what is built at once has at most CONTAINERS_MAX lists and maps; no engine sends msgpack's extension types.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ MAP_MEMBERS_MAX = 256  # of an event, which has some twenty, or of its metadata
 EVENTS_MAX = 65_536  # of one batch: a step touches some thousand blocks
 SCALAR_BYTES_MAX = 64
 
-LOAD_STAT = "LoadStat"
+LOAD_STAT = "LoadStat"  # SGLang's report of its load: `[LoadStat, …]`
 TIMESTAMP, EVENTS, RANK = "ts", "events", "data_parallel_rank"
 """Names of the fields of a batch that is a map."""
 

@@ -1,15 +1,10 @@
 """Decodes messages of vLLM's or SGLang's KV event stream (msgpack) into Batches of values, without trusting them.
 
-A batch has a timestamp, events and a rank (`event_frames`). An event is an array `[tag, field, …]`, whose last fields
-may be missing (vLLM up to 0.23, SGLang), or a map with its tag under `type` (vLLM from 0.24); one batch may mix both.
-The forms are those of vLLM 0.32 and SGLang 0.5.23 and their older releases.
-
-Rules: unknown tags and fields are skipped one by one and counted. An event of known tag whose fields cannot be read is
-skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. An event of
-unknown tag counts as unread only if its name says that it removes blocks; otherwise one new kind would lower the level
-of all engines of a release for ever. What is no batch at all raises BadBatch, and nothing else is ever raised.
-Bounds: those of frames; the events of a long message are built one at a time, and read in `portions`, between which the
-caller lets others have their turn. Memory is a small multiple of the largest event, plus what the values keep.
+Rule: unknown tags and fields are skipped one by one and counted. An event of known tag whose fields cannot be read is
+skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. What is no batch
+at all raises BadBatch, and nothing else is ever raised. Source: vLLM 0.32, SGLang 0.5.23 and their older releases.
+Bounds: those of `event_frames`; the events of a long message are built one at a time, and read in `portions`, between
+which the caller lets others have their turn. Memory is a small multiple of the largest event, plus what values keep.
 """
 
 from __future__ import annotations
@@ -49,6 +44,7 @@ EVENT_BYTES = 128
 TAGS_KEPT_MAX = 16  # unknown tags that are remembered by name, for display
 
 TAKES_AWAY = re.compile("clear|remov|evict|drop|reset|flush|purg|delet|free|invalid", re.IGNORECASE)
+"""Unknown tags that count as unread. If all did, one new kind would lower the level of a release's engines for ever."""
 
 OWN_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "extra_keys")
 """Fields that differ between an engine's events. The others rarely do."""
@@ -174,7 +170,9 @@ class EventDecoder:
         return value
 
     def _named(self, event: object) -> tuple[str, dict[str, Any]]:
-        """Return an event's tag, and its fields by name, from either encoding."""
+        """Return an event's tag, and its fields by name, from either encoding, which one batch may mix: an array `[tag,
+        field, …]` whose last fields may be missing (vLLM up to 0.23, SGLang), a map with its tag under `type`
+        (0.24)."""
         if type(event) is dict:
             tag = event.pop("type", None)
             values = event

@@ -1,13 +1,10 @@
 """Reads where an engine publishes its KV events, from its HTTP answer: one Publisher for each data-parallel rank.
 
-vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list under `sources`, depending on the version.
-SGLang's /server_info has a block `kv_events` with a base port, and in older releases only the text of its option; rank
-r is at port + r. An endpoint is `tcp://HOST:PORT`; a wildcard means the host by which we reach the engine.
-
-Rules: an engine chooses ports, never hosts: an endpoint that is not on one of its own addresses is refused, or an
-engine could make us connect anywhere. An operator's endpoint may be anywhere. No answer of an engine raises anything.
-If one rank can't be read, no rank is: the requests that it serves would seem to have left nothing behind.
-Bounds: RANKS_MAX publishers, names and topics of limited length.
+Rule: an engine chooses ports, never hosts: an endpoint (`tcp://HOST:PORT`; a wildcard means the host by which we reach
+the engine) that is not on one of its own addresses is refused, or an engine could make us connect anywhere. An
+operator's may be anywhere. No answer of an engine raises anything. If one rank can't be read, no rank is: the requests
+that it serves would seem to have left nothing behind. Bounds: RANKS_MAX publishers, names and topics of limited
+length.
 """
 
 from __future__ import annotations
@@ -141,7 +138,7 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
 
 
 def read_event_sources(body: bytes) -> FoundPublishers:
-    """Read vLLM's GET /kv_event_sources."""
+    """Read vLLM's GET /kv_event_sources: a map by rank (0.32), a list, or a list under `sources`, by version."""
     reported = _json(body)
     if isinstance(reported, dict) and isinstance(reported.get("sources"), list):
         reported = reported["sources"]
@@ -155,7 +152,7 @@ def read_event_sources(body: bytes) -> FoundPublishers:
 
 
 def read_server_info(body: bytes) -> FoundPublishers:
-    """Read SGLang's GET /server_info, or /get_server_info of older releases."""
+    """Read SGLang's GET /server_info, or /get_server_info of older releases. Rank r is at the base port + r."""
     reported = _json(body)
     if not isinstance(reported, dict):
         return NOTHING

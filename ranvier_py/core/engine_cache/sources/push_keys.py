@@ -1,17 +1,11 @@
 """Computes the prefix hash of the Purdue report beside our own fingerprints, wherever prompts are hashed.
 
-The report's hash of a prompt is the SHA-256 of its first 64 token ids, written as a Python tuple (`prefix_hash`). It
-stands for one depth, and cannot be computed from fingerprints. So a node computes it while it hashes a prompt's tokens
-anyway, and reports it with the fingerprint at that depth (`KeyHasher`). `Links` then turns a worker's reports about a
-prefix hash into routes at fingerprints.
-
-Rules: a hash of `length` tokens belongs to the deepest anchor up to that length: 64 for 64, 64 for 100. A shorter
-prompt has the hash of all its tokens, as in the report, which belongs to its last whole block; it never becomes the
-hash of a longer prompt. A prompt of less than one block has no fingerprint, and is ignored. One hash stands for several
-fingerprints if the same tokens were asked of several models. `notify` may be called in any thread that hashes.
-Bounds: HEADS_MAX beginnings of prompts that are shorter than a length, of HEAD_IDS_MAX tokens; if one is forgotten, as
-all are when other lengths are wanted, the hash of what continues it stays unknown. `links_max` links; the oldest is
-forgotten and counted, and its routes end by their time to live.
+Rule: it is the SHA-256 of a prompt's first 64 token ids, written as a Python tuple (`prefix_hash`), and no fingerprint
+shows it. So it is computed while tokens are hashed anyway (`KeyHasher`); `Links` turns reports about it into routes. A
+hash of `length` tokens belongs to the deepest anchor up to that length. A shorter prompt has the hash of all its
+tokens, of its last whole block, which never becomes the hash of a longer prompt. Bounds: HEADS_MAX beginnings of
+HEAD_IDS_MAX tokens; without one the hash of what continues it stays unknown. `links_max` links: the oldest is
+forgotten and counted.
 """
 
 from __future__ import annotations
@@ -65,7 +59,8 @@ def key_of(token_ids: Sequence[int], length: int = 0) -> int:
 
 
 class KeyHasher(TokenHasher):
-    """Hashes tokens as TokenHasher does, and calls `notify` with the prefix hashes of prompts seen from the start."""
+    """Hashes tokens as TokenHasher does, and calls `notify`, in any thread that hashes, with the prefix hashes of
+    prompts seen from the start."""
 
     def __init__(
         self,
@@ -132,7 +127,7 @@ class Link(NamedTuple):
 
 
 class Links:
-    """Maps prefix hashes to fingerprints, and back."""
+    """Maps prefix hashes to fingerprints, and back. Several, if the same tokens were asked of several models."""
 
     def __init__(self, links_max: int = LINKS_MAX) -> None:
         self._links_max = links_max

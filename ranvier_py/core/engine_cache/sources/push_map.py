@@ -1,11 +1,8 @@
 """Tracks which worker holds which prefix hash, by the plain push protocol of the Purdue report. Pure.
 
-Two messages change a worker's hashes: an eviction report removes some, a sync replaces them all. To find the holders of
-a hash, each worker's own set is asked; the report's forward map could only say the same. Three things are added to the
-report: a sync is applied in slices, and an eviction that comes meanwhile stands; a worker that is silent for three
-syncs is not believed until it reports again; hashes are bounded.
-
-Invariant: what one worker reports never touches another worker's hashes.
+Rule: an eviction report removes some of a worker's hashes, a sync replaces them all. Added to the report: a sync is
+applied in slices, and an eviction that comes meanwhile stands; a worker silent for three syncs is not believed until
+it reports again; hashes are bounded. Invariant: what one worker reports never touches another worker's hashes.
 Bounds: hashes of one worker and of all; those beyond are refused and counted.
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025 (PU4 to PU11).
 """
@@ -72,7 +69,7 @@ class PushMap:
         return self._count
 
     def holders(self, key: int) -> Sequence[BackendId]:
-        """Return the workers that hold a hash, without silent ones."""
+        """Return the workers that hold a hash, without silent ones: the report's forward map could say no more."""
         return [one for one, worker in self.workers.items() if key in worker.hashes and not worker.silent]
 
     def report(self, backend: BackendId, model: str, now: float, generation: int = 0) -> PushWorker:

@@ -1,20 +1,11 @@
 """Reads the messages of reporters, JSON values, without trusting them. Pure.
 
-    POST /internal/eviction   {"worker_id":"a","evicted_hashes":["5f30…"]}       prefix hashes, as the Purdue report
-    POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}        has it; "model":… may be added
-    POST /internal/events     {"worker_id":"a","rank":0,"ranks":[0,1],"connected":true,"begins":false,
-                               "messages":[[17,"base64"],…],"next":18,            an engine's own event batches
-                               "ask":4,"replayed":[[3,"base64"],…],"ended":true}
+    POST /internal/eviction   {"worker_id":"a","evicted_hashes":["5f30…"]}    of 64 hexadecimal digits; "model" may be
+    POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}     added. As the Purdue report has them
+    POST /internal/events     an EventReport
 
-A prefix hash is 64 hexadecimal digits. A message of `events` is the engine's sequence number with its payload.
-`replayed` answers the router's question `ask`, completely once it has `ended`. `connected`: the engine's events are
-being received. `begins`: the first report of a reporter, which the router then asks for what it lacks. `next`: the
-number after all messages reported so far. The answer is {"status":"ok"}; to events it has "replay":{"ask":4,"first":3}
-if the router lacks messages.
-
-Rules: a body of another form raises BadRequest, which says where. Unknown members are ignored.
-Bounds: hashes, messages and bytes of one message; `check_structure` counts what a body would build before it is parsed;
-large bodies are read in a thread.
+Rule: a body of another form raises BadRequest, which says where; unknown members are ignored. Bounds: hashes, messages
+and bytes; `check_structure` counts what a body would build before it is parsed; large bodies are read in a thread.
 """
 
 from __future__ import annotations
@@ -52,7 +43,15 @@ Messages = Sequence[tuple[int, bytes]]
 
 
 class EventReport(NamedTuple):
-    """Event batches of one data-parallel rank. `ranks` are all ranks of its engine; `ask` 0: nothing is replayed."""
+    """Event batches of one data-parallel rank. `ranks` are all ranks of its engine; `ask` 0: nothing is replayed.
+
+        {"worker_id":"a","rank":0,"ranks":[0,1],"connected":true,"begins":false,"messages":[[17,"base64"],…],"next":18,
+         "ask":4,"replayed":[[3,"base64"],…],"ended":true}
+
+    The answer has "replay":{"ask":4,"first":3} if the router lacks messages; `replayed` answers it, completely once it
+    has `ended`. `connected`: the engine's events are being received. `begins`: a reporter's first report, which the
+    router then asks for what it lacks. `next`: the number after all messages reported so far.
+    """
 
     worker: str
     model: str
