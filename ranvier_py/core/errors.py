@@ -1,37 +1,6 @@
 """Every error this project raises on purpose, split by whose fault it is.
 
-    RanvierError
-    ├── ConfigError                 the operator's: all problems of a configuration at once
-    ├── ListenError                 the operator's, or this machine's: the address can't be listened on; also an OSError
-    ├── RequestError                the client's: refused before any backend was asked
-    │   ├── BadRequest          400
-    │   ├── Unauthorized        401
-    │   ├── Forbidden           403
-    │   ├── NotFound            404
-    │   │   ├── ModelNotFound   404
-    │   │   └── ResponseLost    404
-    │   ├── MethodNotAllowed    405
-    │   ├── RequestTimeout      408
-    │   ├── BodyTooLarge        413
-    │   ├── ExpectationFailed   417
-    │   ├── UpgradeRefused      426
-    │   └── HeaderTooLarge      431
-    ├── Unavailable                 ours: no backend can be asked just now
-    │   ├── NoBackend           503
-    │   ├── NodeBusy            503
-    │   └── NodeExhausted       503
-    ├── UpstreamError               the backend's: it was asked and did not answer properly
-    │   ├── ConnectFailed       502
-    │   ├── UpstreamClosed      502
-    │   ├── UpstreamGarbled     502
-    │   └── UpstreamTimeout     504
-    ├── TokenizerLost               ours: there is no tokenizer process just now; it costs matches
-    ├── AddressError                nobody's: a name has no address just now; also an OSError, like other connect errors
-    ├── TemplateRefused             nobody's: this chat can't be rendered here; it is placed without tokens
-    └── ClientGone                  nobody's: the client closed its connection
-        └── ClientTooSlow           or hardly reads its answer
-
-`status` is what the client gets if nothing was relayed yet. None of these changes the state of the core.
+Rule: `status` is what the client gets if nothing was relayed yet. None of these changes the state of the core.
 """
 
 from __future__ import annotations
@@ -89,7 +58,7 @@ class RanvierError(Exception):
 
 
 class ConfigError(RanvierError):
-    """The configuration can't work. `problems` has one line for each wrong key."""
+    """The operator's: the configuration can't work. `problems` has one line for each wrong key, all at once."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -97,7 +66,8 @@ class ConfigError(RanvierError):
 
 
 class ListenError(RanvierError, OSError):
-    """An address can't be listened on: it is in use, not of this machine, or a name that has no address."""
+    """The operator's, or this machine's: an address can't be listened on: it is in use, not of this machine, or a name
+    that has no address."""
 
 
 @contextmanager
@@ -112,6 +82,8 @@ def listening_on(address: str) -> Iterator[None]:
 
 
 class RequestError(RanvierError):
+    """The client's: refused before any backend was asked."""
+
     kind = "invalid_request_error"
 
 
@@ -170,7 +142,7 @@ class HeaderTooLarge(RequestError):
 
 
 class Unavailable(RanvierError):
-    """No backend can be asked just now. `retry_after_s` becomes the Retry-After header."""
+    """Ours: no backend can be asked just now. `retry_after_s` becomes the Retry-After header."""
 
     status, code, kind = 503, "unavailable", "server_error"
     retry_after_s: int = 1
@@ -191,7 +163,7 @@ class NodeExhausted(Unavailable):
 
 
 class UpstreamError(RanvierError):
-    """A backend did not answer properly. Another backend may be tried only while nothing was relayed."""
+    """The backend's: it did not answer properly. Another one may be tried only while nothing was relayed."""
 
     status, code, kind = 502, "upstream_error", "server_error"
 
@@ -225,25 +197,27 @@ class UpstreamHangs(UpstreamTimeout):
 
 
 class TokenizerLost(RanvierError):
-    """The tokenizer process ended, or was ended, before it answered; or there is none just now."""
+    """Ours: the tokenizer process ended, or was ended, before it answered, or there is none just now. It costs
+    matches."""
 
     code = "tokenizer_lost"
 
 
 class AddressError(RanvierError, OSError):
-    """A name has no address, or no resolver answered in time."""
+    """Nobody's: a name has no address, or no resolver answered in time."""
 
     status, code = 502, "no_address"
 
 
 class TemplateRefused(RanvierError):
-    """The chat template refuses these messages, or there is none. The engine decides: never a 4xx of ours."""
+    """Nobody's: the chat template refuses these messages, or there is none. The chat is placed without tokens, and the
+    engine decides: never a 4xx of ours."""
 
     status, code = 422, "template_refused"
 
 
 class ClientGone(RanvierError):
-    """The client closed its connection."""
+    """Nobody's: the client closed its connection."""
 
     status, code = 499, "client_gone"
 

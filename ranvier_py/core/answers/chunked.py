@@ -1,12 +1,10 @@
 """Reads the chunked transfer coding (RFC 9112 7.1) as a strict state machine: bytes in, the end of the message out.
 
-llhttp parses our heads; this reads the bodies, because it can say *where* a message ends. llhttp's binding cannot, and
-a proxy that does not know where an answer ends leaks it into the next one.
-
-Rules: sizes are 1-16 hex digits without sign, blank or prefix. Lines end in CRLF, never in a bare CR or LF. Extensions
-and trailers are allowed, bounded and ignored.
-Invariant: once `done`, nothing more is consumed; a reader that raised must not be used again. Payload is copied only if
-it is wanted.
+llhttp parses our heads; this reads the bodies, because it can say *where* a message ends, and an answer whose end is
+not known leaks into the next one. Rule: sizes are 1-16 hex digits without sign, blank or prefix. Lines end in CRLF,
+never in a bare CR or LF. Extensions and trailers are allowed, bounded and ignored. Payload is copied only if it is
+wanted.
+Invariant: once `done`, nothing more is consumed; a reader that raised must not be used again.
 """
 
 from __future__ import annotations

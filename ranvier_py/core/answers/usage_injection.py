@@ -1,18 +1,10 @@
 """Asks engines for the token counts of a stream, by inserting one member into the request body.
 
-An engine counts in every whole answer, but in a stream only for `"stream_options":{"include_usage":true}` (OpenAI's API
-reference). A body without `stream_options` gets the member right after its first brace. In a body that has them without
-`include_usage`, the options alone are rewritten, if they are near an end of the body, flat and free of escapes. Whether
-a body has them was noted when it was read; nothing but an end of it is parsed again. The insertion comes first: if we
-overlooked a member of the client's own, engines that take the last of two take that, and others refuse the body.
-
-Rules: a client that asks for counts itself is left alone, and so is one that wants them in every chunk (vLLM's
-`continuous_usage_stats`, which needs `include_usage`). A body that cannot be edited is sent as it came. A backend that
-refuses an edited body (400, 422) and takes the same body unedited is not asked again in this generation. A backend that
-accepted an edited body once is believed if it refuses a later one. A backend that sends counts in chunks with output
-was configured so (vLLM's `--enable-force-include-usage`), and is not asked; nor is one that writes more into the chunk
-of counts (llama.cpp's `timings`): without the question that comes with output, and not in a chunk without choices.
-Bound: one entry for each backend id.
+An engine counts in every whole answer, but in a stream only for `"stream_options":{"include_usage":true}` (OpenAI's
+API reference). Rule: a client that asks for counts itself is left alone, and so is one that wants them in every chunk
+(vLLM's `continuous_usage_stats`). A body that cannot be edited is sent as it came. A backend that refuses an edited
+body and takes the same unedited is not asked again in this generation; one that accepted an edited body once is
+believed if it refuses a later one. Nothing but an end of a body is parsed again. Bound: one entry for each backend id.
 """
 
 from __future__ import annotations
@@ -49,7 +41,8 @@ class Terms(Enum):
     UNKNOWN = "unknown"
     TAKES = "takes"
     REFUSES = "refuses"
-    UNASKED = "unasked"  # it sends counts in chunks with output even if not asked, or counts with something else
+    UNASKED = "unasked"  # it sends counts in chunks with output even if not asked (`--enable-force-include-usage`), or
+    # counts with something else (llama.cpp's `timings`), which then comes with output
 
 
 @dataclass(slots=True)
@@ -121,8 +114,9 @@ def asking_body(body: bytes, options: str) -> bytes | None:
         return None
     if options == ABSENT:
         place = body.find(b"{") + 1
+        # first, so that of a member that we overlooked, the client's own, engines that take the last of two take that
         return b"%b%b%b" % (body[:place], MEMBER, body[place:]) if place else None
-    for place, _ in members_at(body, b'"stream_options"'):
+    for place, _ in members_at(body, b'"stream_options"'):  # rewritten if near an end, flat and free of escapes
         own = OWN_OPTIONS.match(body, place)
         found = object_of(b'{"own":%b}' % own[1]) if own is not None else None
         if own is not None and found is not None:

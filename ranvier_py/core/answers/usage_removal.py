@@ -1,21 +1,11 @@
 """Removes the counts that only we asked for from a stream; all other bytes go on as they came.
 
-The counts are one event of their own, with a `usage` and no `choices`, between the last output and `[DONE]`. It is
-found however reads and HTTP chunks cut it. A piece that ends at the end of an event and does not contain
-`"prompt_tokens"` passes unchanged, in its own chunks. (Quotes in generated text are escaped, so text cannot contain
-it.) Any other piece is taken out of its chunks and cut into events, and what is kept leaves in a chunk of ours. An
-incomplete event of up to HELD_BYTES_MAX is held until the rest has come.
-
-Rules: an event with output is never changed. So `"usage":null` in other events stays. By their sources vLLM's
-completions and older SGLang write it asked or not, and their present chats never do; only vLLM 0.5 and 0.6 and OpenAI
-itself add it because they were asked, which harms no client. To remove it would cost a search of every event, and would
-be wrong for the former. One difference remains in a stream that was asked: vLLM since 2026 puts `system_fingerprint`
-into the event of counts instead of the last one with output. If an event with output has counts, we did not cause them,
-and nothing is removed from this stream (`counts_anyway`). An event that has more than counts (`timings` of llama.cpp)
-goes on without them (`has_more`). In an answer with a content-length, a comment of the same length replaces what is
-removed.
-Invariant: the chunks that leave end with the message, and no payload byte is doubled, moved or lost except the event's.
-Cost: a usual piece costs one search and one comparison. Holds at most HELD_BYTES_MAX.
+Rule: the counts are one event of their own, with a `usage` and no `choices`, found however reads and HTTP chunks cut
+it. A piece that ends at the end of an event and lacks MARK passes unchanged, in its own chunks; any other is taken out
+of its chunks and cut into events, and what is kept leaves in a chunk of ours. An event with output is never changed.
+Invariant: the chunks that leave end with the message, and no payload byte is doubled, moved or lost except the
+event's.
+Cost: a usual piece costs one search and one comparison. Bound: holds at most HELD_BYTES_MAX of an incomplete event.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ import orjson
 
 from ranvier_py.core.errors import UpstreamGarbled
 
-MARK = b'"prompt_tokens"'
+MARK = b'"prompt_tokens"'  # quotes in generated text are escaped, so text cannot contain it
 EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 NEXT_CHUNK = re.compile(rb"(?:\r\n)?([0-9A-Fa-f]{1,16})[^\r\n]*\r\n")
 
@@ -197,9 +187,11 @@ class UsageRemover:
         fields = counted(event)
         if fields is None:
             return event
+        # `"usage":null` there stays: vLLM's completions and older SGLang write it asked or not, and it harms no client
         if fields.get("choices"):
             self.counts_anyway = True
             return event
+        # vLLM since 2026 has `system_fingerprint` in this event, not in the last one with output: that is lost
         self.removed += 1
         self.counts = event
         body, left = event.rstrip(b"\r\n"), b""
@@ -207,6 +199,7 @@ class UsageRemover:
             self.has_more = True
             left = without_counts(body, fields)
         if self._blank:
+            # the answer has a content-length: a comment of the same length takes the place
             left = left.ljust(len(body)) if 0 < len(left) <= len(body) else b":".ljust(len(body))
         return left + event[len(body) :] if left else b""
 

@@ -1,21 +1,10 @@
 """Applies the rules that an operator turned on to request bodies, and makes each rule prove itself by engines' counts.
 
-Each rule leaves a share of the sessions alone; a keyed hash of the session chooses them, the same on all nodes of a
-cluster. The share of prompt tokens that engines reused there is compared with that of the sessions where the rule
-acted. In both groups only bodies that the rule would change count. A rule that has not raised the share within
-`sessions` sessions, or no longer does in as many later ones, is off for that client and model until an operator changes
-the rules. Of a body nothing but its counts is kept.
-
-No single client can decide a trial. A session counts only from its second answer on, because session names can be made
-up, one for each request. If nothing was reused in either group, nothing is decided. Where tenants are kept apart, each
-may add at most one TENANTS_MIN-th of the sessions.
-
-One node's verdict holds on all nodes that have the same rules (`core/gossip/rule_verdicts.py`). Otherwise some nodes
-would mend a session's bodies and others would not, which breaks its prefix. Of two verdicts the one later in MEASURING,
-PROVED, OFF holds, in whatever order they arrive.
-
-A body that cannot be read within bounds is forwarded unchanged. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
-sessions in each, and as many that do not count yet, of which the oldest is dropped.
+Rule: a keyed hash chooses sessions that a rule leaves alone, the same on all nodes. Where it has not raised the share
+of prompt tokens that engines reuse within `sessions` sessions, or no longer does, it is off for that client and model
+until an operator changes the rules. One node's verdict holds on all with the same rules, else only some would mend a
+session's bodies. What cannot be read within bounds is forwarded unchanged; only counts of a body are kept. Bounds:
+TRIALS_MAX, SESSIONS_FACTOR * `sessions` sessions in each, as many that do not count yet: the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -168,7 +157,8 @@ class Trial:
         return len(self._changed), len(self._alone)
 
     def _counts_of(self, use: RuleUse) -> list[int] | None:
-        """Return the counts of a session, which joins its group at the second answer; None if it may not join."""
+        """Return the counts of a session, which joins its group at the second answer, since its name can be made up,
+        one for each request; None if it may not join."""
         sessions = self._changed if use.changed else self._alone
         if use.session in sessions:
             return sessions[use.session]
@@ -176,6 +166,7 @@ class Trial:
         if waiting is None:
             self.waiting[use] = [0, 0]
             return self.waiting[use]
+        # no single tenant can decide a trial
         if use.tenant and self._tenants[use.tenant] * TENANTS_MIN >= self._options.sessions:
             self.left_out += 1
             if self.state == MEASURING:
@@ -364,7 +355,7 @@ class BodyMender:
                 yield TrialResult(*key, trial.state, trial.why, trial.node)
 
     def follow(self, verdict: TrialResult) -> bool:
-        """Apply another node's verdict here. Returns whether it changed anything."""
+        """Apply another node's verdict here, if it is later in STATES. Returns whether it changed anything."""
         key = verdict[:3]
         trial = self.trials.get(key)
         if trial is not None and STATES.index(trial.state) >= STATES.index(verdict.state):

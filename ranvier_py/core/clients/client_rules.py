@@ -1,14 +1,8 @@
 """Rules that mend the prefixes which clients break: what each applies to, and in which mode an operator set it.
 
-A rule is data (`client_rules.toml`). For each client and model it has a mode:
-
-    off       it is ignored
-    observe   `ranvier clients` names it beside the breaks that it would mend
-    key       fingerprints leave out what it concerns, because the engine leaves it out as well; the body stays
-    rewrite   the body is changed before an engine sees it
-
-`key` requires that all engines that may serve the model are known to leave it out; otherwise fingerprints would be
-wrong, and the rule does nothing. Neither mode does anything while a hosted provider may serve the model.
+Rule: a rule is data (`client_rules.toml`). Mode `key` requires that all engines that may serve the model are known to
+leave out what it concerns; otherwise fingerprints would be wrong, and the rule does nothing. Nor does any mode while a
+hosted provider may serve the model. Bound: RULES_MAX.
 """
 
 from __future__ import annotations
@@ -30,6 +24,8 @@ FORMAT = 1
 RULES_MAX = 256
 ANY = "*"
 MODES = ("off", "observe", "key", "rewrite")
+"""observe: `ranvier clients` names it beside the breaks that it would mend; key: fingerprints leave out what it
+concerns, because the engine does, and the body stays; rewrite: the body is changed before an engine sees it."""
 PLACES = ("system", "first", "history")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 VERSION = re.compile(r"\d{1,9}(?:\.\d{1,9}){0,3}")

@@ -1,18 +1,9 @@
 """Finds, for each prompt, the earlier prompt that it continues, and counts the prefixes that clients break themselves.
 
-Prompts with the same client, session and application form one conversation. The application is the `head`: tools and
-system prompt without their volatile parts. Several branches of a conversation are kept; a prompt continues the one with
-which it shares most. A client that names no session has a single one; then only what its prompts repeat decides.
-
-A prompt with another model or other tools has another application. It continues a conversation all the same if session
-and system prompt are equal, and its history is the conversation's with more after it.
-
-The first prompt of a session is compared with that of the application's last session: volatile parts of tools and
-system prompt prevent sessions from sharing them.
-
-A prompt that was read as the continuation of a known history broke nothing. Its new messages are added to the sketch
-that ends where they begin (`extend`), if the sketch still ends there: a side branch adds nothing.
-
+Rule: prompts with the same client, session and application form one conversation (`Place`). Several branches are kept;
+a prompt continues the one with which it shares most. The first prompt of a session is compared with that of the
+application's last session: volatile parts of tools and system prompt prevent sessions from sharing them. A prompt that
+was read as the continuation of a known history broke nothing (`extend`).
 Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, PIECES_MAX in all; the oldest conversation is dropped.
 """
 
@@ -92,7 +83,8 @@ class PromptBreak(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Prompts of one place may continue each other. `session`: a digest, 0 if none is named."""
+    """Prompts of one place may continue each other. `session`: a digest, 0 if none is named; then only what prompts
+    repeat decides. `head`: the application, by tools and system prompt without their volatile parts."""
 
     client: str
     session: int
@@ -141,6 +133,8 @@ class ClientWatch:
         branches = self._conversations.pop(place, None)
         before = branches
         if branches is None:
+            # with another model or other tools it may continue a conversation all the same: equal session, system
+            # prompt, history
             before = self._elsewhere(place, sketch)
             found, shared = self._first(client, place.head, sketch)
         if before:
@@ -162,7 +156,8 @@ class ClientWatch:
             each.add(found.tokens, found.tokens * token_s, rule)
 
     def extend(self, base: int, end: int, messages: Sequence[Message], api: Api, known: int) -> None:
-        """Note that a prompt continued `base`, after so many `known` messages, up to `end`."""
+        """Note that a prompt continued `base`, after so many `known` messages, up to `end`. A side branch adds nothing:
+        the sketch no longer ends at `base`."""
         found = self._ends.get(base)
         if found is None:
             return

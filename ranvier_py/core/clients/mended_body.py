@@ -1,14 +1,9 @@
 """Computes what a rule changes in the raw text of a body, place by place; all other bytes stay as they came.
 
-    drop_block     removes blocks that the pattern matches whole from their list
-    replace        replaces what the pattern matches in a text with `replacement`
-    rerole         changes messages of `role` after the leading system ones, if the pattern matches them whole, to `to`
-    sort_tools     sorts the tools by name
-    set            adds to `member` those of `values` that the client left out
-
-Places are found by walking the JSON with the standard library's scanner, so nothing is guessed: `Span`s are places in
-the text, and a value is parsed from exactly those characters. Of two members of one name the last one counts, as for
-engines. A body is parsed once: each rule changes the body as it came. Of two changes to one place the first is made.
+Rule: places are found by walking the JSON with the standard library's scanner, so nothing is guessed: `Span`s are
+places in the text, and a value is parsed from exactly those characters. Of two members of one name the last one
+counts, as for engines. A body is parsed once: each rule changes the body as it came. Of two changes to one place the
+first is made.
 Bounds: BODY_BYTES_MAX, MARKS_MAX, MEMBERS_MAX and ELEMENTS_MAX of what is looked at; of a text its first
 PATTERN_CHARACTERS_MAX. A rule that would change more than EDITS_MAX places changes none.
 """
@@ -69,7 +64,14 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyChange:
-    """What a rule does. `where`: "system", "first" (the user's first message) or "history"."""
+    """What a rule does. `where`: "system", "first" (the user's first message) or "history". By `kind`:
+
+    drop_block     removes blocks that the pattern matches whole from their list
+    replace        replaces what the pattern matches in a text with `replacement`
+    rerole         changes messages of `role` after the leading system ones, if the pattern matches them whole, to `to`
+    sort_tools     sorts the tools by name
+    set            adds to `member` those of `values` that the client left out
+    """
 
     kind: str
     where: str = "system"

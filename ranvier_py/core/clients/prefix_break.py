@@ -1,18 +1,7 @@
 """Finds where a prompt departs from the one that it should have continued, and why.
 
-The sketches of two prompts of one conversation are compared section by section. Everything after the first difference
-is computed again, even if it is equal. The cause is the first one that fits:
-
-    model              another model
-    tools_reordered    the same tools in another order
-    tools_changed      other tools
-    uuid nonce time date counter    the section's lines differ only in such words, the first one by this
-    system_turn        a system message stands where the history should continue
-    reasoning_dropped  thoughts of an earlier answer are gone
-    moved_block        the section exists in another place
-    compaction         most of the history is gone, what precedes it is the same
-    edited             anything else
-
+Rule: the sketches of two prompts of one conversation are compared section by section. Everything after the first
+difference is computed again, even if it is equal. The cause is the first of CAUSES that fits (`cause_of`).
 Source: the breakers of real agents, research on clients: billing lines, counters in tags, git status, reminders.
 """
 
@@ -28,6 +17,8 @@ CAUSES = (
     *("model", "tools_reordered", "tools_changed", "uuid", "nonce", "time", "date", "counter"),
     *("system_turn", "reasoning_dropped", "moved_block", "compaction", "edited"),
 )
+"""system_turn: a system message stands where the history should continue; moved_block: the section exists in another
+place; edited: anything else."""
 
 COMPACTED_SHARE = 0.5
 """If less than this share of a history is left, it was compacted."""

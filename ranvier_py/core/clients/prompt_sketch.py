@@ -1,11 +1,8 @@
 """Sketches a prompt as digests: enough to find where and how the next one departs from it, without keeping its text.
 
-A prompt is a list of sections in the order in which engines render them: each tool, each block of the system prompt,
-each part of each message. A sketch has a digest of each section, and of each line in the first HEAD_BYTES of what the
-system and the user say, where clients put what changes. Each word of a line that looks volatile (an id, a date, a
-number) has its own digest and kind; `masked` is the digest of the line without those words.
-
-Rules: digests are keyed. What no engine renders (`cache_control`, ids of items) is in none.
+Rule: a sketch has a digest of each section, in the order in which engines render them, and of each line in the first
+HEAD_BYTES of what the system and the user say, where clients put what changes; each word that looks volatile has its
+own (`Line`). Digests are keyed. What no engine renders (`cache_control`, ids of items) is in none.
 Bounds: SECTIONS_MAX sections; LINES_MAX lines and WORDS_MAX volatile words in all, VOLATILE_MAX of these in a line.
 """
 

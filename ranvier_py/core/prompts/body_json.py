@@ -1,13 +1,9 @@
 """Reads the JSON of bodies within bounds, so that nothing a client sends can block the event loop.
 
-A body's size does not show what parsing costs: 4 MiB of prose are one value, 4 MiB of `[],` more than a million. So
-`excess` first counts the marks of a large body, and only a body with few enough is parsed. Of any other body, both ends
+Rule: a body's size does not show what parsing costs: 4 MiB of prose are one value, 4 MiB of `[],` more than a million.
+So `excess` first counts the marks of a large body, and only a body with few enough is parsed. Of any other, both ends
 can still be parsed (`members_at`): model and options stand there, before and behind the messages.
-
-Why that is exact: if the bytes before a place, closed with `"":0}`, are an object, then a member of the outermost
-object begins at that place. If the whole body is JSON and `{` plus the bytes from a place on are an object, the same
-holds: a place inside a text has an odd number of quotes before it, and behind a place inside another value there are
-more brackets to close.
+Bounds: PARSED_BYTES_MAX, MARKS_MAX, ENDS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -174,6 +170,11 @@ def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any
 
     Each place comes with the members that were parsed to prove it: near the end of the body those from the place on,
     near its start those before the place. `name` includes its quotes.
+
+    Exact: if the bytes before a place, closed with `"":0}`, are an object, a member of the outermost object begins
+    there. So it does if the whole body is JSON and `{` plus the bytes from a place on are an object: a place inside a
+    text has an odd number of quotes before it, and behind a place inside another value there are more brackets to
+    close.
     """
     place, room = len(body), ENDS_BYTES_MAX
     for _ in range(PLACES_MAX):

@@ -1,12 +1,7 @@
 """Finds the token depths at which rendered messages end.
 
-Three functions are tried in this order:
-
-1. `ends_by_offsets`: by the text of each rendered prefix. Exact; a prefix that ends inside a token has no clean cut.
-2. `ends_by_markers`: if one special token starts each message. Exact, even where prefixes do not render alone. Refuses
-   if the messages do not explain the number of markers, for example because a message quotes the marker.
-3. `ends_by_estimate`: by share of characters. Off by 2 to 5 tokens for running text (Ranvier), more where a template
-   adds much text or moves messages. Rounding down to a block absorbs most of it; the rest costs a cache miss.
+Rule: three functions are tried, the exact ones first: `ends_by_offsets` (a prefix that ends inside a token has no
+clean cut), `ends_by_markers` (exact even where prefixes do not render alone), `ends_by_estimate`.
 """
 
 from __future__ import annotations
@@ -70,7 +65,8 @@ def ends_by_offsets(offsets: Sequence[tuple[int, int]], text_ends: Sequence[int]
 
 
 def ends_by_markers(ids: TokenIds, marker: int, messages: int) -> list[int] | None:
-    """Return the depths where messages end if each begins with its only `marker`; None if their number is wrong.
+    """Return the depths where messages end if each begins with its only `marker`; None if their number is wrong, for
+    example because a message quotes the marker.
 
     One marker more than messages is allowed: a default system text stands in front.
     """
@@ -82,7 +78,9 @@ def ends_by_markers(ids: TokenIds, marker: int, messages: int) -> list[int] | No
 
 
 def ends_by_estimate(sizes: Sequence[int], tokens: int) -> list[int]:
-    """Return the depths where messages of `sizes` characters end if tokens are spread evenly. The last is `tokens`."""
+    """Return the depths where messages of `sizes` characters end if tokens are spread evenly. The last is `tokens`. Off
+    by 2 to 5 tokens for running text (Ranvier), more where a template adds much text or moves messages: rounding down
+    to a block absorbs most of it; the rest costs a cache miss."""
     total = sum(sizes)
     if total == 0:
         return [-1] * (len(sizes) - 1) + [tokens] * bool(sizes)

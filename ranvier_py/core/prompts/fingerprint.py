@@ -1,17 +1,8 @@
 """Computes fingerprints of whole prefixes, from messages (text) and from tokens.
 
-Each of the two keyed hashes is seeded by a namespace. That of texts covers model, adapter, salt, tools, template,
-tokenizer and cluster secret; that of tokens omits tools and template, which show in the tokens (`prompts.namespaces`):
-
-- The *text* fingerprint chains one keyed BLAKE2b per message. It exists only at message boundaries, and is known as
-  soon as the body is parsed.
-- The *token* fingerprint exists at every whole block. A block's digest is a keyed multilinear hash of its tokens;
-  digests are summed under positional keys, and the running sum is mixed at each depth. So a few vectorised calls yield
-  all depths of a prompt, and turn N+1 continues from three numbers and less than a block of tokens.
-
-Rules: equal prefixes under one namespace have equal fingerprints on every node that has the key. A fingerprint can't be
-inverted, nor guessed without the key. 0 means «not known» and is never produced. A collision costs one cache miss,
-never a wrong answer, so 64 bits are enough (2^20 routes: about 2^-25).
+Rule: equal prefixes under one namespace (`prompts.namespaces`) have equal fingerprints on every node that has the key.
+A fingerprint can't be inverted, nor guessed without the key. 0 means «not known» and is never produced. A collision
+costs one cache miss, never a wrong answer, so 64 bits are enough (2^20 routes: about 2^-25).
 """
 
 from __future__ import annotations
@@ -110,7 +101,8 @@ def depths_of(dones: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.uin
 
 
 class TextHasher:
-    """Keyed hash of message prefixes. `key` is 16 to 64 secret bytes, the same on all nodes of a cluster."""
+    """Keyed hash of message prefixes: chains one keyed BLAKE2b per message, so it is known as soon as a body is parsed,
+    at message boundaries only. `key` is 16 to 64 secret bytes, the same on all nodes of a cluster."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -223,6 +215,10 @@ class Segment:
 
 class TokenHasher:
     """Keyed hash of token prefixes at block depths. Equal on all nodes with equal `key` and `block_tokens`.
+
+    A block's digest is a keyed multilinear hash of its tokens; digests are summed under positional keys, and the
+    running sum is mixed at each depth. So a few vectorised calls yield all depths of a prompt, and turn N+1 continues
+    from three numbers and less than a block of tokens.
 
     `short`: the `end` of a segment is computed as if the stretch ended so many tokens earlier. The engine has not
     computed the last tokens of its answer (UNCOMPUTED_TOKENS), so it may not hold the last block of that message.

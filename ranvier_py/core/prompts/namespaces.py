@@ -1,14 +1,10 @@
 """Defines which prompts may share a cache: the namespace of token fingerprints. Also Continuum's key of an opening.
 
-Two prompts of equal tokens share an engine's cache if they have the same model or adapter, the same salt and, in
-SGLang, the same `extra_key`. Nothing else matters: tools, templates and documents show in the tokens themselves. How
-media are processed does not show, so it is part of the namespace. The engine's own events name no more than that, so
-events and requests lead to the same namespace. Tokenizer and cluster secret belong to it: they decide what a token id
-means, and who can compute fingerprints.
-
-Rules: an adapter is a name like a model's, and a request that wants one names only it (vLLM's `model`, SGLang's
-`lora_path`). A namespace is a sum of keyed numbers for the name, the salt and the rest, so a fingerprint under one name
-can be converted to another name of the same engine (`TokenHasher.renamed`), whatever its salt.
+Rule: two prompts of equal tokens share an engine's cache if they have the same model or adapter, the same salt and, in
+SGLang, the same `extra_key`; an engine's own events name no more. Tools, templates and documents show in the tokens;
+how media are processed does not, so it counts too. So do tokenizer and cluster secret: they decide what a token id
+means, and who can compute fingerprints. A namespace is a sum of keyed numbers for the name, the salt and the rest, so
+that a fingerprint under one name can be converted to another name of the same engine (`TokenHasher.renamed`).
 """
 
 from __future__ import annotations
@@ -34,7 +30,8 @@ class TokenNamespaces:
         self._identity = identity
 
     def of(self, model: str, adapter: str = "", salt: str = "") -> Fingerprint:
-        """Return the namespace of a model, or of an adapter. Raises UnicodeError for texts with lone surrogates."""
+        """Return the namespace of a model, or of an adapter, whose name alone a request has (vLLM's `model`, SGLang's
+        `lora_path`). Raises UnicodeError for texts with lone surrogates."""
         return self.of_fields({"model": adapter or model, "cache_salt": salt})
 
     def of_fields(self, fields: Mapping[str, Any]) -> Fingerprint:

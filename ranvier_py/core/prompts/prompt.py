@@ -1,11 +1,9 @@
 """A prompt as the router sees it: a chain of boundaries, with a memory of chains met before.
 
-A Boundary is the end of one message. It links to the one before it and is never copied: turn N+1 adds its boundaries to
-the chain of turn N. Its text fingerprint is known at once; its token fingerprints are filled in when its message has
-been tokenized. The route table looks up the chain from its deep end.
-
-PromptMemory finds the chain of a continuing chat by a digest of the raw body bytes up to a message end, so that neither
-parsing nor hashing touches the history again.
+Rule: a Boundary links to the one before it and is never copied: turn N+1 adds its own to the chain of turn N. Its text
+fingerprint is known at once; its token fingerprints are filled in when its message has been tokenized. PromptMemory
+finds the chain of a continuing chat by a digest of the raw body bytes up to a message end, so that neither parsing nor
+hashing touches the history again.
 Bounds: entries, and the chain lengths they keep alive; the least recently used entry is dropped and counted.
 """
 

@@ -1,18 +1,9 @@
-"""Converts the bodies of all request APIs that carry a conversation to chats, the canonical form.
+"""Converts the bodies of all request APIs that carry a conversation to chats, the canonical form, as engines do.
 
-    chat        /v1/chat/completions   messages
-    messages    /v1/messages           system, messages      Anthropic's
-    responses   /v1/responses          instructions, input   OpenAI's
-
-Engines that serve the latter two make a chat of them before the template renders it, and this module does the same:
-equal chats are equal tokens and have equal fingerprints, whichever API they came by. The chat of a body begins with the
-tools; then come the lead (`system`, `instructions`) and the messages of each item of the history.
-
-Rules: members that no engine renders are left out: `cache_control`, ids of items, signatures, error marks. A text is
-the same alone or as the only block of a list. A tool result is a message of its own, before the rest of the item it
-came in. Unknown members stay as they came, so that two bodies that differ in them never match. Each item is converted
-on its own, except that items of one answer are joined as in vLLM: reasoning, then text, then calls are one message; in
-any other order they stay apart. Nothing here raises for any JSON.
+Rule: equal chats are equal tokens and have equal fingerprints, whichever API they came by. Members that no engine
+renders are left out: `cache_control`, ids of items, signatures, error marks. A text is the same alone or as the only
+block of a list. Unknown members stay as they came, so that two bodies that differ in them never match. Each item is
+converted on its own, except that items of one answer are joined (`one_answer`). Nothing here raises for any JSON.
 Sources: vLLM's entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's
 entrypoints/anthropic/serving.py.
 """
@@ -283,7 +274,8 @@ PIECES = ("reasoning_content", "content", "tool_calls")
 
 
 def one_answer(before: Message, message: Message) -> Message | None:
-    """Join two messages of the assistant if the second continues the first; else None. Sealed reasoning stays alone.
+    """Join two messages of the assistant if the second continues the first (reasoning, then text, then calls; in any
+    other order they stay apart); else None. Sealed reasoning stays alone.
 
     Source: vLLM's entrypoints/openai/responses/utils.py, `_construct_message_from_response_item`.
     """

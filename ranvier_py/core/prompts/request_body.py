@@ -1,16 +1,8 @@
 """Reads request bodies into Prompts. The engine defines the schema: only what is not JSON is refused here.
 
-Bodies of all APIs that carry a conversation are read as the chat that engines make of them (`request_apis`). A body
-that is JSON but not understood, or would take too long to understand (`body_json`), becomes an opaque Prompt, which is
-placed by load. A chat whose history was seen before is found by the digest of its raw bytes up to a message end, and
-only the bytes after that are parsed:
-
-    {"messages":[{…},{…},{"role":"user",…}],"stream":true}
-                 known ──┘└── parsed as {"messages":[null,{"role":"user",…}],"stream":true}
-
-Why that is exact: the digest proves that the bytes before the cut once began a valid body and ended at a message end in
-its `messages`; the parse of the rest proves that it closes exactly that array and that object. Nothing is guessed: the
-search for `"role"` only proposes cuts.
+Rule: bodies of all APIs that carry a conversation are read as the chat that engines make of them (`request_apis`). A
+body that is JSON but not understood, or would take too long to understand (`body_json`), becomes an opaque Prompt,
+which is placed by load. A chat whose history was seen before is found by the digest of its raw bytes (`_continuing`).
 Bounds: one call parses at most what `body_json` allows, and at most MESSAGES_MAX messages. Besides its body, a Prompt
 keeps less than that, plus a tail of up to TAIL_BYTES_MAX.
 """
@@ -242,7 +234,15 @@ class PromptReader:
         return prompt
 
     def _continuing(self, body: bytes, tenant: bytes, api: Api) -> Prompt | None:
-        """Return the prompt of a chat with a known history; None if it is none, or must be read as a whole."""
+        """Return the prompt of a chat with a known history; None if it is none, or must be read as a whole.
+
+        {"messages":[{…},{…},{"role":"user",…}],"stream":true}
+                     known ──┘└── parsed as {"messages":[null,{"role":"user",…}],"stream":true}
+
+        Exact: the digest proves that the bytes before the cut once began a valid body and ended at a message end; the
+        parse of the rest proves that it closes exactly that array and that object. The search for `"role"` only
+        proposes.
+        """
         cuts: list[int] = []
         for cut in message_cuts(body, api.marks):
             known = self.memory.find(self._digest(body, cut, tenant, api))

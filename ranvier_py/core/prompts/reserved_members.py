@@ -1,13 +1,8 @@
 """Members of bodies that clients may not set everywhere: those of routers, and those that name what engines keep.
 
-    router    where an engine takes cached blocks from, or which of its ranks computes: only a router can know
-    stored    a response or a conversation that an engine keeps, perhaps another tenant's
-    own_id    the client's own id of its request, under which an engine may keep the response
-
-Members of routers count at the top of a body and in what SDKs and engines merge into it (CONTAINERS), whatever their
-value; never in messages, tools or schemas, where they are text like any other. A body that was parsed has exactly the
-members that its parser found. Any other body is searched for their names (`BodySearch`), also with escaped letters,
-in wider encodings, and as fields of forms: what is found there may stand anywhere in it.
+Rule: members of routers count at the top of a body and in what SDKs and engines merge into it (CONTAINERS), whatever
+their value; never in messages, tools or schemas, where they are text like any other. A body that was parsed has
+exactly the members that its parser found; any other is searched for their names (`BodySearch`).
 Bounds: a search looks at SLICE_BYTES at once, and its callers pause between slices. More than HITS_MAX places in a
 slice that have to be looked at count as found: no library escapes letters, and no text names one member so often.
 """
@@ -56,7 +51,9 @@ FORM_BYTES = 32
 
 
 class Reserved(NamedTuple):
-    """What a body has of these members: names of routers', and those that name something stored."""
+    """What a body has of these members: names of routers' (where an engine takes cached blocks from, or which of its
+    ranks computes: only a router can know), and those that name something stored, perhaps another tenant's. `own_id`:
+    the client's own id of its request, under which an engine may keep the response."""
 
     router: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
@@ -120,7 +117,8 @@ def slices(body: bytes) -> Iterator[bytes]:
 
 
 class BodySearch:
-    """Searches an unread body, slice by slice, for members, or fields of forms, with these names.
+    """Searches an unread body, slice by slice, for members, or fields of forms, with these names, also with escaped
+    letters and in wider encodings; what is found may stand anywhere in it.
 
     `has_address`: an engine's address may be in the slices so far, so that a request id in any of them may have it.
     """

@@ -1,10 +1,7 @@
 """Finds out which shortcuts a chat template allows, by rendering synthetic conversations and comparing them.
 
-Nothing is assumed about a template. The probe learns the affixes of plain messages from one conversation, then tries to
-refute them: with and without system text and tools, tool calls with one and several results, histories of several
-turns, contents with blank edges, empty ones, markers, other scripts, and each extra variable that the template reads. A
-shortcut that is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
-
+Rule: nothing is assumed about a template. The probe learns the affixes of plain messages from one conversation, then
+tries to refute them with others; a shortcut that is refuted is not used. What a template refuses proves nothing.
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
 tokens(start) + tokens(pieces). It is no proof; tests/io/test_tokenizer.py compares the two on random conversations.
 Cost: about two thousand renderings of short conversations, once at start.

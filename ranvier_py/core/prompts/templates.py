@@ -1,17 +1,10 @@
-"""Renders the messages of a chat one by one where the template allows it.
+"""Renders the messages of a chat one by one where `template_probe` has shown that the template allows it.
 
-Most templates render a conversation as a head and then one *piece* of text per message. Where `template_probe` has
-shown this for a template, only the piece of a new message is rendered:
-
-- A *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role: no template
-  engine runs.
-- Any other message (tool calls, tool results, parts) is rendered in a short *window*: the leading system message, the
-  messages from the last question on, and the message itself. Its piece is what the window's text grows by. A message
-  with reasoning that later turns may leave out is rendered with all up to the next question, which decides about it.
-
-Rules: where a rendered start is no prefix of the longer text, there is no cut, and the text belongs to the next piece.
-A cut also needs a marker on one side: a special token at which the tokenizer always cuts. Messages are first normalised
-as vLLM does before it renders (vllm/entrypoints/chat_utils.py).
+Rule: a *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role. Any
+other is rendered in a short *window* (`window_pieces`), and its piece is what the window's text grows by. Where a
+rendered start is no prefix of the longer text, there is no cut, and the text belongs to the next piece. A cut also
+needs a marker on one side: a special token at which the tokenizer always cuts. Messages are first normalised as vLLM
+does before it renders (vllm/entrypoints/chat_utils.py).
 """
 
 from __future__ import annotations
@@ -217,7 +210,9 @@ def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
 
 
 def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
-    """Return the pieces of the messages after the first `known` (> 0), rendered in a window.
+    """Return the pieces of the messages after the first `known` (> 0), rendered in a window: the leading system
+    message, the messages from the last question on, and these; with reasoning that later turns may leave out, all up to
+    the next question, which decides about it.
 
     None if they don't add up: if the text of the window before them is no prefix of the whole, or no cut is behind it.
     `chat` is normalised. Renders the window up to ENDS_MAX times.

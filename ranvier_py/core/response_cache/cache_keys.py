@@ -1,13 +1,11 @@
 """Decides which requests the response cache may answer, and under which key: tier 2 of Continuum Router.
 
-A request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its key is
-the SHA-256 of the target, its owner (`askers`) and the JSON of the body except members that do not change the answer.
-The members are sorted; inside them the order counts, because templates print tools and schemas as they are written.
-Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer to one
-question share a key, because each can be made of the other (`stored_answers`).
-
-The document's own key (`continuum`) covers neither tools nor seeds nor other members that it does not name, so under it
-only bodies without such members are eligible.
+Rule: a request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its
+key is the SHA-256 of the target, its owner (`askers`) and the JSON of the body except members that do not change the
+answer. The members are sorted; inside them the order counts, because templates print tools and schemas as they are
+written. Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole
+answer share a key. The document's own key (`continuum`) covers few members: under it only bodies without others are
+eligible.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Knows which stored answers are void, whenever and from wherever they come back.
 
-An invalidation voids all answers of a model and a tenant (or of any) that were asked for up to a moment. It is kept for
-as long as such an answer could still come: from a peer that was cut off, or from an engine that was computing it.
-Between nodes it travels as a duration, "those older than this", so no two machines' clocks are compared. Transit makes
-the moment later, never earlier: a little more may be void, but nothing less.
-
-Rules: each node counts what was given to it, and dates what it takes. Of one scope the last of each giver holds, which
-is never older than those before; those of several givers hold side by side. So all nodes know the same, in whatever
-order they take it. After the answers' time to live nothing is left to void, and the invalidation is forgotten.
-Bound: MARKS_MAX invalidations. One more merges them all into one of everything, so what was void stays void; until that
-is forgotten, none is taken that it covers.
+Rule: an invalidation is kept for as long as such an answer could still come, from a peer that was cut off or an engine
+that was computing it. Between nodes it travels as a duration, so no two clocks are compared; transit makes the moment
+later, never earlier. Of one scope the last of each giver holds; those of several givers hold side by side. So all
+nodes know the same, in whatever order they take it.
+Bound: MARKS_MAX invalidations. One more merges them all into one of everything, so what was void stays void; until
+that is forgotten, none is taken that it covers.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
 """The response cache's values in Redis, and how invalidated answers are kept from coming back. Pure.
 
-P being the operator's prefix:
-
-    P<generation>:<key>   text: 8 moment of writing in ms of Redis's clock | 8 number of the last invalidation that the
-                          writer knew | the answer as bytes (`answer_frames`). Expires with the answer
-    Pgeneration           text: msgpack [version, generation, [[number, model, tenant, before in ms], …]]
-    Pprobe                text that shows whether one may write
-
-To clear everything, a node writes another, random generation: no key of the old one is read again, and they expire by
-themselves. To invalidate a model, a tenant or an age, it adds that to the list: an entry is void if the invalidation
-fits it and its writer did not know it. So nothing is ever searched for. A look-up reads the generation, which has the
-list, together with the entry, so an invalidation takes effect once Redis has it. All is in one value: if that is lost,
-by eviction or otherwise, the generation is lost with it and a new one is made.
+Rule: to clear everything, a node writes another, random generation: no key of the old one is read again. An
+invalidation is added to the generation's list: an entry is void if it fits and its writer did not know it. A look-up
+reads the generation together with the entry, so an invalidation takes effect once Redis has it; if the value is lost,
+by eviction or otherwise, the generation is lost with it.
 Bounds: INVALIDATIONS_MAX and GENERATION_BYTES_MAX; beyond them everything is cleared, which voids enough in any case.
 Source: Continuum Router, tier 3; its outages bring answers back (CX20).
 """
@@ -54,7 +46,13 @@ class Invalidation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation, and its invalidations. `raw` is its value in Redis."""
+    """One generation, and its invalidations. `raw` is its value in Redis. P being the operator's prefix:
+
+    P<generation>:<key>   text: 8 moment of writing in ms of Redis's clock | 8 number of the last invalidation that the
+                          writer knew | the answer as bytes (`answer_frames`). Expires with the answer
+    Pgeneration           text: msgpack [version, generation, [[number, model, tenant, before in ms], …]]
+    Pprobe                text that shows whether one may write
+    """
 
     id: str
     invalidations: tuple[Invalidation, ...] = ()

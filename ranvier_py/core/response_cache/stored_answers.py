@@ -1,12 +1,9 @@
 """Answers that are kept, replayed as they came or as the other kind, stream or whole.
 
-A stream is kept as its HTTP chunks, so that it is replayed with the same chunking. Its end (`[DONE]`) and the event
-with its counts are kept separately, because only some clients ask for counts. Of a whole answer the body is kept. For
-chats and completions each kind can be made of the other: the events of a stream are merged as a client would do it; a
-whole answer becomes one event with output for each choice, and one with its end.
-
-Rules: counts that only the router asked for are sent to no client that did not. A whole answer always has counts, so
-none can be made of a stream whose counts are unknown. Work that takes long is done in portions.
+Rule: a stream is kept as its HTTP chunks, so that it is replayed with the same chunking; its end (`[DONE]`) and the
+event with its counts are kept separately. Counts that only the router asked for are sent to no client that did not. A
+whole answer always has counts, so none can be made of a stream whose counts are unknown. Work that takes long is done
+in portions. Bounds: SPLIT_BYTES_MAX, COUNTS_BYTES_MAX.
 """
 
 from __future__ import annotations

@@ -1,19 +1,10 @@
 """Policies in the shadow: how other policies would place this traffic, without any effect on it.
 
-Each shadow is a whole router of its own, with its own routes, speculation, calibration, and requests in flight at each
-backend. It places every request that is sent in the world that its own earlier choices have made (`world`). There each
-engine is supposed to serve what it got, in order, at the rates that real answers have shown and from a cache of its
-real size. So a request of the shadow gets its first token and its end when its own engine would give them: as much
-later or earlier than the real ones as the two schedules differ. A schedule is never exact, but its errors are the same
-in both: where the choices are the same, so are the times, exactly.
-
-What is cached is counted in the same way in every world, the real one too, whatever a policy looks up or believes: by
-what its chosen engine would hold when it admits the request. The difference is counted twice: in prompt tokens that
-would have been cached (or not), and in seconds to the first token.
-
-Bounds: those of `world` and a route table of the given capacity for each shadow; attempts are those of the node, and
-some that have finished (`shadows`): beyond that a request ends in the shadow as well, wherever it is.
-Cost: about one more placement and look-up for each request and shadow, and a few heap operations.
+Rule: each shadow is a whole router of its own, which places every request in the world that its own earlier choices
+have made (`world`). There each engine serves what it got, in order, at the rates that real answers have shown. What is
+cached is counted in the same way in every world, the real one too: by what its chosen engine, with a cache of its real
+size, would hold when it admits the request. Where choices are the same, so are times. Bounds: those of `world` and a
+route table for each shadow; attempts are those of the node, and some that have finished (`shadows`).
 """
 
 from __future__ import annotations

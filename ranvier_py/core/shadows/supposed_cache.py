@@ -1,12 +1,9 @@
 """What one engine's cache would hold, had it got the requests that one world sends there: a tree of prefixes, and LRU.
 
-A prefix is one depth of a prompt, and counts the tokens between it and the prefix above it. Whoever needs room takes it
-from the prefix used longest ago, the deepest of its prompt first, block by block; so what is left of a prompt is always
-its beginning. A running request holds its prefix, and reserves room for what has no prefix: its last tokens and its
-answer. A prefix is proved once a request that holds it has its first token; what a failed request alone had is removed.
-
+Rule: whoever needs room takes it from the prefix used longest ago, the deepest of its prompt first, block by block; so
+what is left of a prompt is always its beginning. A running request holds its prefix, and reserves room for what has no
+prefix: its last tokens and its answer.
 Bounds: `capacity` in tokens as the engine has it, and `prefixes_max`. Both drop what was used longest ago.
-Cost: for each request a walk of the part of its prompt that was not held, and a heap operation.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ STALE_MAX = 64  # places in the heap that are out of date, beyond one for each p
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """One depth of a prompt. `missing`: so many of its last tokens were evicted; only prefixes without children have
-    any."""
+    """One depth of a prompt; it counts the tokens between it and the prefix above it. `missing`: so many of its last
+    tokens were evicted; only prefixes without children have any."""
 
     parent: CachedPrefix | None
     depth: int = 0
