@@ -1,12 +1,9 @@
 """Derives from the configuration where a node gossips, and the configuration of each of several workers.
 
-Hosts and ports stay unresolved. Gossip runs if one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set,
-and between several workers of one machine, which are peers over loopback; `gossip = "off"` turns off even that. Worker
-i listens on the port + i and joins its siblings. Nothing else distinguishes workers from other nodes.
-
-Rules: the address given to peers belongs to this machine; it is never 0.0.0.0 or ::, nor loopback if peers are
-elsewhere. A node that can be reached from elsewhere needs a key or `insecure_gossip`. Literal addresses are checked
-here, names once they are resolved (`io/discovery`).
+Rule: hosts and ports stay unresolved; literal addresses are checked here, names once they are resolved
+(`io/discovery`). The address given to peers belongs to this machine; it is never 0.0.0.0 or ::, nor loopback if peers
+are elsewhere. A node that can be reached from elsewhere needs a key or `insecure_gossip`. Worker i listens on the port
++ i and joins its siblings over loopback; nothing else distinguishes workers from other nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +39,8 @@ class GossipEndpoints(NamedTuple):
 
 
 def gossip_endpoints(config: Config) -> GossipEndpoints | None:
-    """Return where this node gossips; None if it does not."""
+    """Return where this node gossips; None if it does not. It does if one of `gossip`, `join`, `cluster_key_file` or
+    `insecure_gossip` is set, and between workers; `gossip = "off"` turns off even that."""
     if config.gossip == OFF:
         return None
     if config.gossip:

@@ -1,11 +1,9 @@
 """Reads a small YAML file as a tree of values with their lines: the part of YAML that configurations need.
 
-It reads PyYAML's events, so no object of a file's choice is ever constructed. Refused, each with its line: keys that
-are written twice, aliases (so nothing is larger in memory than in the file), tags, several documents, keys that are no
-plain text. Scalars are what YAML 1.1 takes them for: a number, a switch, nothing or a text.
-
-PyYAML stops at the first error. So the entry that has it, a key or an item with all that is indented below it, is left
-out, and the rest is read again, until all of it can be read.
+Rule: it reads PyYAML's events, so no object of a file's choice is ever constructed. Refused, each with its line: keys
+that are written twice, aliases (so nothing is larger in memory than in the file), tags, several documents, keys that
+are no plain text. PyYAML stops at the first error, so the entry that has it is left out (`leave_out`), and the rest is
+read again, until all of it can be read.
 Bounds: FILE_BYTES_MAX, DEPTH_MAX, PROBLEMS_MAX.
 """
 
@@ -163,7 +161,7 @@ def value_at(event: yaml.Event, events: Iterator[yaml.Event], depth: int, flow: 
 
 
 def scalar(event: yaml.ScalarEvent, flow: int = 0) -> Any:
-    """Return a text, a number, a switch or None. Raises NotRead for a tag."""
+    """Return a text, a number, a switch or None, as YAML 1.1 takes it. Raises NotRead for a tag."""
     if event.tag not in (None, "!"):
         raise refusal(event, f"the tag {event.tag} is not read", flow)
     tag = Resolver().resolve(yaml.ScalarNode, event.value, event.implicit)

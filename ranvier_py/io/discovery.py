@@ -1,13 +1,10 @@
 """Resolves the peers' names to addresses, again and again as long as the node lives.
 
 A node that resolves its peers only once stays alone after their addresses change (grafana/mimir#16254: unnoticed for
-11 h). So discovery looks up each entry of `join` every half minute; while alone the node begins with one second.
-Addresses are only hints: the core greets them and finds out who is there.
-
-Rules: no name waits for another. If a lookup fails, or finds nothing or only this node, the name keeps its last
-addresses: stale ones cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, chosen anew each time.
-Left out are this node's own address, those of a family that its socket does not have, and remote ones if the node
-advertises a loopback address, which they could not answer. If nobody answers for LONELY_S, the node logs that once.
+11 h). Rule: each entry of `join` is looked up every half minute, at first every second while the node is alone.
+Addresses are only hints: the core greets them and finds out who is there. No name waits for another. If a lookup
+fails, or finds nothing or only this node, the name keeps its last addresses: stale ones cost a greeting.
+Bounds: NAMES_MAX, KNOWN_MAX; ADDRESSES_MAX of a name are tried in one round, chosen anew each time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """Polls every engine over HTTP, with httpx: is it alive, what does it serve, how busy is it, where are its events?
 
-Each engine has one task, in which health, metrics and publishers are polled side by side, so that a page that hangs
-delays no other. core/engine_cache/sources/engine_polls.py decides when; each kind of result goes to one callback.
-
-    health      GET /health (else /v1/models), now and then /v1/models and /metrics   -> probed(id, ProbeResult)
-    metrics     GET /metrics, else /prometheus/metrics, of backends it `owns`         -> measured(id, EngineMetrics)
-    publishers  GET /kv_event_sources (vLLM), else /server_info (SGLang)              -> found(id, publishers)
-    of the latter two any answer, whatever it says                                    -> received(id)
-
-Rules: every body has a bound and every page a deadline. Redirects are not followed, and nothing is read from the
-environment. Intervals are jittered with the given rng. Each poll opens its own connection: on an old connection a probe
-would not notice that the engine no longer accepts new ones. An engine that does not answer keeps its known publishers.
+Rule: each engine has one task, in which health, metrics and publishers are polled side by side, so that a page that
+hangs delays no other; core/engine_cache/sources/engine_polls.py decides when. Every page has a deadline. Redirects are
+not followed, and nothing is read from the environment. Each poll opens its own connection: on an old one a probe would
+not notice that the engine no longer accepts new ones. An engine that does not answer keeps its known publishers.
+Bounds: every body's bytes; one task of each backend.
 """
 
 from __future__ import annotations
@@ -174,7 +168,10 @@ class EnginePoller:
     """Polls every watched backend and reports the results. It never touches the registry itself.
 
     Args:
-        probed, measured, found, received: callbacks; a kind without a callback is not polled.
+        probed: callback for GET /health (else /v1/models), now and then /v1/models and /metrics.
+        measured: for GET /metrics, else /prometheus/metrics.
+        found: for GET /kv_event_sources (vLLM), else /server_info (SGLang).
+        received: for any answer of the latter two, whatever it says. A kind without a callback is not polled.
         owns: whether this node, and not a peer, polls the metrics of a backend.
         context: for https backends; by default the system's authorities are trusted.
         faults: records unexpected exceptions.

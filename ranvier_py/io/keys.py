@@ -1,16 +1,10 @@
 """The cluster's keys, read at the start and again whenever the key file changes or the configuration is reloaded.
 
-The file has the format of `core/gossip/wire/keyring`, plus a line `fingerprint: <key>`, which a file with one key may
-lack. The secret that keys the fingerprints is derived from that key, or else from the first key, unless the operator
-configures a secret. So one key file is enough for nodes to agree on fingerprints. From the first rotation on they need
-a key of their own, since no other line of the file outlives it: the operator writes the old first key on the
-`fingerprint` line before anything else, and it stays. A second key without that line is warned of. A running node keeps
-the secret that it began with, since its route table was built with it.
-
-Rules: a file that can't be read or used is logged once and changes nothing: the node goes on with the keys it has. It
-is checked every LOOK_INTERVAL_S by time, size and inode, which also notices a symlink that points elsewhere now
-(Kubernetes). No key is ever logged.
-Cost: one stat in a thread for each check.
+The file has the format of `core/gossip/wire/keyring`, plus a line `fingerprint: <key>`, from which, or else from the
+first key, the secret of fingerprints is derived unless one is configured: from the first rotation on nodes agree by
+that line alone. A running node keeps the secret that it began with, since its route table was built with it.
+Rule: a file that can't be read or used is logged once and changes nothing. It is checked every LOOK_INTERVAL_S by
+time, size and inode, which also notices a symlink that points elsewhere (Kubernetes). No key is ever logged.
 """
 
 from __future__ import annotations

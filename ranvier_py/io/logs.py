@@ -1,17 +1,11 @@
-"""Logs: set up once, one line for each event, as text or as JSON.
+"""Logs: set up once, one line for each event, as text or as JSON (`text_event`, `json_event`).
 
-    2026-11-21T05:50:16.123Z info ranvier_py.requests request id=4f1c method=POST path=/v1/chat/completions status=200 …
-    {"time":"2026-11-21T05:50:16.123Z","level":"info","logger":"ranvier_py.requests","event":"request","id":"4f1c",…}
-
-Logging never blocks: a line goes into a queue, and one thread per process writes queued lines, several at a time. That
-thread also formats the lines of requests.
-
-Rules: each request is exactly one line (`request_line`), made from a RequestSummary, which has no fields for headers or
-bodies. Values from outside can't forge a line: control characters are escaped. The configured secrets and anything that
-looks like a bearer key are masked when a line is written, whoever logged it. A reader that stalls, and a stream that
-fails, lose lines and never a request; after a stall the log states how many lines were dropped. A bug that is met by
-many requests leaves its traceback once in LOG_INTERVAL_S, however it is logged.
-Bounds: QUEUE_BYTES_MAX may wait. When the process ends, waiting lines are written for at most LAST_WRITE_S.
+Rule: logging never blocks: lines go into a queue, and one thread per process formats and writes them, several at a
+time. Each request is exactly one line (`request_line`), made from a RequestSummary, which has no fields for headers or
+bodies. Values from outside can't forge a line: control characters are escaped. Configured secrets, and what looks like
+a bearer key, are masked, whoever logged it. A reader that stalls loses lines, which the log counts afterwards, never a
+request.
+Bounds: QUEUE_BYTES_MAX may wait, at the end for LAST_WRITE_S; a bug's traceback is written once in LOG_INTERVAL_S.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Records each attempt as a line for a replay: `ranvier serve --record FILE`. Format: core/routing/request_record.py.
 
-An attempt's line is made when its answer has been tokenized (io/tokenizer_worker.py), since its tokens are known only
-then, or `LEARNING_WAIT_S` after it finished, or at the end. Lines wait in a bounded queue for one worker thread, which
-alone touches the disk: a slow disk loses lines, a broken one all of them, and neither affects a request.
-
-Files: FILE grows to `bytes_max`, then becomes FILE.1, FILE.1 becomes FILE.2 and so on; at most `files_max` of them are
-kept. A new process begins a new file, because its clock and perhaps its secret differ. A file that is no recording is
-never touched: while one is in the place of a recording, nothing is recorded, and the log names it. Only their owner may
-read the files: they show who sent how much, though not what.
+Rule: a line is made when an answer has been tokenized (io/tokenizer_worker.py), since its tokens are known only then,
+or `LEARNING_WAIT_S` after it finished, or at the end. One worker thread alone touches the disk: a slow disk loses
+lines, a broken one all of them, and neither affects a request. A file that is no recording is never touched: while one
+is in the place of a recording, nothing is recorded, and the log names it. Only their owner may read the files: they
+show who sent how much, though not what. Bounds: QUEUE_MAX lines, PENDING_MAX attempts, `bytes_max` of each of
+`files_max` files.
 """
 
 from __future__ import annotations
@@ -202,7 +200,8 @@ class RecordFiles:
         return ""
 
     def _begin(self) -> None:
-        """Rename each file to the next number and begin a new one. Raises OSError, renaming none, if one isn't ours."""
+        """Rename each file to the next number and begin a new one, as each process does, whose clock and perhaps secret
+        differ. Raises OSError, renaming none, if one isn't ours."""
         ours = [is_recording(self._numbered(number)) for number in range(self._files_max)]
         if ours[0]:
             last = ours.index(False) if False in ours else self._files_max - 1

@@ -2,19 +2,10 @@
 
     away --hello answered--> sharing --failure, deadline, refusal--> away
 
-Sharing: one round trip looks up the generation and the entries (core/response_cache/redis_entries.py) for all requests
-that came during the last one. New answers wait in a queue for the one writer, and are found there meanwhile. So an
-invalidation counts everywhere as soon as Redis has it, also for answers that engines are still generating: an answer
-belongs to the generation in which it was looked up. One that was not is kept if no other generation came since.
-Away: from the first failure on, and for the very request that met it, answers are kept in memory, or not at all, as the
-operator configured. Redis is tried again every `retry_s`. On return the node raises the generation, unless another node
-has done so since, and drops what memory had: an answer that an operator invalidated meanwhile, here or on another node,
-returns from neither (CX20). An invalidation that did not reach Redis is owed: until the generation is raised for it,
-nothing is found there.
-Rules: nothing here fails a request, or delays it much longer than `timeout_s`. A Redis without room (OOM) is not away:
-entries that it refuses are not kept. Neither SCAN nor KEYS is used.
-Bounds: FINDS_MAX look-ups at once, and those of WaitingAnswers for the queue; more are left out and counted.
-Source: Continuum Router, tier 3 (CR11 to CR14).
+Rule: an answer belongs to the generation (core/response_cache/redis_entries.py) in which it was looked up, so an
+invalidation counts everywhere as soon as Redis has it. Nothing here fails a request, or delays it much longer than
+`timeout_s`. Neither SCAN nor KEYS is used. Bounds: FINDS_MAX look-ups at once, and those of WaitingAnswers; more are
+left out and counted. Source: Continuum Router, tier 3 (CR11 to CR14).
 """
 
 from __future__ import annotations
@@ -329,7 +320,8 @@ class RedisAnswers:
             self._due = trio.Event()
 
     async def _greet(self) -> None:
-        """Start sharing if Redis answers, takes writes, and has no invalidated answer that could be found."""
+        """Start sharing if Redis answers, takes writes, and has no invalidated answer that could be found: the
+        generation is raised, unless another node has done so, and what memory had is dropped (CX20)."""
         probe: Command = ("SET", f"{self._options.key_prefix}probe", 1, "PX", PROBE_MS)
         replies = await self._send("probe", ("TIME",), probe, self._generation_read(), connects=True)
         if replies is None:
@@ -367,7 +359,8 @@ class RedisAnswers:
             self._adopt(replies[1])
 
     async def _write(self, generation: Generation) -> None:
-        """Write the oldest answers of the queue, as many as fit in one round trip."""
+        """Write the oldest answers of the queue, as many as fit in one round trip. Those refused for want of room (OOM)
+        are not kept: Redis is not away."""
         batch: list[tuple[bytes, QueuedAnswer, int]] = []
         commands: list[Command] = []
         size, now = 0, time.monotonic()

@@ -1,11 +1,9 @@
 """Connections to one Redis or Valkey, shared by all parts of a node that use it.
 
-The client of redis-py blocks, so it runs in threads, one for each connection in use. All commands of a call go out as
-one pipeline, and their replies come back together.
-
-Rules: a call that exceeds its deadline has failed; the event loop then closes its connection, which ends the thread.
-After any failure the connection is not used again, and nothing is sent again. The address may contain a password: it is
-shown without, and errors are named by kind.
+The client of redis-py blocks, so it runs in threads, one for each connection in use. Rule: all commands of a call go
+out as one pipeline. A call that exceeds its deadline has failed; the event loop then closes its connection, which ends
+the thread. After any failure the connection is not used again, and nothing is sent again. The address may contain a
+password: it is shown without, and errors are named by kind.
 Bounds: `size` connections and threads; a call that finds all in use waits for one within its own deadline.
 """
 

@@ -1,17 +1,11 @@
 """Resolves host names for everything that connects through trio: probes, event streams, requests, discovery.
 
-`installed` makes trio, and so httpx, ask this resolver for each host that is not a numeric address. It asks what trio
-would have asked: the system, in a thread.
-
-Rules: each name has at most one lookup at a time, shared by all who want the name; none of them cancels it. Its result
-counts as known for FRESH_S. The last good addresses are kept, and used if a lookup fails or takes longer than
-PATIENCE_S. If the name does not exist any more, they are used for GONE_S since they were found and no longer, because
-they may belong to another host by then. A caller for whose name no addresses are known waits up to DEADLINE_S.
-Lookups have threads of their own, so that trio's pool stays free. Names whose last lookup was slow share
-SLOW_THREADS_MAX of these, so that names that hang do not delay others for long.
-Every failure is an AddressError, an OSError like that of any connection. It has an `errno` only if the name server was
-not asked, for lack of descriptors or memory on this machine: that is no evidence about the name.
-Bounds: NAMES_MAX names, of which the one unasked for longest is dropped first; ADDRESSES_MAX addresses of each.
+Rule: each name has at most one lookup at a time, shared by all who want the name; none of them cancels it. Its result
+counts as known for FRESH_S. The last good addresses are used if a lookup fails or takes longer than PATIENCE_S; if the
+name is gone, for GONE_S at most, because they may belong to another host by then. Every failure is an AddressError; it
+has an `errno` only if the name server was not asked, for lack of descriptors or memory here.
+Bounds: NAMES_MAX, of which the one unasked for longest is dropped; ADDRESSES_MAX of each; threads of its own, so that
+trio's pool stays free, SLOW_THREADS_MAX for names that were slow; a caller waits DEADLINE_S.
 """
 
 from __future__ import annotations

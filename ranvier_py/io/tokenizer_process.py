@@ -1,16 +1,11 @@
 """Runs the tokenizer in a child process of the node, asks it over sockets, and replaces it when it ends.
 
 Tokenizing runs for long stretches and uses much memory; the event loop shall share neither interpreter lock nor memory
-with it. The child has a thread for each of FIRST_SOCKETS, for prompts that wait to be placed, and a fork of itself for
-learning, so that prompts that wait are never behind those that do not. A socket carries one batch at a time.
-`node/tokenizer_child.py` describes what the child may do to its node.
-
-Rules: a batch that is not answered in time, or not with its results, ends the child: it is killed, callers get
-TokenizerLost, and a new child is started after a pause, which doubles from RESTART_DELAY_S to RESTART_DELAY_S_MAX and
-is reset once a child has lived for STABLE_S. The first start raises what is wrong; later ones log it. A child whose
-tokenizer differs from the first one's is not used: fingerprints would not match.
-The child ends when the node does, for whatever reason, because its sockets are closed then. Signals for the node's
-process group do not reach it.
+with it. Rule: a batch that is not answered in time, or not with its results, ends the child: callers get
+TokenizerLost, and a new one is started after a pause. The first start raises what is wrong; later ones log it. The
+child ends when the node does, because its sockets are closed then; signals for the process group do not reach it.
+Bound: one batch on each socket; FIRST_SOCKETS have a thread each, learning has a fork of the child, which prompts
+never wait for.
 """
 
 from __future__ import annotations

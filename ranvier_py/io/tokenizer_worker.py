@@ -1,14 +1,10 @@
 """Tokenizes prompts and answers off the request's path, while the engines work.
 
-One task takes prompts from a bounded queue and sends them in batches to the tokenizer process. It gives the result of
-each prompt to the Router in one synchronous call. If prompts come faster than they may be learned, those without room
-are dropped and counted. Their text fingerprints were learned at the first token, so the chat is still placed by prefix;
-only matches inside that turn's messages are lost. The same process serves the few prompts that must be tokenized before
-placement, each with a deadline, ahead of those to be learned.
-
-Rules: losing the process costs matches. Jobs that it had are counted as lost; queued ones wait for the next process;
-meanwhile prompts are placed by their text or by load, without a wait. The queue is bounded in prompts and bytes, a
-batch in prompts, tokens and bytes.
+Rule: one task sends prompts from a bounded queue in batches to the tokenizer process, and gives each result to the
+Router in one synchronous call. What finds no room, or is lost with the process, is counted and costs matches inside
+that turn alone: text fingerprints were learned at the first token. The few prompts that must be tokenized before
+placement go ahead, each with a deadline; without a process they are placed at once.
+Bounds: the queue in prompts and bytes, a batch in prompts, tokens and bytes.
 """
 
 from __future__ import annotations

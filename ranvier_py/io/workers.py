@@ -1,14 +1,10 @@
 """Runs worker processes: one node each, on one public port.
 
-The parent serves nothing. It forks the workers before any thread or event loop exists and restarts those that die on
-their own. It passes SIGTERM and SIGINT on, and SIGHUP if that has a handler; without one SIGHUP ends all workers. The
+Rule: the parent serves nothing. It forks the workers before any thread or event loop exists, passes signals on, and
+restarts those that die on their own, after a wait from 1 s to 30 s that is reset once one has lived for STABLE_S. The
 kernel spreads new connections over the workers that listen (SO_REUSEPORT), so a worker that dies loses only its own.
-
-Rules: the wait before a restart doubles from 1 s to 30 s, and is reset once a worker has lived for a minute. If a
-worker ends with one of the `fatal` codes, a restart can't help: the others are stopped and that code is returned. After
-a signal to stop nothing is restarted; a worker that has not ended `stop_timeout_s` later is killed.
-Each worker has its own process group, so that Ctrl-C reaches it once, through the parent. On Linux the workers stop if
-the parent vanishes.
+If one ends with a `fatal` code, a restart can't help: the others are stopped and that code is returned. Each has its
+own process group, so that Ctrl-C reaches it once, through the parent.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
 """What the routers of a replay know of the engines' caches, besides what they learn from requests.
 
-- `estimated`: nothing more
-- `calibrated`: the cached tokens in answers and the engines' metrics, as nodes use them for engines without events
-- `events`: the engines publish what they store and drop; one node reads each engine and the others learn by gossip
-- `attention`, for comparison: only the events of keys and values, as routers read them that know no states
-- `oracle`, for comparison: the routers see in each cache what that engine would reuse (`SeeingRouter`)
-
 Rule: an event is read before any node places the next request or handles the next finished one; after that it reaches
 the other nodes by gossip, with its delay. Bound: `EVENTS_MAX` events of an engine between two reads.
 """
@@ -35,6 +29,9 @@ from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysSto
 from ranvier_py.replay.engine.model import EngineModel
 
 KnowledgeName = Literal["estimated", "calibrated", "events", "attention", "oracle"]
+"""estimated: nothing more. calibrated: the cached tokens in answers and the engines' metrics. events: the engines
+publish what they store and drop; one node reads each engine and the others learn by gossip. For comparison, attention:
+the events of keys and values alone; oracle: what each engine would reuse (`SeeingRouter`)."""
 KNOWLEDGE: tuple[KnowledgeName, ...] = ("estimated", "calibrated", "events")
 """The kinds of knowledge that real nodes can have."""
 

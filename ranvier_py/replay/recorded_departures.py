@@ -1,12 +1,10 @@
 """Finds departures: where the prompts of a recording do not continue the earlier prompts of their session.
 
-A recording has fingerprints but no text, so a departure has a depth in tokens and no cause. Each prompt is compared
-with the earlier prompt of its session with which it shares most. It departs if it does not begin with all of that
-prompt although it is long enough: at least as many messages, and at least half as many tokens. A shorter prompt is
-taken for a separate task, such as a title or a sub-agent. Records without a session have no departures.
-
-The depth is that of the deepest shared prefix key; the true departure lies behind it, before the next anchor or message
-end. As cost the upper bound is counted: the earlier prompt's tokens behind that depth, up to this prompt's length.
+Rule: each prompt is compared with the earlier prompt of its session with which it shares most. It departs if it does
+not begin with all of that prompt although it has as many messages, and half as many tokens; a shorter prompt is taken
+for a separate task, such as a title or a sub-agent. A recording has no text, so a departure has no cause; its depth is
+that of the deepest shared prefix key, its cost the upper bound: the earlier prompt's tokens behind that, up to this
+one's length.
 Bounds: SESSIONS_MAX sessions, BRANCHES_MAX prompts of each; the oldest is dropped.
 """
 

@@ -1,18 +1,11 @@
 """Keeps an engine's latest events for a reporter, and decides what each router gets: the engine's own messages. Pure.
 
-An EventLog has the last messages of one data-parallel rank, in order, as a GapMachine applied them. Each router has an
-EventRelay, which sends it each new message. A router that misses messages (a report was lost, or the router or the
-reporter was restarted) asks for them in its answer to a report; the relay then replays the log from there to its end.
-
-    relay.next(now)            what to POST now, or None; the same content again until it was answered
-    relay.answered(reply, now)
-
-Rules: the first report is empty, and makes the router ask for what it misses. If the engine's numbers go back, the
-engine has begun a new run. If nothing is new, nothing is sent but one report in BEAT_S, which shows a router that its
-reporter is alive.
-Bounds: the log has `messages_max` messages of `bytes_max`; above, its oldest quarter is dropped and can't be replayed:
-a router that needs it knows the engine less well (level DEGRADED). One report has CHUNK_BYTES and CHUNK_MESSAGES at
-most, or one message.
+Rule: each router has an EventRelay, which sends it each new message. A router that misses messages asks for them in
+its answer to a report; the relay then replays the log from there to its end. The first report is empty, and makes the
+router ask for what it misses. If nothing is new, nothing is sent but one report in BEAT_S, which shows that the
+reporter lives.
+Bounds: the log has `messages_max` messages of `bytes_max`; above, its oldest quarter is dropped: a router that needs
+it knows the engine less well. One report has CHUNK_BYTES and CHUNK_MESSAGES at most, or one message.
 """
 
 from __future__ import annotations
@@ -42,7 +35,8 @@ class RouterPost(NamedTuple):
 
 
 class EventLog:
-    """The last messages of one rank. `runs` counts how often its engine began anew."""
+    """The last messages of one rank, in order, as a GapMachine applied them. `runs` counts how often its engine began
+    anew: its numbers went back."""
 
     def __init__(self, messages_max: int = 100_000, bytes_max: int = 128 << 20) -> None:
         self.runs = 0

@@ -1,22 +1,7 @@
 """A hook for an engine's process: the EvictionReporter of the Purdue report.
 
-    from ranvier_py.reporter.hook import EvictionReporter
-
-    reporter = EvictionReporter("worker-1", ["http://router:9180"], key=…)
-    reporter.start()
-    reporter.store_block(hash)      reporter.free_block(hash)      where the engine caches and evicts
-    reporter.stop()
-
-Call `free_block` where a block's content is given up, not where a request releases it: a released block stays in the
-cache, and is a hit, until it is taken for other content.
-
-`hashes` is the kind of hashes. "given": the report's prefix hashes, computed by the caller; evictions leave every
-100 ms, and all hashes that are held every 5 s. "blocks": the engine's own names of blocks, stored with their tokens and
-the block that each continues; they leave as event batches, so routers know every prefix, as if the engine published.
-
-Rules: the engine's thread only appends to a deque: no lock, no wait, no error. A thread of the reporter sends. It also
-calls `scan`, if there is one, every 5 s: `scan` returns all given hashes that are held, which finds what the hook
-missed; the engine has to allow that. Calls that make no sense are counted and ignored.
+Rule: the engine's thread only appends to a deque: no lock, no wait, no error; a thread of the reporter sends. Calls
+that make no sense are counted and ignored.
 Bounds: ACTIVE_MAX hashes are reported as held. `WAITING_MAX` calls wait; more are dropped and counted. After that, and
 after a bug of ours, nothing counts as held until it is stored again or scanned. PENDING_MAX evictions wait for a
 router; above, all hashes that are held are sent instead.
@@ -129,11 +114,21 @@ class PrefixSender:
 class EvictionReporter:
     """Reports for one worker.
 
+        reporter = EvictionReporter("worker-1", ["http://router:9180"], key=…)
+        reporter.start()
+        reporter.store_block(hash)      reporter.free_block(hash)      where the engine caches and evicts
+        reporter.stop()
+
     Args:
         worker_id: the routers' name for it: name or URL of their backend.
         routers: URLs of control ports, of all routers, or of one whose peers learn from it by gossip.
         key: bearer key: the worker's credential (`ranvier reporter --make-key`) or the control key.
+        hashes: "given": the report's prefix hashes, computed by the caller; evictions leave every 100 ms, and all that
+            are held every 5 s. "blocks": the engine's own names of blocks, stored with their tokens and the block that
+            each continues; they leave as event batches, so routers know every prefix, as if the engine published.
         model: the base model as clients name it; needed if the engine serves several.
+        scan: returns all given hashes that are held, which finds what the hook missed. The reporter's thread calls it
+            every 5 s, and the engine has to allow that.
     """
 
     def __init__(
@@ -191,7 +186,8 @@ class EvictionReporter:
         self._append(_Stored(block_hash, token_ids, parent, salt, adapter))
 
     def free_block(self, block_hash: Block) -> None:
-        """Note that this block is not in the cache any more."""
+        """Note that this block is not in the cache any more: its content is given up. One that a request just releases
+        stays a hit until it is taken for other content."""
         self._append(_Freed(block_hash))
 
     def clear(self) -> None:

@@ -1,14 +1,11 @@
 """Continuum's event streams: server-sent events over HTTP, or the same JSON in WebSocket frames.
 
-Each source has one task. It connects, passes on the events that it reads, and connects again when the stream ends or
-fails, has an event that is too long, or is silent for `idle_s`. The wait is a random part of a limit, which begins at
-`reconnect_s`, doubles up to 60 s, and is reset by an event. A stream has no numbers and no replay: what is published
-while nobody reads is lost. So `started` is called when a stream begins, and the index forgets what it knew of the
-source (CX18).
-Rules: nothing that arrives ends the task or piles up: the size of an event (`server_events`) and of a read is bounded.
-An endless sender gets a third of the event loop: after each slice the task rests twice as long as the slice took.
-Addresses come from the operator; redirects are not followed, and nothing is read from the environment.
-Source: Continuum Router, «KV cache optimization», tier 4 (CR15, CX17, CX29).
+Rule: one task connects, passes on events, and connects again when the stream ends or fails, has an event that is too
+long, or is silent for `idle_s`. A stream has no replay: `started` tells that one begins, and the index forgets what it
+knew of the source (CX18). Nothing that arrives ends the task; an endless sender gets a third of the event loop (REST).
+Addresses come from the operator; redirects are not followed, and nothing is read from the environment. Bounds: the
+size of an event (`server_events`) and of a read. Source: Continuum Router, «KV cache optimization», tier 4 (CR15,
+CX17, CX29).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """ZeroMQ on trio: one socket is one connection, read through its descriptor, without threads of ours.
 
-libzmq would reconnect by itself and unnoticed, which is turned off here. A `Wire` lives as long as its connection, so
-messages of two connections never mix, a name is resolved anew each time, and the caller decides when to try again.
-
-Rules: the descriptor becomes readable only once, so a socket is read until nothing is left, then its state is checked,
-and only then is it waited for. All sockets of a node take turns: one at a time reads, for TURN_S at most.
-Bounds: `Room` limits what may wait in libzmq, in messages and, if the kernel counts them, in bytes; more bytes end the
-connection, as does a part above FRAME_BYTES_MAX. Further parts than FRAMES_MAX are dropped, however many.
+Rule: libzmq's own reconnecting is turned off: a `Wire` lives as long as its connection, so messages of two connections
+never mix, a name is resolved anew each time, and the caller decides when to try again. The descriptor becomes readable
+only once, so a socket is read until nothing is left, then its state is checked, and only then is it waited for. All
+sockets of a node take turns: one at a time reads, for TURN_S at most. Bounds: `Room` limits what may wait in libzmq;
+more bytes end the connection, as does a part above FRAME_BYTES_MAX. Further parts than FRAMES_MAX are dropped.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
 """Receives one event stream of an engine (vLLM, SGLang, or alike) over ZeroMQ, for a Stream that decides what to do.
 
 A publisher sends [topic, number, payload] to all subscribers; its replay socket answers [empty, first number] with
-[empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number -1.
-A subscriber keeps a connection, gives messages to the stream, calls `tick`, and carries out AskReplay; `carried` gets
-every other effect. It also gets LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
-
-    with closing(KvSockets()) as sockets:           # one for the node; raises NoZmq, which says what to install
-        subscriber = KvSubscriber(sockets, publisher, stream, rng, carried)
-        nursery.start_soon(subscriber.run)          # in a cancel scope: cancelling it ends the subscription
-        subscriber.carry(stream.contradicted(now))  # effects of calls that others make
-
-Rules: nothing that an engine sends raises; malformed messages are counted. Calls of `connected` and `disconnected`
+[empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number
+-1.
+Rule: nothing that an engine sends raises; malformed messages are counted. Calls of `connected` and `disconnected`
 alternate, and after `run` the stream is disconnected. Each question for replay has its own connection, so that no
-answer can belong to another question.
-Bounds: those of `SocketOptions`; a replay that exceeds them has failed.
+answer can belong to another question. Bounds: those of `SocketOptions`; a replay that exceeds them has failed.
 """
 
 from __future__ import annotations
@@ -85,13 +77,14 @@ class Sockets(Protocol):
 
 
 class LoadReceived(NamedTuple):
-    """SGLang's LoadStat as received; EventDecoder reads it."""
+    """SGLang's LoadStat as received, on the same socket or one of its own; EventDecoder reads it."""
 
     payload: bytes
 
 
 class KvSubscriber:
-    """Subscribes to one publisher for one stream. `carried` gets LoadReceived, and every effect but AskReplay."""
+    """Subscribes to one publisher for one stream. `carried` gets LoadReceived, and every effect but AskReplay; effects
+    of calls that others make of the stream go to `carry`. Cancelling `run` ends the subscription."""
 
     def __init__(  # noqa: PLR0913  # the last three are for tests and for the node
         self,

@@ -1,13 +1,10 @@
 """Runs the gossip core, which does no I/O: gives it time and datagrams, and carries out its effects.
 
-`RouterPeer` takes bytes and the time and returns what to send; this module sends it after every call. One UDP socket
-and one TCP listener share a port; the streams are `gossip_streams`, which the node passes in.
-
-Rules: whoever else calls the core calls `poke` afterwards, which wakes the timer if the core wants to be woken earlier.
-An exception in the core is a bug: it is counted and logged, and loses the packet that it came with. One wake-up takes
-at most `drain_max` datagrams or `hold_s`; then timers and requests have their turn. Sending never waits: what the
-kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip ended). An error of
-sending is either this machine's, or the peer can't be reached, which is reported to the core (memberlist#242).
+Rule: whoever else calls the core calls `poke` afterwards. An exception in the core is a bug: it is counted and logged,
+and loses the packet that it came with. One wake-up takes at most `drain_max` datagrams or `hold_s`. Sending never
+waits: what the kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip ended).
+An error of sending is either this machine's, or the peer can't be reached, which is reported to the core
+(memberlist#242).
 Invariant: the timer never sleeps past `wake_at`, and never spins: after HURRIED_MAX ticks without a pause it pauses.
 """
 

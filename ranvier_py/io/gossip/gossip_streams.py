@@ -2,19 +2,9 @@
 
     frame   4 length of the packet, little-endian | packet
 
-Outward: `send` never waits; a packet without room in its stream's queue is dropped and counted. A stream that can't be
-opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue and is reported to the port. It is
-opened again when there is something to send, after a pause that doubles. One task owns a stream's socket: if cancelled
-within a frame it resets the connection, so that no receiver takes half a frame for the beginning of another. A stream
-that is idle for `idle_out_s` is closed without a report.
-
-Inward: streams are read, and never written to. A frame's length is checked before the frame is read, and memory grows
-with the bytes that came, not with the announced length. A stream ends if it is silent for `idle_in_s`, if its first
-frame takes longer than `first_frame_s` or another one longer than `frame_s`, and at the first impossible length; a
-foreign packet is only dropped. At `streams_in` streams a new one displaces the one that has been silent longest: so
-strangers can't lock peers out, which would come back. All streams take turns of `hold_s`. A lack of descriptors pauses
-accepting, and ends nothing. The source of a packet is the peer's host with the port of the peer's end of the stream.
-
+Rule: `send` never waits; a packet without room in its stream's queue is dropped and counted. Inward streams are only
+read: a frame's length is checked before the frame is read, and memory grows with the bytes that came. Bounds: each
+plane's queue, `streams_in`, and the seconds of each wait.
 Invariant: `queued_bytes` is the sum of the bytes in all queues, each of which is within the bound of its plane.
 """
 
@@ -92,7 +82,10 @@ class PeerStream:
 
 
 class OutboundStreams:
-    """All outward streams."""
+    """All outward streams. One that can't be opened, breaks, is closed by its peer or takes nothing for `stall_s` loses
+    its queue and is reported to the port; it is opened again for the next packet, after a pause that doubles. One task
+    owns a socket: cancelled within a frame it resets the connection, so that no receiver takes half a frame for the
+    next one."""
 
     def __init__(self, family: int, host: str, port: Port, rng: Random) -> None:
         """`host` is the local address of streams; "" for whichever faces the peer."""
@@ -320,7 +313,11 @@ class Inbound:
 
 
 class InboundStreams:
-    """Accepts and reads the streams of peers. Owns the listening socket."""
+    """Accepts and reads the streams of peers. Owns the listening socket. A stream ends if it is silent for `idle_in_s`,
+    if its first frame takes longer than `first_frame_s` or another one than `frame_s`, and at an impossible length; a
+    foreign packet is only dropped. At `streams_in` a new stream displaces the one silent longest, so that strangers
+    can't lock peers out, which would come back. A packet's source is the peer's host, with the port of its end of the
+    stream."""
 
     def __init__(self, listener: socket.socket, port: Port) -> None:
         self.listener = listener

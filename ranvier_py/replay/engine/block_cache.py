@@ -1,13 +1,10 @@
 """A prefix cache like vLLM's: blocks of tokens are found by name, and the one released first is evicted first. Pure.
 
-Only whole blocks can be found; a block's name is a hash of its parent's name and its own tokens. The block that holds
-the last prompt token is always computed again. A running request holds its blocks; when released, they queue up for
-eviction, the deepest first. A block that was computed twice is stored twice and removed twice (as seen in vLLM 0.32).
-
-Callers that name blocks must give equal names only to blocks with all tokens up to their ends in common, so that a
-block always has the same parent; otherwise a block could be found whose parent is gone.
-Invariants: used + free == capacity; a held block is never evicted; an evicted block is never found; if a block can be
-found, so can all blocks above it, except after the cache was cleared under running requests.
+Rule: only whole blocks can be found, by a hash of the parent's name and their own tokens; the one with the last prompt
+token is always computed again. A running request holds its blocks; when released, they queue up for eviction, the
+deepest first. A block that was computed twice is stored twice and removed twice (as seen in vLLM 0.32). Invariants:
+used + free == capacity; a held block is never evicted; an evicted block is never found; if a block can be found, so
+can all above it, except after the cache was cleared under running requests. Bound: the capacity.
 """
 
 from __future__ import annotations
@@ -97,7 +94,8 @@ class Job:
 
     @classmethod
     def named(cls, prompt_tokens: int, answer_tokens: int, keys: tuple[int, ...]) -> Job:
-        """Make a job from the names of its whole blocks alone. Its cache events have no token ids. Raises as `of`."""
+        """Make a job from the names of its whole blocks alone: equal names only for equal tokens up to their ends, or a
+        block could be found whose parent is gone. Its cache events have no token ids. Raises as `of`."""
         if prompt_tokens < 1 or answer_tokens < 1:
             raise ValueError("a job needs at least one prompt token and one answer token")
         return cls(prompt_tokens, answer_tokens, np.zeros(0, dtype=np.uint32), keys)

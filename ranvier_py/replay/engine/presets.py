@@ -1,17 +1,9 @@
 """Limits of engines by preset name, derived from public figures.
 
-An engine is a model on one or more accelerators, with 16-bit weights and cache and vLLM's defaults. Four numbers are
-derived: cache tokens from memory, prefill from arithmetic, the decode step and its cost for context from memory
-bandwidth. Which share of a data sheet's figure an engine reaches is taken from published measurements of both kinds:
-
-- arithmetic: 15,928 prompt tokens/s of Qwen3-32B on two H100 (the constant in llm-d-router's prefix-cache filter).
-  2 operations x 32.8e9 parameters x 15,928 / (2 x 989e12) = 0.53
-- bandwidth: 75 tokens/s of one request, Llama-3.1-8B on one A100 40 GB (vLLM 0.23.0, johnmusgrave.com, "vLLM
-  throughput-latency sweep"): 16.06e9 bytes x 75 / 1.555e12 = 0.77; 6.48 ms a token on one H100 (vLLM 0.21.0, the
-  concurrency sweep of yobitelcomm's InferenceBench): 16.06e9 / 0.00648 / 3.35e12 = 0.74. Here: 0.75
-
-Left out: attention's cost in long prefills, communication between accelerators, and the engine's own time on the host.
-So absolute times are optimistic; a replay is for ratios between engines and between policies.
+Rule: an engine is a model on one or more accelerators, with 16-bit weights and cache and vLLM's defaults. Cache tokens
+are derived from memory, prefill from arithmetic, the decode step and its cost for context from memory bandwidth. Left
+out: attention's cost in long prefills, communication between accelerators, and the engine's own time on the host. So
+absolute times are optimistic; a replay is for ratios between engines and between policies.
 """
 
 from __future__ import annotations
@@ -22,7 +14,12 @@ from types import MappingProxyType
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
 
 ARITHMETIC_SHARE = 0.53
+"""15,928 prompt tokens/s of Qwen3-32B on two H100 (the constant in llm-d-router's prefix-cache filter):
+2 operations x 32.8e9 parameters x 15,928 / (2 x 989e12) = 0.53."""
 BANDWIDTH_SHARE = 0.75
+"""75 tokens/s of one request, Llama-3.1-8B on one A100 40 GB (vLLM 0.23.0, johnmusgrave.com, "vLLM throughput-latency
+sweep"): 16.06e9 bytes x 75 / 1.555e12 = 0.77; 6.48 ms a token on one H100 (vLLM 0.21.0, the concurrency sweep of
+yobitelcomm's InferenceBench): 16.06e9 / 0.00648 / 3.35e12 = 0.74."""
 
 MEMORY_SHARE = 0.9
 """vLLM's gpu_memory_utilization. Data sheets count in 1e9 bytes; the difference to 2**30 is left to activations."""

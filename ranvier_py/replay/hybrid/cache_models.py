@@ -1,20 +1,8 @@
-"""Makes the prefix cache of a modelled engine, by the name of its kind.
+"""Makes the prefix cache of a modelled engine, by the name of its kind (`make_cache`).
 
-| name | what it reuses, and what it evicts |
-|---|---|
-| attention | whole blocks, the oldest first: a model without recurrent layers (vLLM) |
-| vanilla | nothing |
-| vllm_plus | blocks up to a checkpoint, of which there is one at every 32 tokens; the oldest first |
-| sglang_plus | up to Marconi's checkpoints; evicts the least recently visited leaf first |
-| marconi | as sglang_plus; evicts by recency and operations saved per byte; alpha is tuned once |
-| marconi_retuned | ours, as marconi; every 100 requests alpha moves half the distance to the best, only for a gain |
-| vllm_align | blocks up to a checkpoint: prompt end and junctions, on the grid of vLLM's longer blocks |
-| vllm_all | as vllm_align, with a checkpoint at every multiple of that grid |
-| sglang_no_buffer | up to checkpoints at the very ends of prompts and answers; none at junctions |
-| sglang_extra_buffer | up to checkpoints on a grid of 64 tokens, in answers of 256; also at junctions |
-
-Marconi's paper compares the second to fifth. The last four are what engines do (`core.routing.checkpoints`). All have
-the same memory: what the hybrid model's keys and values of `cache_tokens` tokens take.
+Rule: all have the same memory: what the hybrid model's keys and values of `cache_tokens` tokens take. Marconi's paper
+compares vanilla, vllm_plus, sglang_plus and marconi. vllm_align, vllm_all, sglang_no_buffer and sglang_extra_buffer
+are what engines do (`core.routing.checkpoints`); `attention` is a model without recurrent layers.
 """
 
 from __future__ import annotations
@@ -73,9 +61,9 @@ class NothingKept(BlockCache):
 
 TREES: Mapping[CacheName, tuple[EvictionRule, Callable[[], Tuner]]] = MappingProxyType(
     {
-        "sglang_plus": ("lru", Tuner),
-        "marconi": ("utility", TunedOnce),
-        "marconi_retuned": ("utility", lambda: Retuned(RETUNED_EVERY, damped=True)),
+        "sglang_plus": ("lru", Tuner),  # evicts the least recently visited leaf first
+        "marconi": ("utility", TunedOnce),  # evicts by recency and operations saved per byte
+        "marconi_retuned": ("utility", lambda: Retuned(RETUNED_EVERY, damped=True)),  # ours
     }
 )
 """The caches that are trees of checkpoints: by which rule they evict, and what tunes it."""

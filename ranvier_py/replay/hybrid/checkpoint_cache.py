@@ -1,12 +1,8 @@
 """Caches of blocks of keys and values with checkpoints of states, as vLLM and SGLang have for hybrid models. Pure.
 
-A request reuses blocks up to the deepest checkpoint on its path; what is behind it is computed and stored again. A
-`CheckpointProfile` says where checkpoints are kept: those of a prompt when it was computed, those of an answer when the
-request ends. A running request has memory for one state.
-
-`PooledCheckpoints` (vLLM): a checkpoint takes blocks of the one pool, which are evicted in one order with all others;
-events report checkpoints as they report blocks. `SlottedCheckpoints` (SGLang): states have slots of their own. The one
-used longest ago is dropped first, without its block; if a block is evicted, so is its state. No event reports states.
+Rule: a request reuses blocks up to the deepest checkpoint on its path; what is behind it is computed and stored again.
+A `CheckpointProfile` says where checkpoints are kept: those of a prompt when it was computed, those of an answer when
+the request ends. Bounds: the capacity; a running request has memory for one state.
 """
 
 from __future__ import annotations
@@ -138,7 +134,8 @@ class CheckpointCache(BlockCache):
 
 
 class PooledCheckpoints(CheckpointCache):
-    """A checkpoint takes `state_blocks` blocks of the pool, under names of its own: below 0, as no prompt's are."""
+    """vLLM's: a checkpoint takes `state_blocks` blocks of the one pool, under names of its own: below 0, as no prompt's
+    are. They are evicted in one order with all others, and events report them as they report blocks."""
 
     def __init__(
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, state_blocks: int, events_max: int = 0
@@ -224,7 +221,8 @@ class PooledCheckpoints(CheckpointCache):
 
 
 class SlottedCheckpoints(CheckpointCache):
-    """A cache with slots for `slots` states in all, including one for each running request."""
+    """SGLang's: slots for `slots` states in all, including one for each running request. The state used longest ago is
+    dropped first, without its block; if a block is evicted, so is its state. No event reports states."""
 
     def __init__(
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, slots: int, events_max: int = 0

@@ -1,14 +1,10 @@
 """A radix tree over a hybrid model's prefixes, as SGLang+ and Marconi keep it (Pan et al., sections 4.1 and 4.2). Pure.
 
-Every node but the root holds the keys and values of its edge, and one checkpoint, for the edge's end. A prefix can be
-reused up to the end of the deepest node that it contains completely. Admission is speculative insertion: inserting a
-path that parts inside an edge splits the edge, and the state at the junction is kept during that prefill. So a sequence
-adds at most two checkpoints: one at the junction and one after its last token.
-
-Paths are bytes; each `width` bytes are a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a
-counter: a lookup takes one step, an insertion two, and one more if it evicts.
-Rules: what a running request reads is not deleted, but checkpoints on its path may be dropped. A path is inserted even
-if it does not fit. Bound: `capacity_bytes`, exceeded at most by one sequence and by what running requests read.
+Rule: every node but the root holds the keys and values of its edge, and one checkpoint, for the edge's end. A prefix
+can be reused up to the end of the deepest node that it contains completely. Inserting a path that parts inside an edge
+splits the edge, and the state at the junction is kept: a sequence adds at most two checkpoints. What a running request
+reads is not deleted, but checkpoints on its path may be dropped. A path is inserted even if it does not fit.
+Bound: `capacity_bytes`, exceeded at most by one sequence and by what running requests read.
 """
 
 from __future__ import annotations
@@ -108,7 +104,9 @@ def common_symbols(edge: bytes, path: bytes, at: int, width: int = 4) -> int:
 
 
 class StateTree:
-    """The tree. `alpha` weighs operations saved against recency; rule `lru` ignores it."""
+    """The tree. `alpha` weighs operations saved against recency; rule `lru` ignores it. Paths are bytes; each `width`
+    bytes are a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a counter: a lookup takes one step,
+    an insertion two, and one more if it evicts."""
 
     def __init__(
         self,

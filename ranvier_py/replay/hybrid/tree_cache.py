@@ -1,12 +1,8 @@
 """A tree of checkpoints as the prefix cache of a modelled engine: SGLang+ and Marconi under concurrent requests. Pure.
 
-A symbol is a block of the trace, so checkpoints are at the ends of blocks. A request is looked up when it is admitted,
-and what it computed is inserted when it ends. Until then it has memory reserved for what the tree lacks and for two
-states, its own and that of a junction, so its insertion always fits. It continues from a copy of a state and reads the
-keys and values of the path up to there, which are pinned.
-
-If the checkpoints on a path leave no room for its request, and no other request would make room by ending, the request
-continues from a checkpoint further up.
+Rule: a symbol is a block of the trace. A request is looked up when it is admitted, and what it computed is inserted
+when it ends. Until then it has memory reserved for what the tree lacks and for two states, its own and that of a
+junction, so its insertion always fits. It reads the keys and values of the path that it continues, which are pinned.
 Invariant: the tree's contents and the reserved memory together never exceed the capacity.
 """
 
@@ -177,7 +173,8 @@ class TreeCache(ReportingCache):
         return self.tree.find(self._path(job), self._limit(job)).deepest
 
     def _usable(self, job: Job) -> StateNode | None:
-        """Return the node from whose state the request would continue; None if it has to wait."""
+        """Return the node from whose state the request would continue; None if it has to wait. One further up where the
+        path's checkpoints leave it no room, and no other request would make room by ending."""
         node = self._deepest(job)
         while not self._room(job, node):
             if self._running or node.parent is None:

@@ -4,13 +4,8 @@
     {"messages": [system, user, assistant, user, assistant, …], "session_id": "a"}                     a dialogue
     {"doc_id": "val/1", "transcript": "…", "queries": [{"q": "…", "a": "…"}, …]}                          QMSum's file
 
-A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
-engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
-answer. A line with an answer is a request. All other lines are requests if any session has several lines, else
-dialogues.
-
-Without a `timestamp`, conversations begin at random within `window_s` and take a turn every `turn_s`. A request without
-an answer gets one of `answer_tokens` that no later prompt contains.
+Rule: a *request* is what a client sent once, with its whole history, a *dialogue* one request for each answer
+(`read_line`).
 """
 
 from __future__ import annotations
@@ -86,7 +81,7 @@ def sessions_repeat(lines: Sequence[TraceLine]) -> bool:
 
 
 def read_line(line: TraceLine, as_request: bool) -> Iterator[ChatLine]:
-    """Yield the chats of one line. Raises TraceError."""
+    """Yield the chats of one line. `as_request`: it is no dialogue, even without an answer. Raises TraceError."""
     fields = line.fields
     if "transcript" in fields and "queries" in fields:
         yield from read_document(line)
@@ -171,7 +166,8 @@ def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[Tur
 
 
 def begun(chats: Sequence[ChatLine], options: TraceOptions) -> list[float]:
-    """Make up the times of the first turn of each chat: threads begin at random, their lines follow each other."""
+    """Make up the times of the first turn of each chat without a `timestamp`: threads begin at random within
+    `window_s`, their lines follow each other, a turn every `turn_s`."""
     rng = drawn(options.seed, "conversations")
     free: dict[str, float] = {}  # by thread, when its next turn is due
     found = []
@@ -188,7 +184,8 @@ def begun(chats: Sequence[ChatLine], options: TraceOptions) -> list[float]:
 def requests_of(
     chats: Sequence[ChatLine], turns: Sequence[TurnAt], prefixes: Prefixes, options: TraceOptions
 ) -> list[TraceRequest]:
-    """Return the requests in the order of `turns`. They are tokenized in the order of the file. Raises TraceError."""
+    """Return the requests in the order of `turns`. They are tokenized in the order of the file. One without an answer
+    gets one of `answer_tokens` that no later prompt contains. Raises TraceError."""
     wanted: dict[int, list[int]] = {}
     for place, request in enumerate(turns):
         wanted.setdefault(request.chat, []).append(place)

@@ -2,12 +2,9 @@
 
     {"id": "trace_0002", "block_size": 64, "requests": [{"t": 9.0, "in": 16003, "out": 99, "h": [1, 250]}, …]}
 
-`t` is seconds from the session's start; `h` has starts and lengths of ranges, with one hash for each whole block of the
-prompt. An entry of a sub-agent has `requests` of its own, whose times count from its `t`. Hashes are valid only within
-a session: which tools and system prompts sessions share cannot be seen, so they share no blocks here.
-
-Sessions have no common clock: they begin at random within `window_s`. Answers are hidden in the hashes of the next
-turn, as in Mooncake's traces; the other rules are those of `mooncake`, too.
+`t` is seconds from the session's start; `h` has starts and lengths of ranges, with one hash for each whole block. A
+sub-agent has `requests` of its own, whose times count from its `t`. Rule: hashes are valid only within a session, so
+sessions share no blocks; they begin at random within `window_s`. The other rules are those of `mooncake`.
 """
 
 from __future__ import annotations

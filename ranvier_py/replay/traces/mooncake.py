@@ -2,12 +2,10 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2366]}
 
-`timestamp` is in milliseconds. There is one hash id for each `block_tokens` (512) of the prompt; the last block may be
-partial. Other files of this format need another `block_tokens`. Qwen's Bailian traces have 16, and stamps in seconds,
-for which a speed of 0.001 makes up. `session_id` or `chat_id` names the session.
-
-Rules: every whole block is a prefix key; message ends are inferred (`trace_chains.partings`). An answer's content shows
-only in the ids of the next turn, so its blocks get names that no other request has. The loader chains the names.
+Rule: one hash id for each `block_tokens` of the prompt (512; Qwen's Bailian traces have 16, and stamps in seconds, for
+which a speed of 0.001 makes up); the last block may be partial. Every whole block is a prefix key; message ends are
+inferred (`trace_chains.partings`). An answer's content shows only in the ids of the next turn, so its blocks get names
+that no other request has.
 """
 
 from __future__ import annotations

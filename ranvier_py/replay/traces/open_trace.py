@@ -1,20 +1,10 @@
-"""Opens a trace file: recognizes its format by the first line, loads it, and gives it arrival times if asked to.
+"""Opens a trace file: recognizes its format by the first line (MARKS), loads it, and gives it arrival times if asked.
 
-| first line | format |
-|---|---|
-| an object with `hash_ids` | mooncake: prompts as block hashes |
-| an object with `messages`, or with `transcript` and `queries` | chats: text, rendered and tokenized |
-| an object with `prompt_token_ids` or `input_tok_ids` | token_ids |
-| an object with `block_size` and `requests` | sessions: of coding agents, prompts as ranges of block hashes |
-| an object with `ranvier_recording` | recording: what `ranvier serve --record` wrote |
-| `TIMESTAMP,ContextTokens,GeneratedTokens` | no trace: arrivals for another one (option `arrivals`) |
-
-Gzipped files are recognized by their content, whatever their names. Arrivals are Azure's CSV:
+Gzipped files are recognized by their content, whatever their names. Arrivals are Azure's CSV, of which only the times
+are used; the lengths must be numbers, since a file in which they are none is of another kind:
 
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:15:46.6805900,374,44
-
-Only the times are used. The lengths must be numbers, since a file in which they are none is of another kind.
 """
 
 from __future__ import annotations
