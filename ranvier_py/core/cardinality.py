@@ -1,8 +1,8 @@
 """Estimates how many different keys were seen, in 4 KiB however many there are.
 
 HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007): each of 4,096 registers keeps the longest run of leading zero
-bits among the keys that fall to it. A few keys are counted by the registers that are still empty. The standard error is
-1.6 %.
+bits among the keys that fall to it. A few keys are counted by the registers that are still empty. Standard error: 1.6
+%.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Logs: set up once, one line for each event, as text or as JSON (`text_event`, `json_event`).
 
-Rule: logging never blocks: lines go into a queue, and one thread per process formats and writes them, several at a
-time. Each request is exactly one line (`request_line`), made from a RequestSummary, which has no fields for headers or
-bodies. Values from outside can't forge a line: control characters are escaped. Configured secrets, and what looks like
-a bearer key, are masked, whoever logged it. A reader that stalls loses lines, which the log counts afterwards, never a
-request.
+Rule: lines go into a queue, and one thread per process formats and writes them, several at a time. Each request is
+exactly one line (`request_line`), made from a RequestSummary. Values from outside can't forge a line: control
+characters are escaped. Configured secrets, and what looks like a bearer key, are masked, whoever logged it. A reader
+that stalls loses lines, which the log counts afterwards.
+Invariant: nobody waits for the log, and no body, header value or key is in it (test_logs.py).
 Bounds: QUEUE_BYTES_MAX may wait, at the end for LAST_WRITE_S; a bug's traceback is written once in LOG_INTERVAL_S.
 """
 

@@ -171,7 +171,7 @@ class Recorder(Observer):
 class RecordFiles:
     """The files of one recording. One thread at a time calls `write`.
 
-    Invariant: a file holds whole lines, its header first.
+    Invariant: a file holds whole lines, its header first (test_recorder.py).
     """
 
     def __init__(self, path: Path, header: bytes, bytes_max: int, files_max: int) -> None:

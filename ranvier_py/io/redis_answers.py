@@ -3,9 +3,9 @@
     away --hello answered--> sharing --failure, deadline, refusal--> away
 
 Rule: an answer belongs to the generation (core/response_cache/redis_entries.py) in which it was looked up, so an
-invalidation counts everywhere as soon as Redis has it. Nothing here fails a request, or delays it much longer than
-`timeout_s`. Neither SCAN nor KEYS is used. Bounds: FINDS_MAX look-ups at once, and those of WaitingAnswers; more are
-left out and counted. Source: Continuum Router, tier 3 (CR11 to CR14).
+invalidation counts everywhere as soon as Redis has it. Invariant: none that is invalid returns, even after an outage
+(CX20), and nothing here fails a request (test_redis_answers.py, test_redis_answer_outages.py) or delays it much beyond
+`timeout_s`. Bounds: FINDS_MAX look-ups at once, and those of WaitingAnswers. Source: CR11 to CR14.
 """
 
 from __future__ import annotations

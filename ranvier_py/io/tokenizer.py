@@ -5,7 +5,7 @@ without added special tokens (templates print their own), plain prompts of /v1/c
 
 Rules: synchronous and safe to call from several threads; nothing is remembered between calls; texts are encoded in
 batches that release the interpreter lock, never in the library's thread pool. The event loop never calls this.
-Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail returns None.
+Invariant: tokenize(start) + tokenize_tail(rest) equals tokenize(whole), or the tail is None (test_tokenizer.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Runs the tokenizer in a child process of the node, asks it over sockets, and replaces it when it ends.
 
-Tokenizing runs for long stretches and uses much memory; the event loop shall share neither interpreter lock nor memory
-with it. Rule: a batch that is not answered in time, or not with its results, ends the child: callers get
-TokenizerLost, and a new one is started after a pause. The first start raises what is wrong; later ones log it. The
-child ends when the node does, because its sockets are closed then; signals for the process group do not reach it.
-Bound: one batch on each socket; FIRST_SOCKETS have a thread each, learning has a fork of the child, which prompts
-never wait for.
+Tokenizing is long and large: the event loop shall share neither lock nor memory with it. Invariant: the node itself
+loads no tokenizer, and losing the process fails no request (test_tokenizer_process.py). Rule: a batch that is not
+answered in time, or not with its results, ends the child: callers get TokenizerLost, and a new one is started after a
+pause. The first start raises what is wrong; later ones log it. The child ends when the node does, because its sockets
+are closed then; signals for the process group do not reach it.
+Bound: one batch on each socket; FIRST_SOCKETS have a thread each, learning has a fork of the child.
 """
 
 from __future__ import annotations

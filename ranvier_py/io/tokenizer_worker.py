@@ -2,8 +2,8 @@
 
 Rule: one task sends prompts from a bounded queue in batches to the tokenizer process, and gives each result to the
 Router in one synchronous call. What finds no room, or is lost with the process, is counted and costs matches inside
-that turn alone: text fingerprints were learned at the first token. The few prompts that must be tokenized before
-placement go ahead, each with a deadline; without a process they are placed at once.
+that turn alone: text fingerprints were learned at the first token. Prompts that must be tokenized before placement go
+ahead, each with a deadline. Invariant: what a client sends fails its own job at most (test_tokenizer_worker.py).
 Bounds: the queue in prompts and bytes, a batch in prompts, tokens and bytes.
 """
 

@@ -2,8 +2,7 @@
 
 The router's own time counts as zero. Order at one moment: probes and gossip, engines by index, restarts, arrivals.
 
-Rules: every request ends once: not placed, refused by its engine, aborted by a restart, or finished. Runs of one plan
-are equal.
+Rules: every request ends once: not placed, refused by its engine, aborted by a restart, or finished. It is repeatable.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 llhttp parses our heads; this reads the bodies, because it can say *where* a message ends, and an answer whose end is
 not known leaks into the next one. Rule: sizes are 1-16 hex digits without sign, blank or prefix. Lines end in CRLF,
-never in a bare CR or LF. Extensions and trailers are allowed, bounded and ignored. Payload is copied only if it is
-wanted.
-Invariant: once `done`, nothing more is consumed; a reader that raised must not be used again.
+never in a bare CR or LF. Extensions and trailers are bounded and ignored.
+Invariant: once `done`, nothing more is consumed; a reader that raised must not be used again (test_chunked.py).
 """
 
 from __future__ import annotations

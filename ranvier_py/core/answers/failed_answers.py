@@ -2,7 +2,8 @@
 
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type `error` or `response.failed`. Only the beginning counts: what comes behind output, or beside it,
-belongs to an answer that began. The status that such an error would have had decides what it shows of its engine.
+belongs to an answer that began. Invariant: such an error counts as the status that it names, and teaches nothing
+(test_errors_inside.py).
 
 Pure. Cost: one search of the first piece of a stream, or of a whole answer up to WHOLE_BYTES_MAX.
 """

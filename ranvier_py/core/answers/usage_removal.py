@@ -3,8 +3,7 @@
 Rule: the counts are one event of their own, with a `usage` and no `choices`, found however reads and HTTP chunks cut
 it. A piece that ends at the end of an event and lacks MARK passes unchanged, in its own chunks; any other is taken out
 of its chunks and cut into events, and what is kept leaves in a chunk of ours. An event with output is never changed.
-Invariant: the chunks that leave end with the message, and no payload byte is doubled, moved or lost except the
-event's.
+Invariant: chunks end with the message, and only the event's bytes are moved or lost (test_usage_removal.py).
 Cost: a usual piece costs one search and one comparison. Bound: holds at most HELD_BYTES_MAX of an incomplete event.
 """
 

@@ -2,8 +2,8 @@
 
 Rule: a keyed hash chooses sessions that a rule leaves alone, the same on all nodes. Where it has not raised the share
 of prompt tokens that engines reuse within `sessions` sessions, or no longer does, it is off for that client and model
-until an operator changes the rules. One node's verdict holds on all with the same rules, else only some would mend a
-session's bodies. What cannot be read within bounds is forwarded unchanged; only counts of a body are kept. Bounds:
+until an operator changes the rules. Invariant: all nodes with the same rules mend the same sessions
+(test_body_mender.py, test_rule_verdicts.py). What cannot be read within bounds is forwarded unchanged. Bounds:
 TRIALS_MAX, SESSIONS_FACTOR * `sessions` sessions in each, as many that do not count yet: the oldest is dropped.
 """
 

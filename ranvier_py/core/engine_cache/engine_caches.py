@@ -1,10 +1,10 @@
-"""Turns what engines report about their caches into routes of trust CONFIRMED, and into withdrawals.
+"""Turns what engines report of their caches into routes of trust CONFIRMED, and withdrawals.
 
 Rule: a backend has the level of its best channel, a channel that of its worst source. A change becomes a route where
 the table is asked; a removal withdraws the route and those below it, and `sweep` corrects what events could not. Only
 at EXACT is a route withdrawn for not being held. What a hybrid engine stores proves no reuse: it is ESTIMATED, unless
 its events report recurrent states, too, which become its only checkpoints.
-Invariant: at EXACT, after a complete sweep, the backend's routes at token depths are what the engine holds there.
+Invariant: at EXACT a swept table has at token depths what the engine holds (test_engine_caches_properties.py).
 Bounds: those of the table; beyond ROWS_SHARE of it, changes at existing rows alone are confirmed, others counted.
 """
 

@@ -3,7 +3,7 @@
 Rule: messages are applied in order, each once. One that does not follow the last opens a gap: those after it are held
 back, and replay is asked from the number just before it, where another message shows a restart; routing goes on. What
 replay cannot bring back is skipped, and a peer is asked for a snapshot. Each question has a deadline.
-Invariant: while EXACT, what was applied since the last StreamReset or Install has no hole.
+Invariant: while EXACT, what was applied since the last StreamReset or Install has no hole (test_gaps_properties.py).
 Bounds: bytes and number of messages held back or kept for a snapshot; beyond, the gap is skipped or the snapshot given
 up, and counted.
 """

@@ -2,7 +2,8 @@
 
 Rule: a body's size does not show what parsing costs: 4 MiB of prose are one value, 4 MiB of `[],` more than a million.
 So `excess` first counts the marks of a large body, and only a body with few enough is parsed. Of any other, both ends
-can still be parsed (`members_at`): model and options stand there, before and behind the messages.
+can still be parsed (`members_at`): model and options stand there.
+Invariant: no body holds the loop for 50 ms, or takes 4 times its size and a constant (test_hostile_bodies.py).
 Bounds: PARSED_BYTES_MAX, MARKS_MAX, ENDS_BYTES_MAX.
 """
 

@@ -2,9 +2,9 @@
 
 Rule: two prompts of equal tokens share an engine's cache if they have the same model or adapter, the same salt and, in
 SGLang, the same `extra_key`; an engine's own events name no more. Tools, templates and documents show in the tokens;
-how media are processed does not, so it counts too. So do tokenizer and cluster secret: they decide what a token id
-means, and who can compute fingerprints. A namespace is a sum of keyed numbers for the name, the salt and the rest, so
-that a fingerprint under one name can be converted to another name of the same engine (`TokenHasher.renamed`).
+how media are processed does not, so it counts too. So do tokenizer and cluster secret. Invariant: two namespaces share
+no fingerprint (test_namespaces.py). A namespace is a sum of keyed numbers for the name, the salt and the rest, so that
+a fingerprint under one name can be converted to another name of the same engine (`TokenHasher.renamed`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Rule: bodies of all APIs that carry a conversation are read as the chat that engines make of them (`request_apis`). A
 body that is JSON but not understood, or would take too long to understand (`body_json`), becomes an opaque Prompt,
 which is placed by load. A chat whose history was seen before is found by the digest of its raw bytes (`_continuing`).
-Bounds: one call parses at most what `body_json` allows, and at most MESSAGES_MAX messages. Besides its body, a Prompt
-keeps less than that, plus a tail of up to TAIL_BYTES_MAX.
+Invariant: a chat read turn by turn has the chain of the chat read at once (test_request_body.py).
+Bounds: one call parses what `body_json` allows, and MESSAGES_MAX messages; a Prompt keeps no more, and TAIL_BYTES_MAX.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Members of bodies that clients may not set everywhere: those of routers, and those that name what engines keep.
 
 Rule: members of routers count at the top of a body and in what SDKs and engines merge into it (CONTAINERS), whatever
-their value; never in messages, tools or schemas, where they are text like any other. A body that was parsed has
-exactly the members that its parser found; any other is searched for their names (`BodySearch`).
+their value; never in messages, tools or schemas, where they are text like any other. A body that was parsed has exactly
+the members that its parser found; any other is searched for their names (`BodySearch`). Invariant: none is missed, by
+whatever spelling and on whatever turn (test_reserved_members.py).
 Bounds: a search looks at SLICE_BYTES at once, and its callers pause between slices. More than HITS_MAX places in a
-slice that have to be looked at count as found: no library escapes letters, and no text names one member so often.
+slice count as found: no text names one member so often.
 """
 
 from __future__ import annotations

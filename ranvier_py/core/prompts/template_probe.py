@@ -3,7 +3,7 @@
 Rule: nothing is assumed about a template. The probe learns the affixes of plain messages from one conversation, then
 tries to refute them with others; a shortcut that is refuted is not used. What a template refuses proves nothing.
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
-tokens(start) + tokens(pieces). It is no proof; tests/io/test_tokenizer.py compares the two on random conversations.
+tokens(start) + tokens(pieces). It is no proof: test_tokenizer.py compares the two on random conversations.
 Cost: about two thousand renderings of short conversations, once at start.
 """
 

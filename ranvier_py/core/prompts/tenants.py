@@ -1,11 +1,11 @@
 """Tells tenants apart: whose prompt a request is, and the salt that keeps the caches of tenants apart.
 
 A tenant is a keyed digest of what identifies the sender: the request's credential, or a field that a proxy in front
-sets. The digest is part of every fingerprint of the tenant's prompts, so no request matches what another tenant's
-taught. With the request's own `cache_salt` it becomes the salt that the engine gets, so engines share no block either.
+sets. The digest is part of every fingerprint of the tenant's prompts. With the request's own `cache_salt` it becomes
+the engine's salt, so engines share no block either.
 
-Rules: all requests without a credential, or without the field, belong to one tenant. A client's own `cache_salt` can
-only divide its own tenant, never lead into another. Bodies whose salt can't be read share nothing with each other.
+Rules: all requests without a credential, or without the field, belong to one tenant. Invariant: two tenants share no
+fingerprint and no salt, whatever their clients send (test_tenants.py). Bodies whose salt can't be read share nothing.
 """
 
 from __future__ import annotations

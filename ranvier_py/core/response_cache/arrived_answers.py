@@ -2,8 +2,8 @@
 
 Of a stream its chunks are kept, without its end and the event with its counts (`stored_answers`).
 
-Rules: only an answer that is complete and no error is kept. An engine may send each byte in a chunk of its own, so the
-work is done in portions. Chunks of more than READ_BYTES are kept as several.
+Invariant: only an answer that is complete and no error is kept (test_stored_answers.py). An engine may send each byte
+in a chunk of its own, so the work is done in portions. Chunks of more than READ_BYTES are kept as several.
 Bounds: `bytes_max` of an answer when it is whole, COUNTS_BYTES_MAX of an event of counts, and what may be parsed.
 """
 

@@ -1,11 +1,10 @@
 """Decides which requests the response cache may answer, and under which key: tier 2 of Continuum Router.
 
-Rule: a request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its
-key is the SHA-256 of the target, its owner (`askers`) and the JSON of the body except members that do not change the
+Rule: a request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its key
+is the SHA-256 of the target, its owner (`askers`) and the JSON of the body except members that do not change the
 answer. The members are sorted; inside them the order counts, because templates print tools and schemas as they are
-written. Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole
-answer share a key. The document's own key (`continuum`) covers few members: under it only bodies without others are
-eligible.
+written. Invariant: each part is preceded by its length, so no two questions have one key (test_cache_keys.py). A stream
+and a whole answer share a key. The document's own key (`continuum`) covers few members: others are not eligible.
 """
 
 from __future__ import annotations

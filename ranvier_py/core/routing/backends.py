@@ -1,10 +1,11 @@
 """The registry of backends: which there are, which may be asked, and what each is doing.
 
 Rule: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
-the model; a new one is so at once. When none is, pools fail open (`blame.eligibility`). Bound: `backends_max`. An id
-is free again only when its backend was removed *and* its last request has ended. The id's next backend has a higher
-generation, so no old claim and no late `finished` hits it.
-Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
+the model; when none is, pools fail open (`blame.eligibility`). Bound: `backends_max`. An id is free again only when its
+backend was removed *and* its last request has ended. The id's next backend has a higher generation, so no old claim and
+no late `finished` hits it.
+Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows when any pool may differ
+(test_backends.py).
 """
 
 from __future__ import annotations

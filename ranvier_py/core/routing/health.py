@@ -2,9 +2,9 @@
 
 Rule: health follows probes, and peers' reports (`condemn`): so many in a row decide. The circuit (`TRANSITIONS`)
 follows requests for inference: ILL_STATUSES, time-outs and answers that broke off are faults; other refusals, and
-clients that left, say nothing. What several backends fail is the request's own fault (`blame.suspects`). Rules that
-count («the fifth in a row») are in `Vitals`, so that the table has no numbers. Bound: CIRCUIT_OPEN_GROWTH_MAX of the
-open time.
+clients that left, say nothing. What several backends fail is the request's own fault (`blame.suspects`). Invariant:
+time-outs of probes alone end no pool, since whatever an engine sends is a sign of life (test_silence.py). Bound:
+CIRCUIT_OPEN_GROWTH_MAX of the open time.
 Source: the circuit of Ranvier (5 faults, 30 s); here 5xx count, and half-open admits one request.
 """
 

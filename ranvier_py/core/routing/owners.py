@@ -1,10 +1,11 @@
 """Owners: which engine keeps a stored response, and which one served a client's session last.
 
-Rule: a request that names a response by its id must go to the process that made it; a session is only a hint. An entry
-counts only for the process that it was made for; the latest holds. No id and no session's name is kept or sent, only
-its digest under the cluster's key, made with the tenant: no client is led to what another one keeps.
-Bounds: ENTRIES_MAX; the oldest goes, and is counted. Entries live RESPONSE_TTL_S, SESSION_TTL_S after they were made
-or renewed. At most QUEUE_MAX wait to be sent.
+Rule: a request that names a response by its id must go to the process that made it; a session is only a hint. The
+latest entry holds, for the process that it was made for. Invariant: a turn that names a stored response reaches its
+engine by any node, or is a 404 (test_agents_placed.py). No id and no session's name is kept or sent, only a digest
+under the cluster's key, made with the tenant: nobody is led to what another one keeps.
+Bounds: ENTRIES_MAX; the oldest goes, and is counted. Entries live RESPONSE_TTL_S, SESSION_TTL_S after they were made or
+renewed. QUEUE_MAX wait to be sent.
 """
 
 from __future__ import annotations

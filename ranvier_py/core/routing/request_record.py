@@ -1,10 +1,10 @@
 """The record of one attempt, as a line of a recording that a replay reads back. Pure.
 
 Rule: a line holds numbers, names that operators chose (the model's is the one that the client asked for, cut), a known
-client's name, and keyed fingerprints of token prefixes and of the session's name. It holds no text, no token id, no
-header and no key. Each attempt has its line: a request that was tried elsewhere has several, of which replays take
-those that were served. Lines of different `scheme` share no fingerprint. Bound: 25 bytes for each 256 tokens, and 400
-more.
+client's name, and keyed fingerprints of token prefixes and of the session's name. Invariant: it holds no text, no token
+id, no header and no key (test_request_record.py). Each attempt has its line: a request that was tried elsewhere has
+several, of which replays take those that were served. Lines of different `scheme` share no fingerprint. Bound: 25 bytes
+for each 256 tokens, and 400 more.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Without them a burst of requests with one new prefix would scatter, because nothing is learned before the first answer.
 Rule: a request that is sent stores its backend under the fingerprints that the route table did not have, until it is
 learned for real, or fails. A fingerprint stays until the last of its claims is removed. Peers learn of prompts that
-take long to compute (`gossip.backend_state.prefills`). Bound: `capacity`; an attempt beyond it claims none, which is
-counted.
-Invariant: when no attempt is left, nothing is claimed.
+take long to compute (`gossip.backend_state.prefills`). Bound: `capacity`; an attempt beyond it is counted.
+Invariant: when no attempt is left, nothing is claimed (test_speculation.py).
 """
 
 from __future__ import annotations

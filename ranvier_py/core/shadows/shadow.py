@@ -3,8 +3,9 @@
 Rule: each shadow is a whole router of its own, which places every request in the world that its own earlier choices
 have made (`world`). There each engine serves what it got, in order, at the rates that real answers have shown. What is
 cached is counted in the same way in every world, the real one too: by what its chosen engine, with a cache of its real
-size, would hold when it admits the request. Where choices are the same, so are times. Bounds: those of `world` and a
-route table for each shadow; attempts are those of the node, and some that have finished (`shadows`).
+size, would hold when it admits the request. Invariant: nothing of it reaches real traffic, and shares are those of a
+replay (test_shadow.py, test_shadow_and_replay.py). Bounds: those of `world` and a route table for each shadow; attempts
+are those of the node, and some that have finished (`shadows`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Rule: only whole blocks can be found, by a hash of the parent's name and their own tokens; the one with the last prompt
 token is always computed again. A running request holds its blocks; when released, they queue up for eviction, the
 deepest first. A block that was computed twice is stored twice and removed twice (as seen in vLLM 0.32). Invariants:
-used + free == capacity; a held block is never evicted; an evicted block is never found; if a block can be found, so
-can all above it, except after the cache was cleared under running requests. Bound: the capacity.
+used + free == capacity; a held block is never evicted; an evicted block is never found; if a block can be found, so can
+all above it, but after it was cleared under running requests (test_model.py). Bound: the capacity.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ If no request waits and no other can change which blocks it would reuse, the ans
 a copy of the batch is played forward to the first step with an empty queue, a free place and tokens left. The copy is
 kept: it is valid until a request is cancelled, the cache is cleared or its time has come. Submitted requests join it.
 
-Invariant: the forecast equals what `EngineBatch` does, to the last bit.
+Invariant: the forecast equals what `EngineBatch` does, to the last bit (test_batch.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rule: a symbol is a block of the trace. A request is looked up when it is admitted, and what it computed is inserted
 when it ends. Until then it has memory reserved for what the tree lacks and for two states, its own and that of a
 junction, so its insertion always fits. It reads the keys and values of the path that it continues, which are pinned.
-Invariant: the tree's contents and the reserved memory together never exceed the capacity.
+Invariant: the tree's contents and the reserved memory never exceed the capacity (test_tree_cache.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Shares the prefix index of several routers through Redis: decides what one router writes and asks there. Pure.
 
 Rule: while Redis is reachable a router mirrors its index (`KvIndex`) into its own hashes there, and reads the others'
-for the prefixes that requests name; while Redis is away it goes on with its own. A generation is one connection of a
-router: only those whose counter advances, by this router's clock, are believed, and after an outage it writes all
-under a new one. Of several changes only the last is written. Bounds: PENDING_MAX changes wait, more count as if Redis
-were away; QUESTIONS_MAX, PREFIXES_MAX answers (those asked for longest ago are dropped), ROUTERS_MAX.
+for the prefixes that requests name; while Redis is away it goes on with its own. Invariant: a request waits 5 ms for it
+at most (test_redis_index.py). A generation is one connection of a router: only those whose counter advances, by this
+router's clock, are believed; after an outage it writes all under a new one. Bounds: PENDING_MAX changes wait, more
+count as if Redis were away; QUESTIONS_MAX, PREFIXES_MAX answers (those asked for longest ago are dropped), ROUTERS_MAX.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR19, CR20).
 """
 

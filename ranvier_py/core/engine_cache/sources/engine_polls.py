@@ -4,8 +4,7 @@ Rule: one health probe every interval, sooner while recent probes differ, so tha
 list and start time are asked for seldom, and again with the first good probe after a failure: it may be another
 process. A page that an engine lacks is not asked for again until a probe fails. Metrics: an engine renders its page in
 the process that serves requests, and twenty looks a second have made vLLM unresponsive (llm-d-router#1842): so the
-interval grows with the time that a page takes, doubles with each failure, and is long where there is no page that we
-can read.
+interval grows with the time that a page takes, doubles with each failure, and is long where there is no such page.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Rule: an engine chooses ports, never hosts: an endpoint (`tcp://HOST:PORT`; a wildcard means the host by which we reach
 the engine) that is not on one of its own addresses is refused, or an engine could make us connect anywhere. An
 operator's may be anywhere. No answer of an engine raises anything. If one rank can't be read, no rank is: the requests
-that it serves would seem to have left nothing behind. Bounds: RANKS_MAX publishers, names and topics of limited
-length.
+that it serves would seem to have left nothing behind. Bounds: RANKS_MAX publishers, and lengths of names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tracks which worker holds which prefix hash, by the plain push protocol of the Purdue report. Pure.
 
 Rule: an eviction report removes some of a worker's hashes, a sync replaces them all. Added to the report: a sync is
-applied in slices, and an eviction that comes meanwhile stands; a worker silent for three syncs is not believed until
-it reports again; hashes are bounded. Invariant: what one worker reports never touches another worker's hashes.
+applied in slices, and an eviction that comes meanwhile stands; a worker silent for three syncs is not believed until it
+reports again. Invariant: what one worker reports never touches another's hashes (test_purdue_map.py).
 Bounds: hashes of one worker and of all; those beyond are refused and counted.
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025 (PU4 to PU11).
 """

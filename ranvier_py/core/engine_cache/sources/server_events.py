@@ -3,8 +3,7 @@
 Rules: `event:` names the kind; only if it is missing, the member `event` of the JSON does (CR15). Lines end with LF, CR
 or CRLF. Comments and unknown fields are skipped; an event that cannot be read is None, and so is one with more lines or
 parts than are read at once. One event may have `EVENT_BYTES_MAX`; a longer one raises TooLong, since it is unknown
-where the next begins, and the reader connects anew (CX29). The text in a WebSocket frame is one event's data:
-`event_of`.
+where the next begins, and the reader connects anew (CX29). A WebSocket frame is one event's data: `event_of`.
 Source: Continuum Router, «KV cache optimization», tier 4; the grammar is WHATWG's HTML, section 9.2.6.
 """
 

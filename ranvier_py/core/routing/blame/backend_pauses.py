@@ -1,9 +1,9 @@
 """Which backends want a pause, and from whom: they answered that they have no room (`judgements`).
 
-A pause is a preference: who pauses is asked last, and all the same if no other can be asked. It ends by itself. A pause
-for one credential concerns no other; all requests without one have the same. Keyed digests stand for credentials.
+Invariant: who pauses is asked last, all the same if no other can be, and opens no circuit (test_overload.py). It ends
+by itself. A pause for one credential concerns no other; all requests without one have the same. They are kept as
+digests.
 Bounds: CREDENTIALS_MAX; the oldest goes, and is counted. No pause is longer than `judgements.PAUSE_MAX_S`.
-Cost: nothing worth counting while nobody pauses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long a prompt each backend takes, by `max_model_len` in its model cards, and who may take one that it refused.
 
-Rules: a prompt avoids backends that are too short for it only by tokens that are known for sure, those of its deepest
-tokenized prefix; an estimate of a text proves nothing. It is a preference: if no backend is long enough, one that is
-not refuses. What one refuses for its length goes to those that are longer, or may be, and counts against nobody.
+Rules: a prompt avoids backends that are too short for the tokens of its deepest tokenized prefix; an estimate proves
+nothing. It is a preference: if no backend is long enough, one that is not refuses. Invariant: what one refuses for its
+length goes to those that are longer, or may be, and blames none (test_long_prompts.py).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Rule: those that are not unhealthy and whose circuits admit a request. If there are none the pool *fails open*
 (`last_resort`): faults everywhere at once point at the request or at something common, and a 503 from here would be
-certain, one from an engine only likely. All are offered, so that requests do not herd onto one. Unhealthy ones are
-not, for a quick 503 with Retry-After beats a wait, unless all are so by time-outs alone (`silent`): they may only be
-busy.
+certain, one from an engine only likely. All are offered, so that requests do not herd onto one. Unhealthy ones are not,
+for a quick 503 with Retry-After beats a wait, unless by time-outs alone (`silent`): they may be busy.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Rule: requests in flight and no byte of anything for a quarter of `hang_s` make a suspicion, and a probe at once. It
 hangs when none came for `hang_s`, or twice the predicted time of the work known there if that is longer, and a probe
-asked for within that time has failed: unstreamed answers send nothing until their end, so an engine that answers
-probes does not hang. What hangs where all are full must not take the others along: requests move only where there is
-room.
+asked for within that time has failed: unstreamed answers send nothing until their end, so an engine that answers probes
+does not hang. Invariant: what waits there moves once at most, only to healthy engines with room (test_hang_rules.py,
+test_hangs.py).
 Bound: FEW, or a quarter of its load, that moved to an engine may wait there at a time; more follow as they are served.
 """
 

@@ -1,11 +1,11 @@
 """Which backends refuse what others serve: a wrong key, another model, another version. They answer at once, look idle,
 and would get most requests.
 
-Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests
-that are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all
-the same if no other can be, and by a probe now and then; as soon as it serves one, it is a backend like others.
-Bounds: ROWS_MAX rows and AVOIDED_MAX avoided ones; of the former the oldest goes, of the latter the newest, both
-counted.
+Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests that
+are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all the
+same if no other can be, and by a probe now and then; once it serves one, it is as others. Invariant: what a second one
+refuses as well counts for nothing (test_black_holes.py).
+Bounds: ROWS_MAX rows, of which the oldest goes, and AVOIDED_MAX avoided, of which the newest; both are counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Whom the failures of one request blame: the backends, or the request.
 
-Rule, once it has ended or a backend has begun to serve it: if one served it, all that failed it are to blame. If
-several failed it, or one failed and another refused it, the request is. If a single one failed it and nobody else
-could tell, it is blamed, but only once for equal requests: a client that repeats what breaks engines opens no circuit,
-while different requests do. Bound: the tries of one request.
+Invariant: what every engine fails blames none (test_suspects.py, test_poison.py). Rule, once it has ended or a backend
+has begun to serve it: if one served it, all that failed it are to blame. If several failed it, or one failed and
+another refused it, the request is. If a single one failed it and nobody else could tell, it is blamed, but only once
+for equal requests: who repeats what breaks engines opens no circuit. Bound: the tries of one request.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What backends of hybrid models can reuse of a prompt, and how a router learns that from its own traffic.
+"""What backends of hybrid models can reuse of a prompt, learned from a router's own traffic.
 
 Rule: positions are learned by the profile's rule for the backend that served (R3). A count of cached tokens proves its
 position, and refutes the checkpoints believed behind it, not the routes (R5). Peers get as marks what is learned or
 proved here, and what is given up (R10); of a peer's marks the later evidence counts. A backend without a profile here
-is attention's: while there are no others a request costs one look at an empty mapping.
-Bounds: one index for each hybrid backend; MARKED_MAX positions of one request; QUEUE_MAX marks that wait to be fetched
-for peers, of which the oldest is dropped.
+is attention's. Invariant: there is no credit beyond a checkpoint on the prompt's path, and where no hybrid is,
+decisions are those without this (test_checkpoints.py, test_credit.py).
+Bounds: MARKED_MAX positions of one request; QUEUE_MAX marks that wait for peers: the oldest is dropped.
 """
 
 from __future__ import annotations

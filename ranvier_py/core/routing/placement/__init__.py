@@ -1,8 +1,9 @@
 """Placement: a policy chooses the backend for each request. There is one module per policy.
 
 A policy reads a Match (which backends hold how much of the prompt) and the candidates of a Pool (which may serve it),
-and names a backend and a reason. It changes only its own state, awaits nothing, and draws random numbers from the `rng`
-that it is given. The Pool is filtered before: model served, healthy, not draining, circuit closed, not tried yet.
+and names a backend and a reason. Invariant: it names a candidate, whatever the loads and weights (test_policies.py). It
+changes only its own state, awaits nothing, and draws random numbers from the `rng` that it is given. The Pool is
+filtered before: model, health, drain, circuit, tries.
 """
 
 from __future__ import annotations

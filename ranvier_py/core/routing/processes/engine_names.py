@@ -4,7 +4,7 @@ Two nodes that write one engine's URL in two forms (`localhost`, `127.0.0.1`) sh
 leads each node to another engine, they share routes of strangers. Neither fails, so it must be looked for.
 Rule: twins have equal marks (`_compare`); a stranger is a peer's engine whose marks differ from ours under our URL,
 while ours stayed the same (`_compare_shared`). Both count until marks show otherwise, or for LIFE_S after the last
-look.
+look. Invariant: every node that sees one names it until it ends; a restart never is one (test_engine_twins.py).
 Bounds: SOURCES_MAX for each kind; one more is not noted, and counted. Sessions are of live peers.
 """
 

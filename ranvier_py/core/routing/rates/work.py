@@ -3,7 +3,7 @@
 The sums are kept up to date, not computed when read: placement reads those of dozens of backends for each request.
 A first token that can't be seen, because the answer comes as a whole, is taken for come when it is expected
 (`Unseen`): until then such a request waits like any other, and then it decodes.
-Invariant: all counts are exact if every `begin` has one `end`, and at most one `prefilled` between them.
+Invariant: counts are exact if every `begin` has one `end`, and at most one `prefilled` between (test_backends.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rule: a merge does with each claim, parents before children, what `RouteTable.le
 Wholly new rows are appended with a few numpy calls and one update of the index; others are stored like a path.
 Malformed and expired claims and those of no known backend are left out. A row hangs under the parent that its claim
 names if that is known or came before it, else under the top: never in a circle. In a full table each new row evicts
-one, as always. Invariants: those of the table, in particular the monotone rule of `claims`.
+one, as always. Invariants: those of the table (test_routes_bulk.py).
 """
 
 from __future__ import annotations

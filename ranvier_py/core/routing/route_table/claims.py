@@ -3,9 +3,9 @@
 Most rows have one claim, which is in the columns. A row shared by several backends keeps the others in a small dict.
 
 Invariant (monotone): a backend that holds a prefix holds every shorter one. If a row has a live claim, its parent has
-one of the same backend and generation with at least that trust and evidence. So raising a claim, from a row upwards,
-may end at the first row that has it already.
-Generations of one backend only grow: a claim of an older generation than the known one is void and changes nothing.
+one of the same backend and generation with at least that trust and evidence. So raising a claim may end at the first
+row above that has it already (test_routes_properties.py). Generations of one backend only grow: a claim of an older
+generation than the known one is void and changes nothing.
 """
 
 from __future__ import annotations

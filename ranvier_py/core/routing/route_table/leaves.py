@@ -2,9 +2,9 @@
 
 Rule: one lane per trust has a ring of rows for each second of last use, and a heap of those seconds. A use only writes
 the second into the row's column; the row moves to its new ring when it comes to the head of its old one.
-Invariant: a queued leaf never stands behind its true place (lane, second of last use), because both only grow; code
-that lowers a row's trust takes the row out first. So the first row found at its true place is the one to evict.
-Bound: a heap has at most twice as many seconds as have rows, and EMPTY_SECONDS more. Cost: O(1) amortised.
+Invariant: a queued leaf never stands behind its true place (lane, second of last use), because both only grow; whoever
+lowers a row's trust takes it out first. So the first row found at its true place goes (test_routes_properties.py).
+Bound: a heap has twice as many seconds as have rows at most, and EMPTY_SECONDS more.
 """
 
 from __future__ import annotations

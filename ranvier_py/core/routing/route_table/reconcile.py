@@ -2,8 +2,7 @@
 
 Rules: a row with a token fingerprint is raised to CONFIRMED for a backend that holds it, unless it is CONFIRMED already
 by fresh evidence. A claim of a backend that does not hold it is withdrawn, unless its evidence is too young to judge.
-Neither is a use of the row. Text-only rows, and rows of prompts with media, which no events cover, follow the rows
-above them.
+Neither is a use of the row. Text-only rows, and rows of prompts with media, which no events cover, follow those above.
 Bound: each call looks at `rows_max` rows at most.
 """
 

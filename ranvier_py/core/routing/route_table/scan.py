@@ -3,7 +3,7 @@
 Rule: a scan reads only live claims of current generations whose remaining life exceeds a margin, so that it makes no
 difference whether a node forgets a claim now or in a second. The table may change between steps: a row that moves
 meanwhile may be read twice or not at all, which the sync that asked repairs by route updates or by the next sums.
-Invariant: no view of a column outlives a step, since an array with views can't grow.
+Invariant: no view of a column outlives a step, since an array with views can't grow (test_routes_scan.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The route table: which backend is believed to hold which prefix.
 
 A radix tree of prefixes, found by fingerprint. A claim is live while its generation is the backend's current one and
-its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors, too,
-but is not written to them: a row inherits the last use of each child that is removed. So a system prompt in use
-survives, and eviction by age takes the deepest rows of an idle chat first. Only this package writes rows and columns.
+its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors, which
+inherit the last use of each child that is removed. So a system prompt in use survives, and eviction by age takes the
+deepest rows of an idle chat first.
 Bound: `capacity` rows; one more evicts the first of the queue. Invariants: those of `rows`, `leaves`, `claims` and
-`tree`, held by tests/core/routing/route_table/test_routes_properties.py.
+`tree`; a match equals brute force, and a withdrawal takes what hangs below it and no other (test_routes_properties.py,
+test_routes_uses.py).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Rule: a key with both fingerprints has one row; a text-only row joins the token row of the same key. A row that is new
 between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the keys
-themselves, or by exact depths. Else, or where that would close a circle, the rows stay unlinked and are counted: the
-tree decides which row is evicted first, not what matches, so a missing link costs nothing but order.
-Invariant: a removed row is a leaf, or its only child takes its place, so every row keeps its remaining ancestors.
+themselves, or by exact depths. Else the rows stay unlinked and are counted: the tree decides which row is evicted
+first, not what matches, so that costs nothing but order.
+Invariant: a removed row is a leaf, or its only child takes its place, so every row keeps its ancestors
+(test_routes_properties.py).
 """
 
 from __future__ import annotations

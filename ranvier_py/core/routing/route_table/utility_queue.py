@@ -1,11 +1,10 @@
 """Eviction by utility: the row with the least score goes, by when it was last used and by what it saves.
 
-Rule: score = recency + ALPHA * efficiency (Marconi, Pan et al.), each scaled to [0, 1] over all candidates: the
-leaves, and the rows with one child, which takes the place of an evicted row. So the end of an idle chat outlives its
-inner rows, and a long edge a short one. REMOTE goes before LOCAL, LOCAL before CONFIRMED. Only heads of lanes are
-compared.
+Rule: score = recency + ALPHA * efficiency (Marconi, Pan et al.), each scaled to [0, 1] over all candidates: the leaves,
+and the rows with one child, which takes the place of an evicted row. So the end of an idle chat outlives its inner
+rows, and a long edge a short one. REMOTE goes before LOCAL, LOCAL before CONFIRMED.
 Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has: a row's
-changes take effect when it becomes the head. Bound: LANES_MAX lanes. Cost: O(1) amortised for each push and eviction.
+changes take effect when it becomes the head (test_routes_utility.py). Bound: LANES_MAX lanes.
 """
 
 from __future__ import annotations
