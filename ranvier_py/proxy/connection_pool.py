@@ -1,9 +1,10 @@
 """Unused connections to each backend, and the bytes that every request to it begins with.
 
-Rules: the connection used last is taken first. One that shows bytes or an end before its next use is closed. If there
-are too many, or some are too old, the oldest are closed. A connection belongs to a `Destination`, one process at one
-address as far as is known: once that is over, it finishes its answer and is closed, or steady traffic would keep it.
-Invariant: a connection is in the pool or in one exchange, never both.
+Rules: the connection used last is taken first. One that shows bytes or an end before its next use is closed. Those too
+many or too old are closed. A connection belongs to a `Destination`, one process at one address as far as is known: once
+that is over, it finishes its answer and is closed.
+Invariants: a connection is in the pool or in one exchange, never both; no request begins on one to an address that the
+name has lost, or to an earlier process (test_connection_pool.py, test_moving_names.py).
 """
 
 from __future__ import annotations

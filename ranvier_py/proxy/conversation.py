@@ -7,8 +7,8 @@ something that looks complete. Requests that are refused before any handler are 
 A handler either answers and returns, or raises a RanvierError, which becomes the answer if nothing was sent yet and
 cuts the connection otherwise. A missed deadline, a client that left and the end of a drain are raised where it waits.
 Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` the
-bytes of their bodies that have arrived; neither exceeds its limit. A connection that waits for its next request keeps
-no body and no large head. No byte of the next request is taken for this one.
+bytes of their bodies that have arrived; neither exceeds its limit. A connection that waits keeps no body and no large
+head; no byte of the next request is taken for this one (test_server_bodies.py, test_server_requests.py).
 """
 
 from __future__ import annotations

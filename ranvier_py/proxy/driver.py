@@ -7,9 +7,9 @@ Steps are a generator. They decide synchronously, and yield a `Wait` whenever th
 - an async function without arguments is awaited by the connection's task; the yield returns what it returned, or raises
   what it raised.
 
-Rules: the connection's task owns the connection all the time. `interrupt` raises an error where the steps wait: a
-missed deadline, a client that left, a drain; of several errors before the steps continue, the first one counts. A task
-that is cancelled closes its steps, so their `finally` clauses run, which must not yield.
+Invariant: the connection's task owns it all the while (test_driver.py). Rule: `interrupt` raises an error where the
+steps wait: a missed deadline, a client that left, a drain; of several errors before the steps continue, the first one
+counts. A cancelled task closes its steps, so their `finally` clauses run, which must not yield.
 """
 
 from __future__ import annotations

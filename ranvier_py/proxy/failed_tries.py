@@ -7,7 +7,6 @@ second backend refuses alike, or has served others, the client gets that answer.
 to longer ones. A rank that the engine refuses was chosen here: the request is sent without it. What a backend declines
 it has not carried out, so any inference may be sent to another one then; after other failures only what
 `retries.may_repeat` allows.
-One object for each request, made at its first failure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """WebSockets of /v1/realtime: once an engine has accepted one, bytes pass both ways until both sides have ended.
 
-Passing bytes are never interpreted. If one side ends, the other one is notified (FIN) and may still send; if one breaks
-off, the whole WebSocket ends, and the client sees a break.
+If one side ends, the other one is notified (FIN) and may still send; if one breaks off, the whole WebSocket ends.
+Invariant: what one side ends or leaves silent ends on the other, and no byte of it is read as a request
+(test_realtime.py).
 
 Bounds: `connections_max` at once, above which a client gets a 503. A WebSocket is closed after `idle_s` without a byte
-in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory, since
-nothing is read before the other side took what is here.
+in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Answers requests without a backend, with the answer that an equal request got before or is getting now.
 
 This is Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at
-the same time one is sent, and all get its answer as it comes, or its error: none waits twice for one that fails. If
-answers are also kept outside this process, the request that would be sent first looks there, while the others wait. An
-answer that was asked for before an operator invalidated it is not kept, nor given to later requests.
+the same time one is sent, and all get its answer as it comes, or its error: none waits twice for one that fails. The
+request that would be sent first looks at stores beyond this process.
+Invariant: a client gets what an engine answered to an equal body of its own, or nothing (test_cached_responses.py).
 
-No engine checks the credential of a hit. So answers belong to it (`askers`), and are void once an engine refuses it.
+Answers belong to a credential (`askers`), and are void once an engine refuses it.
 """
 
 from __future__ import annotations

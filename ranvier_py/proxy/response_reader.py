@@ -4,7 +4,7 @@ llhttp parses strictly. Engines send the same head again and again, so each conn
 head that differs only in the digits of its content-length (proxy/http_values.py, `HeadShape`) is not parsed. Rules: a
 head is remembered only if its meaning depends on nothing else: a final one with a body, not an answer to HEAD. All
 answers with a remembered head share it, so it never changes.
-Invariant: a remembered head reads as a parser would read it; tests/proxy/test_response_reader.py checks it.
+Invariant: a remembered head reads as a parser would read it (test_response_reader.py).
 """
 
 from __future__ import annotations

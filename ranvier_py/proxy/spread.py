@@ -1,8 +1,7 @@
 """Connects to a host; the connections to a name with several addresses are spread over these.
 
-Resolvers give the addresses of a name mostly in the same order, by rules that have nothing to do with load, and the
-first that answers would get every connection. So each connection begins with the next address, and the others follow
-as spares: one that does not answer within STAGGER_S is joined by the next, as clients do with IPv6 and IPv4 (RFC 8305).
+Resolvers give addresses mostly in the same order, and the first that answers would get every connection. So each
+connection begins with the next address; one that does not answer within STAGGER_S is joined by the next (RFC 8305).
 """
 
 from __future__ import annotations

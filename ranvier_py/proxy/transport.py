@@ -1,8 +1,8 @@
 """The byte transport of both sides of the data plane: a plain non-blocking socket, or a TLS session over one.
 
-Rules: the `_now` calls never wait. Wait for `readable` before `receive_now`, so that others have their turn and the
-wait can be interrupted. A transport belongs to one task, or to the steps of one connection.
-Invariant: `close` and `abort` are synchronous and may be called twice: safe in a `finally` under cancellation.
+Rules: the `_now` calls never wait. Wait for `readable` before `receive_now`, so that others have their turn. A
+transport belongs to one task, or to one connection's steps.
+Invariant: `close` and `abort` never wait and may be called twice: safe in a `finally` (test_driver.py).
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
 One exchange is one request and one answer on one connection. `open` sends the request and reads the head of the answer.
 `receive` returns the body's bytes as they arrive, in the backend's own framing. `release` puts the connection back if
-the answer was complete and nothing followed it, and closes it otherwise: closing shows a backend that its work is not
-wanted any more. Bytes are read only when asked for, so a client that does not read holds one piece, not a queue.
+the answer was complete and nothing followed it, and closes it otherwise, which ends the backend's work. Bytes are read
+only when asked for, so a client that does not read holds one piece, not a queue.
 
 Rules: a pooled connection that shows bytes or an end before it is used again is closed. One that dies as soon as it is
 used, without a byte of an answer, had been closed before: it is replaced once, silently, if the request may be sent
-again. The caller decides about all other retries. Answers are parsed strictly and end exactly where their framing says;
-bytes after the end belong to nobody and are never passed on.
-HTTP/1.0 clients do not know chunks: for them the chunk framing is removed.
+again. The caller decides about all other retries. Answers end exactly where their framing says; bytes after that are
+never passed on. HTTP/1.0 clients do not know chunks: for them the chunk framing is removed.
 """
 
 from __future__ import annotations

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from ranvier_py.config.config_endpoints import (
-    GossipEndpoints,
-    gossip_endpoints,
-    key_of_their_own,
-    of_worker,
-    problems,
-)
+from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints, key_of_their_own, of_worker, problems
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import parse_host_port, spelled
 
@@ -108,11 +102,7 @@ def test_only_workers_without_other_peers_have_a_key_of_their_own() -> None:
         ({"gossip": "off", "join": ("a",)}, "join", "without gossip this has no effect"),
         ({"gossip": "off", **KEYED}, "cluster_key_file", "without gossip this has no effect"),
         ({**KEYED, "advertise": "0.0.0.0"}, "advertise", "0.0.0.0 is no address that a peer could reach"),
-        (
-            {**KEYED, "advertise": "fd00::7"},
-            "advertise",
-            "fd00::7 can't be reached through 0.0.0.0: gossip on [::]",
-        ),
+        ({**KEYED, "advertise": "fd00::7"}, "advertise", "fd00::7 can't be reached through 0.0.0.0: gossip on [::]"),
         ({**KEYED, "gossip": "[fd00::7]:1", "advertise": "10.0.0.1"}, "advertise", "10.0.0.1 can't be reached"),
         ({**KEYED, "advertise": "::"}, "advertise", ":: is no address that a peer could reach"),
         ({**KEYED, "gossip": "fe80::1%eth0"}, "gossip", "fe80::1%eth0 is no address that a peer could reach"),

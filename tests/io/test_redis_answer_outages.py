@@ -13,18 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.io.redis_answer_lab import (
-    DEADLINE_S,
-    PREFIX,
-    answer,
-    found,
-    has,
-    hurried,
-    key,
-    made,
-    running,
-    written,
-)
+from tests.io.redis_answer_lab import DEADLINE_S, PREFIX, answer, found, has, hurried, key, made, running, written
 from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, redis_server, server
 from tests.waiting import until
 

@@ -23,18 +23,7 @@ from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptions
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
-from tests.io.redis_answer_lab import (
-    DEADLINE_S,
-    PREFIX,
-    answer,
-    found,
-    has,
-    hurried,
-    key,
-    made,
-    running,
-    written,
-)
+from tests.io.redis_answer_lab import DEADLINE_S, PREFIX, answer, found, has, hurried, key, made, running, written
 from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, pool_of, redis_server, server
 from tests.waiting import until
 

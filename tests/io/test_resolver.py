@@ -15,15 +15,7 @@ import trio.testing
 
 from ranvier_py.core.errors import AddressError, RanvierError
 from ranvier_py.io import resolver as module
-from ranvier_py.io.resolver import (
-    DEADLINE_S,
-    FRESH_S,
-    GONE_S,
-    PATIENCE_S,
-    SLOW_THREADS_MAX,
-    THREADS_MAX,
-    Resolver,
-)
+from ranvier_py.io.resolver import DEADLINE_S, FRESH_S, GONE_S, PATIENCE_S, SLOW_THREADS_MAX, THREADS_MAX, Resolver
 from ranvier_py.supervision import Faults
 from tests.io.test_discovery import NXDOMAIN, SERVFAIL, Answer, FakeResolver
 from tests.waiting import until

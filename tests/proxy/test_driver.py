@@ -243,3 +243,18 @@ async def test_what_arrives_while_another_is_served_is_served_in_the_same_turn()
     ours.close()
     backend.close()
     assert seen[0] == seen[1]
+
+
+async def test_what_is_closed_twice_leaves_the_set_once_and_not_the_socket_that_has_its_number_now() -> None:
+    async with pipe() as (transport, _):
+        assert transport.watch is not None
+        transport.close()
+        ours, far = socket.socketpair()  # the lowest free number, as a rule the closed one's
+        watch = transport.watch.readiness.watch(ours.fileno())
+        for close in (transport.close, transport.abort, transport.watch.close):
+            close()
+        watch.ready = False
+        far.send(b"x")
+        await watch.wait()
+        for end in (watch, ours, far):
+            end.close()

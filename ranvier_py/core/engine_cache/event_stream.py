@@ -1,10 +1,11 @@
 """Carries one rank's event stream from raw payloads to the route table: decoder, gap machine and residency.
 
-Rule: a shell keeps the connection and does what the methods return. While the stream is `open`, changes go from here
-to EngineCaches; a standby's is closed, and knows as much all the same. The level reported is EXACT only when all that
-was applied is settled, and everything that the events name could be used (`Lack`); otherwise the engine may hold more
-than is known. No snapshot contains states. Bounds: those of its parts. A call settles SETTLE_STEPS blocks and applies
-CARRIED_BYTES of messages, or one portion more; of WAITING_BYTES_MAX the newest is dropped as if it were unreadable.
+Rule: a shell keeps the connection and does what the methods return. While the stream is `open`, changes go from here to
+EngineCaches; a standby's is closed, and knows as much all the same. The level reported is EXACT only when all that was
+applied is settled, and everything that the events name could be used (`Lack`); otherwise the engine may hold more than
+is known. Invariant: what a stream sends damages no routes but its own (test_hostile_events.py, test_lying_engines.py).
+Bounds: those of its parts. A call settles SETTLE_STEPS blocks and applies CARRIED_BYTES of messages, or one portion
+more; of WAITING_BYTES_MAX the newest is dropped as if it were unreadable.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     /v1/responses/ID?after=%78                        as it is judged and sent
 
 Rules: escaped unreserved characters are decoded, and other escapes are in upper case (RFC 3986 6.2.2); doubled slashes
-are one; a slash behind a path that is known without it goes. The query stays as it came. What stands for a slash or for
-dot segments after that is never resolved here: `misleads` finds it, and the request is refused.
+are one; a slash behind a path that is known without it goes. Invariant: what is judged is what engines get
+(test_pipeline.py). What then stands for a slash or for dot segments is refused (`misleads`).
 """
 
 from __future__ import annotations

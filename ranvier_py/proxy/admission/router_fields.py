@@ -1,8 +1,8 @@
 """Keeps what only routers may set from engines: where to take cached blocks from, and which rank computes.
 
-A client that could set them could make an engine fetch blocks from anywhere, fail, or keep wrong blocks for everybody.
-Fields of the head and members of a body that was read are removed, and all other bytes stay as they came. A body that
-was not read is searched; if it may have one, the request is refused. Removed and refused ones are counted by name.
+Invariant: no client sets them, by whatever spelling (test_router_fields.py): it could have an engine fetch blocks from
+anywhere, fail, or keep wrong blocks for everybody. Fields of the head and members of a body that was read are removed,
+and all other bytes stay as they came. A body that was not read is searched; if it may have one, it is refused.
 """
 
 from __future__ import annotations

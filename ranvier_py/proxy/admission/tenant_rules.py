@@ -1,8 +1,9 @@
-"""What a request must be where tenants are kept apart, so that nothing of one tenant reaches another.
+"""What a request must be where tenants are kept apart.
 
-Rules: what leads to anything that engines keep names a response by an id that has an owner, in its path or in its body,
-or is refused. A body is read as engines read it, or is refused: no form where JSON belongs, no other encoding, no
-compression. What an engine would keep under a name that the client chose is refused, too.
+Invariant: nothing of one tenant reaches another (test_stored_apart.py, test_tenants_apart.py). Rules: what leads to
+anything that engines keep names a response by an id that has an owner, in its path or in its body, or is refused. A
+body is read as engines read it, or is refused: no form for JSON, no other encoding, no compression. What an engine
+would keep under a name that the client chose is refused, too.
 """
 
 from __future__ import annotations

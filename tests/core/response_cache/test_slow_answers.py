@@ -11,14 +11,7 @@ import pytest
 from ranvier_py.core.response_cache.answer_frames import decoded, encoded
 from ranvier_py.core.response_cache.arrived_answers import Arrived, stored_answer
 from ranvier_py.core.response_cache.cache_keys import Question
-from ranvier_py.core.response_cache.stored_answers import (
-    CONTENT_TYPES,
-    DONE,
-    LAST_CHUNK,
-    Portions,
-    StoredAnswer,
-    chunk,
-)
+from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, DONE, LAST_CHUNK, Portions, StoredAnswer, chunk
 from tests.core.routing.hostile_bodies import filled
 from tests.node.turns import OCCUPIED_S_MAX, TRIES
 

@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ranvier_py.replay.engine.block_cache import (
-    BlockCache,
-    Job,
-    KeyRemoved,
-    KeysCleared,
-    KeysStored,
-    Lease,
-    chain_keys,
-)
+from ranvier_py.replay.engine.block_cache import BlockCache, Job, KeyRemoved, KeysCleared, KeysStored, Lease, chain_keys
 from ranvier_py.replay.engine.engine_values import (
     EngineEvent,
     EngineEventKind,
