@@ -1,12 +1,11 @@
 """Converts the bodies of all request APIs that carry a conversation to chats, the canonical form, as engines do.
 
 Invariant: chats share boundaries as far as an engine renders them alike, whichever API they came by
-(test_request_apis.py). Rule: members that no engine renders are left out: `cache_control`, ids of items, signatures,
-error marks. A text is the same alone or as the only block of a list. Unknown members stay as they came, so that two
-bodies that differ in them never match. Each item is converted on its own, except that items of one answer are joined
-(`one_answer`). Nothing raises.
-Sources: vLLM's entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's
-entrypoints/anthropic/serving.py.
+(test_request_apis.py).
+Rule: members that no engine renders are left out: `cache_control`, ids of items, signatures, error marks. Unknown
+members stay as they came, so that two bodies that differ in them never match. Each item is converted on its own,
+except that items of one answer are joined (`one_answer`). Nothing raises. Sources: vLLM's
+entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's entrypoints/anthropic/serving.py.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 Rule: an invalidation is kept for as long as such an answer could still come, from a peer that was cut off or an engine
 that was computing it. Between nodes it travels as a duration, so no two clocks are compared; transit only makes the
-moment later. Of one scope the last of each giver holds; those of several givers hold side by side. Invariant: nodes
-know the same, in whatever order they take it, and no void answer returns (test_invalidations.py,
+moment later. Of one scope the last of each giver holds, beside those of others. Bound: MARKS_MAX invalidations. One
+more merges them all into one of everything; until that is forgotten, none is taken that it covers.
+Invariant: nodes know the same, in whatever order they take it, and no void answer returns (test_invalidations.py,
 test_invalidation_gossip.py).
-Bound: MARKS_MAX invalidations. One more merges them all into one of everything, so what was void stays void; until
-that is forgotten, none is taken that it covers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The route table: which backend is believed to hold which prefix.
 
 A radix tree of prefixes, found by fingerprint. A claim is live while its generation is the backend's current one and
-its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors, which
-inherit the last use of each child that is removed. So a system prompt in use survives, and eviction by age takes the
-deepest rows of an idle chat first.
-Bound: `capacity` rows; one more evicts the first of the queue. Invariants: those of `rows`, `leaves`, `claims` and
-`tree`; a match equals brute force, and a withdrawal takes what hangs below it and no other (test_routes_properties.py,
-test_routes_uses.py).
+its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors,
+which inherit the last use of each child that is removed: a system prompt in use survives, and the deepest rows of an
+idle chat go first. Bound: `capacity` rows; one more evicts the first of the queue. Invariants: those of `rows`,
+`leaves`, `claims`, `tree`; a match equals brute force, and a withdrawal takes what hangs below it and no other
+(test_routes_properties.py, test_routes_uses.py).
 """
 
 from __future__ import annotations
