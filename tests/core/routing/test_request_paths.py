@@ -1,4 +1,4 @@
-"""The table of paths: the document repeats it, and what is done with a request follows from it."""
+"""The table of paths: docs/paths.md repeats it, and what is done with a request follows from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranvier_py.core.routing.request_paths import NEVER, PATHS, table
 from ranvier_py.core.routing.retries import is_inference, may_repeat
 from tests.core.routing.test_router import make_router
 
-ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
+PAGE = Path(__file__).parents[3] / "docs" / "paths.md"
 BODY = {
     "model": "m",
     "messages": [{"role": "user", "content": "hello " * 30}],
@@ -25,7 +25,7 @@ BODY = {
 
 
 def test_the_document_has_the_table_as_it_is() -> None:
-    assert table() in ARCHITECTURE.read_text()
+    assert table() in PAGE.read_text()
 
 
 @pytest.mark.parametrize("path", PATHS, ids=bytes.decode)
