@@ -72,13 +72,6 @@ async def test_what_is_not_eligible_is_passed_by() -> None:
     assert len(engine.bodies) == 4
 
 
-async def test_without_the_option_nothing_is_cached_and_no_answer_speaks_of_it() -> None:
-    engine = Scripted(GOOD)
-    async with lab(engine) as node:
-        assert not [response for _ in range(2) if "x-cache" in (response := await ask(node)).headers]
-    assert len(engine.bodies) == 2
-
-
 async def test_no_client_gets_what_another_credential_got() -> None:
     engine = Scripted(GOOD)
     async with lab(engine, **ON) as node:
@@ -101,13 +94,6 @@ async def test_a_stream_is_replayed_to_who_wants_a_stream_and_nothing_but_a_stre
         assert results(first, second, await ask(node)) == ["MISS", "HIT", "BYPASS"]
         assert first.content == second.content
         assert second.headers["content-type"].startswith("text/event-stream")
-
-
-async def test_a_whole_answer_serves_who_wants_a_stream() -> None:
-    async with lab(Scripted(GOOD), **ON) as node:
-        assert results(await ask(node), streamed := await ask(node, stream=True)) == ["MISS", "HIT"]
-        assert b'"content":"hi"' in streamed.content
-        assert streamed.content.endswith(b"data: [DONE]\n\n")
 
 
 def turns(*scripts: Sequence[Step]) -> Iterator[Sequence[Step]]:

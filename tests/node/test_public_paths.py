@@ -105,31 +105,6 @@ async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None
     assert engine.asked == [(f"POST {path}", compressed), (f"POST {path}", long), (f"OPTIONS {path}", b"")]
 
 
-async def test_the_node_answers_for_itself_that_it_lives() -> None:
-    async with client_of() as client:
-        assert (await client.get("/health")).json() == {"status": "ok"}
-        assert (await client.get("/elsewhere")).status_code == 404
-        assert (await client.get("/v1/models")).status_code == 503, "nobody has told what it serves"
-
-
-async def test_the_system_prompt_of_anthropics_api_is_marked_where_the_operator_wants_that() -> None:
-    sent = {"model": "lab-model", "system": "Be brief.", "messages": [{"role": "user", "content": "hello"}]}
-    for wanted in (True, False):
-        engine = Scripted(GOOD)
-        async with lab(engine, anthropic_cache_control=wanted) as node:
-            for path in ("messages", "chat/completions"):
-                await node.http.post(f"{node.url}/v1/{path}", json=sent)
-        assert [b"cache_control" in body for body in engine.bodies] == [wanted, False]
-
-
-async def test_models_have_anthropic_s_shape_for_its_clients() -> None:
-    async with client_of(Engine("base", "one")) as client:
-        found = (await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
-    assert [card["id"] for card in found["data"]] == ["base", "one"]
-    assert found["data"][0]["type"] == "model"
-    assert (found["first_id"], found["last_id"], found["has_more"]) == ("base", "one", False)
-
-
 @pytest.mark.parametrize(
     "spelled", ["Qwen%2FQwen3-8B", "Qwen%2fQwen3-8B", "Qwen/Qwen3-8B", "one", "%6Fne", "sql:lora", "sql%3Alora"]
 )

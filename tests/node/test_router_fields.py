@@ -8,11 +8,10 @@ import re
 from typing import Any
 
 import pytest
-import trio
 
 from ranvier_py.core.prompts.reserved_members import RANK_MEMBERS, TRANSFER_MEMBERS
 from tests.node.node_lab import MODEL, Node, lab
-from tests.proxy.wire import GOOD, Scripted, Wire, answer, post
+from tests.proxy.wire import GOOD, Scripted, post
 
 ADDRESS = "___prefill_addr_10.0.0.1:9___decode_addr_10.0.0.2:9_x"
 TEXT = "Where are the atlases? " * 20
@@ -231,30 +230,3 @@ async def test_a_client_chooses_a_rank_only_where_it_may(client_ranks: str, stay
         removed = await counted(node, "removed")
     assert (b"x-data-parallel-rank: 1" in engine.heads[0].lower(), engine.bodies[0] == body) == (stays, stays)
     assert removed == ({} if stays else {"x-data-parallel-rank": 1, "data_parallel_rank": 1})
-
-
-async def test_the_head_of_a_websocket_has_none_of_them() -> None:
-    head = (
-        b"GET /v1/realtime?model=%b HTTP/1.1\r\nhost: h\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-        % MODEL.encode()
-    )
-    head += (
-        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nx-prefiller-host-port: h:1\r\n"
-    )
-    heads = []
-
-    class Refusing(Scripted):
-        """Notes the heads of GETs, too."""
-
-        async def serve(self, stream: trio.SocketStream) -> None:
-            async with Wire(stream) as wire:
-                while (request := await wire.next_request()) is not None:
-                    heads.append(request[0])
-                    await wire.send(answer(b"{}", status=400 if b"realtime" in request[0] else 200))
-
-    async with lab(Refusing()) as node, await node.wire() as wire:
-        await wire.send(head + b"x-request-id: " + ADDRESS.encode() + b"\r\n\r\n")
-        assert (await wire.response())[0] == 400
-    asked = [head.lower() for head in heads if b"realtime" in head]
-    assert len(asked) == 1
-    assert b"prefill" not in asked[0]

@@ -73,13 +73,6 @@ async def test_an_operator_explains_a_tenants_prompt_as_that_tenant() -> None:
     assert held[0] > 0 == held[1]
 
 
-async def test_without_isolation_a_body_is_sent_as_it_came() -> None:
-    engine = Scripted(GOOD)
-    async with lab(engine) as node:
-        await asked(node, "alice")
-    assert engine.bodies == [chat()]
-
-
 async def test_what_an_engine_could_read_and_no_salt_can_enter_is_refused() -> None:
     engine = Scripted()
     async with lab(engine, tenant_isolation="credential") as node:

@@ -67,7 +67,7 @@ class Wire:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
-        self.buffer = b""
+        self.buffer = self.seen = b""  # what was received and not yet looked at; all that was received
 
     @classmethod
     async def connect(cls, port: int, *, receive_buffer: int = 0) -> Wire:
@@ -87,6 +87,7 @@ class Wire:
     async def more(self) -> bool:
         data = await self.stream.receive_some(65536)
         self.buffer += data
+        self.seen += data
         return bool(data)
 
     async def until(self, token: bytes) -> bytes:
