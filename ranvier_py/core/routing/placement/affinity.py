@@ -85,6 +85,7 @@ class Affinity(Policy):
             return choose(match, candidates, rng)
         if match.home == UNKNOWN:
             return draw_least_loaded(match, candidates, rng, "no_prefix")
+        # by Ranvier's document, and where load does not matter, a cold prefix has one home
         return self.choose_cold(match, candidates, rng) if self.wants_shared else self.choose_home(match, candidates)
 
     def is_own(self, match: Match) -> bool:
@@ -179,9 +180,8 @@ class Affinity(Policy):
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time: one of the prefix's two homes, unless another backend is certainly better. So
         peers agree on two before any gossip, and a node that forgot finds again what engines still hold."""
-        # a prompt of one message has no home
         order = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
-        homes = order[:2]
+        homes = order[:2]  # none for a prompt of one message
         among = self.lightest(match, relative_loads(candidates), homes)
         position = self.by_time.cold(match, self.by_time.weigh(among, match, (), candidates), homes, rng)
         return Choice(candidates[position].id, "cold_diverted" if order and position not in homes else "cold", 0)

@@ -120,12 +120,12 @@ class Ttft(Policy):
             return best, "moved"
         home = best if best in holding else weighed.best_of(holding)
         if best != home:
-            # must win by more than the usual error, or chats would move about for nothing
             error_s, whole_s = self.service_rates.fleet.error_s, prefill_s[best]
             stake_s = whole_s - prefill_s[home]
             # saves less than half of the prompt, and no more than chance does: no reason to follow the holder
             if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s <= COMMON_SHARE * whole_s:
                 return best, "common"
+            # by more than the usual error, or chats would move about for nothing
             if sums[home] - sums[best] > error_s:
                 return best, "moved"
         copy = self.copy_of(match, weighed, home, deepest, holding)
@@ -163,7 +163,7 @@ class Ttft(Policy):
         copy = weighed.best_of(others)
         backend = candidates[copy]
         anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
-        # besides the prefill with what it evicts: each request that waits at the new holder waits for it
+        # a copy costs a prefill with what it evicts, another for each that waits there, a share for each that decodes
         waits = backend.waiting + DECODE_SHARE * backend.load
         if lost_s <= anew_s * (self.evictions.price(backend.id) + waits):
             return None
@@ -221,9 +221,9 @@ class Ttft(Policy):
         """Compute what the prompt would cost at each of these positions. One flat loop, since there may be dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
-        # in a steady state as many come during a wait as are waiting, here or, as queues even out, on average
+        # as many requests come during a wait as are waiting: there or, since placement evens queues out, anywhere
         mean = sum([candidates[position].waiting for position in among]) / len(among)
-        # a cold prompt must be computed somewhere: what decodes anywhere counts in full, what decodes just here hardly
+        # a cold prompt must be computed somewhere: it delays what decodes on average, what decodes just there little
         mean_load = sum([candidates[position].load for position in among]) / len(among)
         decode = self.decode_rates
         decode_weight = DECODE_SHARE * match.answer_tokens
