@@ -1,10 +1,10 @@
 """The cluster's keys, read at the start and again whenever the key file changes or the configuration is reloaded.
 
-The file has the format of `core/gossip/wire/keyring`, plus a line `fingerprint: <key>`, from which, or else from the
-first key, the secret of fingerprints is derived unless one is configured: from the first rotation on nodes agree by
-that line alone. A running node keeps the secret that it began with, since its route table was built with it.
-Rule: a file that can't be read or used is logged once and changes nothing. It is checked every LOOK_INTERVAL_S by
-time, size and inode, which also notices a symlink that points elsewhere (Kubernetes). No key is ever logged.
+Invariant: a change of the key parts no nodes, though they restart meanwhile (test_key_rotation.py). The file has the
+format of `keyring`, plus a line `fingerprint: <key>`, from which, or else from the first key, the secret of
+fingerprints is derived unless one is configured. A running node keeps the secret that it began with.
+Rule: a file that can't be read or used is logged once and changes nothing. It is checked every LOOK_INTERVAL_S by time,
+size and inode, which notices another symlink, too. No key is ever logged.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Resolves host names for everything that connects through trio: probes, event streams, requests, discovery.
 
-Rule: each name has at most one lookup at a time, shared by all who want the name; none of them cancels it. Its result
-counts as known for FRESH_S. The last good addresses are used if a lookup fails or takes longer than PATIENCE_S; if the
-name is gone, for GONE_S at most, because they may belong to another host by then. Every failure is an AddressError; it
-has an `errno` only if the name server was not asked, for lack of descriptors or memory here.
-Bounds: NAMES_MAX, of which the one unasked for longest is dropped; ADDRESSES_MAX of each; threads of its own, so that
-trio's pool stays free, SLOW_THREADS_MAX for names that were slow; a caller waits DEADLINE_S.
+Rule: each name has one lookup at a time, shared by all who want it. Its result counts as known for FRESH_S. The last
+good addresses are used if a lookup fails or takes longer than PATIENCE_S; if the name is gone, for GONE_S at most.
+Every failure is an AddressError; with an `errno` nothing was asked. Invariant: a lack of descriptors here, or a
+resolver that hangs, counts against no backend (test_hanging_names.py, test_descriptors_shared.py).
+Bounds: NAMES_MAX, of which the one unasked for longest is dropped; ADDRESSES_MAX of each; threads of its own,
+SLOW_THREADS_MAX for names that were slow; a caller waits DEADLINE_S.
 """
 
 from __future__ import annotations

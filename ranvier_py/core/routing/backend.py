@@ -1,7 +1,6 @@
 """One backend as the node sees it: its state, its process, its probes, and the pools of backends.
 
-Anything may read a Backend; only the Registry writes it (core/routing/backends.py). Its state machines are in
-core/routing/health.py.
+Anything may read a Backend; only the Registry writes it (`backends`). Its state machines are in `health`.
 """
 
 from __future__ import annotations
@@ -251,7 +250,8 @@ class Backend(Work):
         return self.hit_generations.get(api) == self.generation
 
     def key_changed(self, refused: str) -> list[Transition]:
-        """Take in which pages it refuses to our key. That it begins or ends to refuse any is a transition."""
+        """Take in which pages it refuses to our key. Invariant: that is a state, with a transition where it begins and
+        where it ends, and takes no request from it (test_keys_refused.py)."""
         before, self.key_refused = self.key_refused, refused
         if bool(before) is bool(refused):
             return []
