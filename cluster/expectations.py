@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cluster.scenario import Expect, Step, numbers
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.mesh.wire.messages import State
 
 LIVING = (State.ALIVE, State.SUSPECT)
 

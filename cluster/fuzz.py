@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 INPUT_BYTES_MAX = 4096
-INSTRUMENTED = ["ranvier_py.core.gossip"]
+INSTRUMENTED = ["ranvier_py.core.mesh", "ranvier_py.core.peer"]
 
 
 def main(argv: list[str]) -> int:

@@ -10,40 +10,29 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Sequence
 
-from ranvier_py.core.gossip.gossip import STATE_HEAD, STATE_MAGIC, read_state
-from ranvier_py.core.gossip.gossip_values import Plane
-from ranvier_py.core.gossip.replication import route_updates
-from ranvier_py.core.gossip.replication.route_updates import REMOVED, BadRouteUpdate, ProcessUpdate, UpdateRow
-from ranvier_py.core.gossip.wire import codec as wire
-from ranvier_py.core.gossip.wire.frame import BadFrame
-from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import (
-    Digest,
-    Entry,
-    Loads,
-    Members,
-    Message,
-    Ping,
-    Record,
-    RouteUpdates,
-    State,
-    Update,
-    Vector,
-)
-from ranvier_py.core.gossip.wire.seal import Sealer
+from ranvier_py.core.mesh.mesh_values import Plane
+from ranvier_py.core.mesh.wire.frame import BadFrame
+from ranvier_py.core.mesh.wire.keyring import KeyRing
+from ranvier_py.core.mesh.wire.messages import Members, Message, Ping, Record, State, Update
+from ranvier_py.core.mesh.wire.seal import Sealer
+from ranvier_py.core.peer.router_peer import CODEC, STATE_HEAD, STATE_MAGIC, read_state
+from ranvier_py.core.routing.backend_state.loads import Loads
+from ranvier_py.core.routing.peers import route_updates
+from ranvier_py.core.routing.peers.route_messages import Digest, Entry, RouteUpdates, Vector
+from ranvier_py.core.routing.peers.route_updates import REMOVED, BadRouteUpdate, ProcessUpdate, UpdateRow
 
-KINDS: Sequence[int] = tuple(wire.TOPIC_OF)
+KINDS: Sequence[int] = tuple(CODEC.topic_of)
 MEMORY_EVERY = 16
 MEMORY_TIMES, MEMORY_MORE_BYTES = 20, 16 * 1024
 """Bounds of memory. Well-formed rows cost the objects that they become (figures by message:
-tests/core/gossip/wire/test_wire.py); refused input costs at most 4 times its bytes."""
+tests/core/mesh/wire/test_wire.py); refused input costs at most 4 times its bytes."""
 
 SEALER = Sealer(7, KeyRing({1: bytes(range(32))}, 1), "fuzz")
 
 
 def read_message(kind: int, data: bytes) -> None:
-    message = wire.decode(kind, data)
-    assert wire.decode(*wire.encode(message)) == message
+    message = CODEC.decode(kind, data)
+    assert CODEC.decode(*CODEC.encode(message)) == message
 
 
 def read_update(data: bytes) -> None:
@@ -103,7 +92,7 @@ def beginnings() -> Sequence[bytes]:
         Vector(((11, 5), (12, 9)), True),
         Loads(3, ((7, 2, 1, 600), (8, 1, 0, 0))),
     )
-    written = [wire.encode(message) for message in messages]
+    written = [CODEC.encode(message) for message in messages]
     found = [bytes((KINDS.index(kind),)) + body for kind, body in written]
     removal = route_updates.encode_process(ProcessUpdate(REMOVED, (7, 1), [(1, 2)]))
     found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removal)]

@@ -28,7 +28,7 @@ from cluster.hostile_answers import AnswerCase, answer_cases, poll_cases
 from cluster.hostile_lab import HostileLab, StrictEngine, hostile_lab
 from cluster.hostile_peer import MET_S, lies, sealed_bodies, stranger_packets, stranger_streams
 from cluster.hostile_requests import CLOSED, RequestCase, control_cases, control_request, get, post, public_cases
-from ranvier_py.core.gossip.wire.messages import Message
+from ranvier_py.core.mesh.wire.messages import Message
 
 POLLED_S = 10.0
 IDLE_STREAMS = 100

@@ -23,7 +23,7 @@ from cluster.dns.addresses import free_port
 from cluster.hostile_peer import HostilePeer
 from cluster.processes.children import Command, start, stop, wait_ready
 from cluster.processes.commands import serve_argv
-from ranvier_py.core.gossip.wire.keyring import parse_key_ring
+from ranvier_py.core.mesh.wire.keyring import parse_key_ring
 
 MODEL = "lab-model"
 KEY = "an operator's control key"

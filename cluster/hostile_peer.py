@@ -13,12 +13,15 @@ from random import Random
 
 import trio
 
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane
-from ranvier_py.core.gossip.wire import messages as m
-from ranvier_py.core.gossip.wire.codec import KIND_OF, LAYOUT, decode, encode
-from ranvier_py.core.gossip.wire.frame import HEADER, STREAM_HEAD, BadFrame, pack
-from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.seal import Sealer
+from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotWanted
+from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.core.mesh.wire import messages as m
+from ranvier_py.core.mesh.wire.frame import HEADER, STREAM_HEAD, BadFrame, pack
+from ranvier_py.core.mesh.wire.keyring import KeyRing
+from ranvier_py.core.mesh.wire.seal import Sealer
+from ranvier_py.core.peer.router_peer import CODEC
+from ranvier_py.core.routing.backend_state.loads import Loads
+from ranvier_py.core.routing.peers import route_messages as r
 
 LABEL = "ranvier"
 U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
@@ -50,7 +53,7 @@ class HostilePeer:
                     packet, self.node_address = await self._socket.recvfrom(1 << 16)
                     with suppress(BadFrame):
                         opened = self.sealer.open(packet, Plane.DATAGRAM)
-                        await self._answer(opened.session, decode(opened.kind, opened.body))
+                        await self._answer(opened.session, CODEC.decode(opened.kind, opened.body))
 
     async def _answer(self, session: int, message: m.Message) -> None:
         self.node = session
@@ -61,7 +64,7 @@ class HostilePeer:
             self.met.set()
 
     async def tell(self, message: m.Message) -> None:
-        await self.send(*encode(message))
+        await self.send(*CODEC.encode(message))
 
     async def send(self, kind: int, body: bytes) -> None:
         """Seal any body correctly and send it in a datagram; one that is too long for a datagram is not sent."""
@@ -92,7 +95,7 @@ class HostilePeer:
 def stranger_packets(rng: Random) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of datagrams; streams carry the same bytes behind their length."""
     other = Sealer(9, KeyRing({7: rng.randbytes(32)}, 7), LABEL)
-    kind, body = encode(m.Ping(1))
+    kind, body = CODEC.encode(m.Ping(1))
     sealed = other.seal(Plane.DATAGRAM, 0, kind, body)
     yield "nothing", b""
     yield "one byte", b"R"
@@ -126,13 +129,13 @@ def stranger_streams(rng: Random) -> Iterator[tuple[str, bytes]]:
 
 def sealed_bodies(rng: Random) -> Iterator[tuple[str, int, bytes]]:
     """Yield (name, kind, body): malformed bodies of each kind, and bodies of kinds that do not exist."""
-    for _, kind, make, fields in LAYOUT:
+    for _, kind, make, fields, *_ in CODEC.kinds:
         yield f"{make.__name__} of random bytes", kind, rng.randbytes(200)
         yield f"{make.__name__} of the greatest numbers", kind, pack(*[U64] * len(fields))
         yield f"{make.__name__} of empty bytes", kind, pack(*[b""] * len(fields))
     yield "a kind that nobody has", 255, pack(1, 2, 3)
-    yield "a body of arrays in arrays", KIND_OF[m.Ping], b"\x91" * 500
-    yield "a body that says it has four gigabytes", KIND_OF[m.Ping], b"\x91\xc6\xff\xff\xff\xff" + bytes(64)
+    yield "a body of arrays in arrays", CODEC.number_of[m.Ping], b"\x91" * 500
+    yield "a body that says it has four gigabytes", CODEC.number_of[m.Ping], b"\x91\xc6\xff\xff\xff\xff" + bytes(64)
 
 
 def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
@@ -150,13 +153,13 @@ def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
     yield "an answer to nothing", m.Ack(U32)
     yield "a probe of a third", m.PingRequest(1, 77, "192.0.2.1", 9)
     yield "a probe of the node by itself", m.PingRequest(2, peer.node, *peer.node_address)
-    yield "updates up to the greatest number", m.RouteUpdates(0, U64 - 1, (m.Entry(U16, b"x"),), U16)
-    yield "updates of the node's own session", m.RouteUpdates(peer.node, U32, (m.Entry(0, b"\xff" * 40),))
-    yield "a vector of the greatest numbers", m.Vector(((peer.node, U64), (77, U64)), reply=True)
-    yield "the node's own log was trimmed", m.Reset(peer.node, U64)
-    yield "another schema", m.Digest(U64, U64)
-    yield "rows of a sync that nobody asked for", m.Busy(U32)
-    yield "a whole table, from its last chunk", m.RowsWanted(1, U32, b"")
-    yield "sums of a table that nobody has", m.TotalSum(U64, bytes(8), True, U32)
-    yield "a load beyond all", m.Loads(U32, ((U64, U16, U16, U32),))
-    yield "a snapshot that nobody keeps", m.SnapshotWanted(1, U64, U16, U32)
+    yield "updates up to the greatest number", r.RouteUpdates(0, U64 - 1, (r.Entry(U16, b"x"),), U16)
+    yield "updates of the node's own session", r.RouteUpdates(peer.node, U32, (r.Entry(0, b"\xff" * 40),))
+    yield "a vector of the greatest numbers", r.Vector(((peer.node, U64), (77, U64)), reply=True)
+    yield "the node's own log was trimmed", r.Reset(peer.node, U64)
+    yield "another schema", r.Digest(U64, U64)
+    yield "rows of a sync that nobody asked for", r.Busy(U32)
+    yield "a whole table, from its last chunk", r.RowsWanted(1, U32, b"")
+    yield "sums of a table that nobody has", r.TotalSum(U64, bytes(8), True, U32)
+    yield "a load beyond all", Loads(U32, ((U64, U16, U16, U32),))
+    yield "a snapshot that nobody keeps", SnapshotWanted(1, U64, U16, U32)

@@ -18,7 +18,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 67_655, "cluster": 13_955, "benchmarks": 8_074, "tests": 79_000}
+LINES_REACHED = {"ranvier_py": 67_631, "cluster": 13_947, "benchmarks": 8_074, "tests": 78_939}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -30,16 +30,14 @@ ALLOWED = {
     "core": (),
     "core.prompts": ("core",),
     "core.answers": ("core", "core.prompts"),
-    "core.response_cache": ("core", "core.prompts", "core.answers"),
-    "core.clients": ("core", "core.prompts"),
-    "core.routing": ("core", "core.prompts", "core.answers"),
-    "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
+    "core.mesh": ("core",),
+    "core.response_cache": ("core", "core.mesh", "core.prompts", "core.answers"),
+    "core.clients": ("core", "core.mesh", "core.prompts"),
+    "core.routing": ("core", "core.mesh", "core.prompts", "core.answers"),
+    "core.engine_cache": ("core", "core.mesh", "core.prompts", "core.answers", "core.routing"),
     "core.shadows": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.tokenize": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
-    "core.gossip": (
-        *("core", "core.prompts", "core.answers", "core.clients", "core.response_cache"),
-        *("core.routing", "core.engine_cache"),
-    ),
+    "core.peer": ("core", "core.mesh", "core.clients", "core.response_cache", "core.routing", "core.engine_cache"),
     "supervision": ("core",),
     "proxy": ("core", "supervision"),
     "io": ("core", "supervision", "proxy.transport"),

@@ -29,8 +29,8 @@ from ranvier_py.config.config_reference import reference
 from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
-from ranvier_py.core.gossip.port_traffic import PortOptions
+from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX
+from ranvier_py.core.mesh.port_traffic import PortOptions
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
 from ranvier_py.io.logs import LogCounters
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX

@@ -24,7 +24,7 @@ from typing import Any
 
 from cluster.network.links import PERFECT, RETRANSMIT_S, Link, Links
 from cluster.network.virtual_time import VirtualTime
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 
 STREAM_BUFFER_BYTES = 1024 * 1024
 """Of one stream, in the kernels of sender and receiver together; Linux without tuning allows more."""

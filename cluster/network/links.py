@@ -11,7 +11,7 @@ from math import log
 from random import Random
 from typing import Any, NamedTuple
 
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 
 PAIRS_CACHED_MAX = 200_000
 """Pairs of addresses whose conditions are cached until the rules change."""

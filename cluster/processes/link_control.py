@@ -25,7 +25,7 @@ import trio
 from cluster.network.links import PLANES, Links
 from cluster.processes.commands import ENGINES_MAX, NODES_MAX
 from cluster.scenario import VERBS, Scenario, Step
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 
 LINK_MODES = ("auto", "namespaces", "relay", "direct")
 PRIVATE_FLAG = "--inside"

@@ -21,7 +21,7 @@ from cluster.expectations import LIVING, Difference, difference, disagreement, g
 from cluster.load.http_client import ExchangeFailed, fetch
 from cluster.processes.chaos_plan import Plan
 from cluster.processes.fleet import Member
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.mesh.wire.messages import State
 
 POLL_S = 0.25
 ANSWER_S = 1.0

@@ -19,7 +19,7 @@ import trio
 
 from cluster.network.links import Link, Links
 from cluster.processes.packet_record import Deframer, Recorder
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 
 Address = tuple[str, int]
 

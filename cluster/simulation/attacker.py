@@ -14,7 +14,7 @@ from random import Random
 from cluster.network.fake_network import Network
 from cluster.network.links import flipped
 from cluster.simulation.invariants import Invariants
-from ranvier_py.core.gossip.gossip_values import Address, Plane
+from ranvier_py.core.mesh.mesh_values import Address, Plane
 
 RECORDED_MAX = 512
 OUTSIDER: Address = ("192.0.2.66", 6666)

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from cluster.simulation.sim_engine import SimEngine
 from cluster.simulation.sim_node import SimNode
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.gossip import RouterPeer
-from ranvier_py.core.gossip.membership.member_lists import JOIN_LISTS
-from ranvier_py.core.gossip.membership.members import Membership
-from ranvier_py.core.gossip.wire.messages import Record
-from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
+from ranvier_py.core.mesh.membership.member_lists import JOIN_LISTS
+from ranvier_py.core.mesh.membership.members import Membership
+from ranvier_py.core.mesh.wire.messages import Record
+from ranvier_py.core.mesh.wire.records import pack_records, unpack_records
+from ranvier_py.core.peer.router_peer import RouterPeer
+from ranvier_py.core.routing.backend_state.facts import BackendFacts
 
 
 def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> None:
@@ -39,7 +39,7 @@ def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> 
         peer.live_members.update(now)
         agree(peer.facts, neighbours)
         peer.routes._pull.synced = True
-        peer._sends.clear()
+        peer.outbox.clear()
 
 
 def know(members: Membership, records: Sequence[Record], now: float) -> None:

@@ -3,7 +3,7 @@
     S1  no node takes itself for dead; a session's incarnation does not fall; of one name's sessions the last counts
     S2  an observer's (epoch, incarnation) of a member does not fall; only a higher pair or a meeting revives a member
     S3  version vectors do not fall, and no node has more of an origin's updates than the origin has sent (rest: L3)
-    S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
+    S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws of `routing.peers`
     S5  no claim is younger than its evidence (but for transit), expired, invented, or of an engine's earlier process
     S6  a client gets an answer while an engine runs, unless all engines that were tried have only just stopped
     S7  every buffer is within its bound; no loop runs idle; bytes about routes stay within the budget of each second
@@ -26,10 +26,10 @@ from cluster.simulation.sim_engine import SimEngine
 from cluster.simulation.sim_host import SPINS_MAX, SimHost
 from cluster.simulation.sim_node import Look
 from cluster.simulation.world import Violated, Violation, World
-from ranvier_py.core.gossip.gossip_values import MemberChange
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import Record, State
+from ranvier_py.core.mesh.mesh_values import MemberChange
+from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 
 LOOKS_MAX = 20
 SERVED_MAX = 200

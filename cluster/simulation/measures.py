@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.simulation.sim_host import SimHost
 from cluster.simulation.world import World
-from ranvier_py.core.gossip.gossip_values import MemberChange, Plane
+from ranvier_py.core.mesh.mesh_values import MemberChange, Plane
 from ranvier_py.core.prompts.prompt import Boundary
 
 FOLLOWED_MAX = 16

@@ -12,7 +12,7 @@ from random import Random
 
 from cluster.faulted_value import FaultedValue
 from cluster.network.virtual_time import VirtualTime
-from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.mesh.mesh_values import Address
 
 DELAY_S = 0.002
 SLOW_S = 5.0

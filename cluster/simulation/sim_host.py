@@ -19,7 +19,7 @@ from cluster.network.fake_network import Network
 from cluster.simulation.node_streams import StreamRequest
 from cluster.simulation.sim_node import SimNode
 from cluster.simulation.trace import Trace
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
+from ranvier_py.core.mesh.mesh_values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
 """The size that the node asks for with SO_RCVBUF (Linux's default holds 150 datagrams)."""

@@ -15,21 +15,21 @@ from typing import NamedTuple
 from cluster.scenario import Cluster
 from cluster.simulation.node_streams import NodeStreams
 from cluster.simulation.sim_router import KEY, TABLE_ROWS, Birth, SimRouter
-from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX
-from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
-from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
-from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
-from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
-from ranvier_py.core.gossip.membership.profile import LAN, WAN
-from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_sync import HELD_MAX
-from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
-from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
-from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import Record, State
-from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.mesh.contact.sessions import SESSIONS_MAX
+from ranvier_py.core.mesh.membership.contacts import CONTACTS_MAX
+from ranvier_py.core.mesh.membership.member_table import DEAD_MAX, MEMBERS_MAX
+from ranvier_py.core.mesh.membership.profile import LAN, WAN
+from ranvier_py.core.mesh.membership.relays import RELAYS_MAX
+from ranvier_py.core.mesh.wire.keyring import KeyRing
+from ranvier_py.core.mesh.wire.messages import Record, State
+from ranvier_py.core.mesh.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
+from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
+from ranvier_py.core.routing.backend_state.loads import BACKENDS_MAX
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
+from ranvier_py.core.routing.peers.route_sync import HELD_MAX
+from ranvier_py.core.routing.peers.snapshot_source import TRANSFERS_MAX
+from ranvier_py.core.routing.peers.update_log import ORIGINS_MAX
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 from ranvier_py.core.routing.route_table.table import WITHDRAWING_MAX

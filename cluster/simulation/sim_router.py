@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from cluster.scenario import Cluster
 from ranvier_py.core.errors import NoBackend, NotFound
-from ranvier_py.core.gossip.gossip_values import Address
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.mesh.mesh_values import Address
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader

@@ -17,7 +17,7 @@ from cluster.simulation.sim_host import SimHost
 from cluster.simulation.sim_node import Maker
 from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.world import Result, Violated, World
-from ranvier_py.core.gossip.gossip_values import MemberChange
+from ranvier_py.core.mesh.mesh_values import MemberChange
 from ranvier_py.core.prompts.prompt import Boundary
 
 SAMPLE_S = 1.0

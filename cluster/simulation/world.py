@@ -24,7 +24,7 @@ from cluster.simulation.sim_node import Maker, SimNode
 from cluster.simulation.sim_router import Birth
 from cluster.simulation.sim_streams import SimStreams
 from cluster.simulation.trace import Event, Trace
-from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.mesh.mesh_values import Address
 
 PORT = 7946
 PROBE_INTERVAL_S = 2.0

@@ -42,15 +42,15 @@ from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.gossip import GossipSettings
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
+from ranvier_py.core.peer.router_peer import GossipSettings
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptions
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.health import BackendLimits
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.core.routing.processes.ranks import RankOptions

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import trio
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
+from ranvier_py.core.mesh.wire.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
 from ranvier_py.core.metrics import counter, gauge
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.gossip.peer_answers.answer_fetches import ENCODING_BYTES, Fetched
-from ranvier_py.core.gossip.peer_answers.answer_values import ANSWER_BYTES_MAX
 from ranvier_py.core.metrics import Sample, values
 from ranvier_py.core.response_cache.answer_frames import decoded, encoded
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import VoidMark, VoidScope
+from ranvier_py.core.response_cache.peers.answer_fetches import ENCODING_BYTES, Fetched
+from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.proxy.response_cache import ResponseCache

@@ -23,14 +23,14 @@ from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
-from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, AUTO, Signs, recognised
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
+from ranvier_py.core.splitmix import mix
 
 log = logging.getLogger(__name__)
 

@@ -22,16 +22,16 @@ import trio
 from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
-from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
-from ranvier_py.core.gossip.gossip_values import MemberChange
-from ranvier_py.core.gossip.membership.profile import LAN, WAN
-from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
-from ranvier_py.core.gossip.peer_view import peer_view
-from ranvier_py.core.gossip.port_traffic import TrafficRates
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.records import PUBLIC_BYTES_MAX
+from ranvier_py.core.mesh.membership.profile import LAN, WAN
+from ranvier_py.core.mesh.mesh_values import MemberChange
+from ranvier_py.core.mesh.port_traffic import TrafficRates
+from ranvier_py.core.mesh.wire.records import PUBLIC_BYTES_MAX
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.peer.peer_view import peer_view
+from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
+from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets

@@ -29,13 +29,13 @@ from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Sou
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharer
+from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import NoZmq
-from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.pauses import doubled

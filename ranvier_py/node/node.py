@@ -24,10 +24,10 @@ from ranvier_py.core.addresses import OFF
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.routing.backend import KEY_ACCEPTED
+from ranvier_py.core.routing.backend_state.signed_commands import Command
 from ranvier_py.core.routing.backends import Backend, ProbeResult, Registry, Transition
 from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO

@@ -13,11 +13,11 @@ from math import ceil, inf
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.gossip import FLUSH_INTERVAL_S, IDLE_INTERVAL_S, GossipSettings, RouterPeer
-from ranvier_py.core.gossip.gossip_values import Address, Plane
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
-from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.mesh.mesh_values import Address, Plane
+from ranvier_py.core.mesh.wire.keyring import KEY_BYTES, KeyRing
+from ranvier_py.core.mesh.wire.seal import Subkeys
+from ranvier_py.core.peer.router_peer import FLUSH_INTERVAL_S, IDLE_INTERVAL_S, GossipSettings, RouterPeer
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.router import Router
 
 DELAY_S = 0.0005
@@ -133,7 +133,9 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
     for index, router in enumerate(routers):
         host, port = address_of(index)
         routes = RouteGossipSettings(schema=SCHEMA)
-        settings = GossipSettings(f"node-{index}", host, port, rng.getrandbits(64) or 1, key, routes=routes)
+        settings = GossipSettings(
+            f"node-{index}", host, port, rng.getrandbits(64) or 1, fingerprint_key=key, routes=routes
+        )
         own = Random(f"{seed}/{index}")  # noqa: S311  # as above
         peers.append(ReplayPeer(router, settings, ring, own, now, subkeys=subkeys))
     return peers

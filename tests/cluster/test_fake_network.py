@@ -7,7 +7,7 @@ import pytest
 from cluster.network.fake_network import GIVE_UP_S, STREAM_BUFFER_BYTES, Network
 from cluster.network.links import CUT, DATA_CENTRE, TCP, UDP, Link, Rule, flipped
 from cluster.network.virtual_time import VirtualTime
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 
 
 class Box:

@@ -44,7 +44,7 @@ from cluster.processes.process_steps import ProcessSteps, dns_fault
 from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_back_s
 from cluster.scenario import VERBS, Cluster, Dns, Expect, Load, Scenario, Step, load_scenario, settled
 from ranvier_py.cli import make_parser as node_parser
-from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.mesh.mesh_values import Plane
 from tests.cluster.test_proc_late import called
 from tests.proxy.wire import chunk
 from tests.waiting import until

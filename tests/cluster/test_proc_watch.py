@@ -8,7 +8,7 @@ from functools import partial
 
 from cluster.expectations import disagreement
 from cluster.processes.peer_watch import SILENT_S, Census, View, first_of, read_view
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.mesh.wire.messages import State
 
 ALL_WELL = {0: True, 1: True, 2: True}
 NO_LABELS: dict[int, str] = {}

@@ -22,10 +22,10 @@ from cluster.processes.commands import Engines
 from cluster.processes.link_control import LinkMode
 from cluster.processes.packet_record import Recorder
 from cluster.scenario import read_scenario, settle, settled
-from ranvier_py.core.gossip.gossip_values import Plane
-from ranvier_py.core.gossip.wire.frame import BadFrame
-from ranvier_py.core.gossip.wire.keyring import parse_key_ring
-from ranvier_py.core.gossip.wire.seal import Sealer
+from ranvier_py.core.mesh.mesh_values import Plane
+from ranvier_py.core.mesh.wire.frame import BadFrame
+from ranvier_py.core.mesh.wire.keyring import parse_key_ring
+from ranvier_py.core.mesh.wire.seal import Sealer
 
 DEADLINE_S = 90
 """A loaded machine starts six processes in ten seconds; the run itself takes as long as the scenario says."""

@@ -25,11 +25,11 @@ from cluster.simulation.sim_run import Run, simulate
 from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.swarm import shrink, swarm
 from cluster.simulation.world import Violation, World
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import State
-from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.mesh.mesh_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.mesh.wire.messages import State
+from ranvier_py.core.mesh.wire.seal import Subkeys
 from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 
 SUBKEYS = Subkeys(entries_max=4096)
 Kind = type[SimNode]

@@ -10,7 +10,7 @@ from cluster.network.virtual_time import VirtualTime
 from cluster.simulation.sim_dns import SimDns
 from cluster.simulation.sim_host import KERNEL_BUFFER_BYTES, SimHost
 from cluster.simulation.trace import EVENTS_KEPT, Trace
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.mesh.mesh_values import Address, MemberChange, Plane, Send
 
 HERE: Address = ("10.0.0.1", 7946)
 THERE: Address = ("10.0.0.2", 7946)

@@ -13,10 +13,12 @@ from cluster.simulation.sim_engine import ChatTokens
 from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.gossip import gossip
-from ranvier_py.core.gossip.readers import ownership
-from ranvier_py.core.gossip.replication.route_updates import REMOVED, kind_of
-from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SnapshotChunk
+from ranvier_py.core.engine_cache.peers import ownership
+from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk
+from ranvier_py.core.mesh.wire.codec import Codec
+from ranvier_py.core.mesh.wire.messages import Message
+from ranvier_py.core.routing.peers.route_messages import RouteUpdates
+from ranvier_py.core.routing.peers.route_updates import REMOVED, kind_of
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05
@@ -105,10 +107,10 @@ def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
     """All messages of a cluster in which every token is a mark, with their bodies; and the marks."""
     marks = np.arange(1, 65, dtype=np.uint32) * np.uint32(0x01030107) + np.uint32(0x6B000000)
     reported: list[tuple[Message, bytes]] = []
-    encode = gossip.encode
+    encode = Codec.encode
 
-    def recorded(message: Message) -> tuple[int, bytes]:
-        kind, body = encode(message)
+    def recorded(self: Codec, message: Message) -> tuple[int, bytes]:
+        kind, body = encode(self, message)
         reported.append((message, body))
         return kind, body
 
@@ -116,7 +118,7 @@ def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         return marks[self._rng.choices(range(len(marks)), k=tokens)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gossip, "encode", recorded)
+        patch.setattr(Codec, "encode", recorded)
         patch.setattr(ChatTokens, "drawn", drawn)
         scenario = load_scenario("kv_late_joiner")
         run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, sim_nodes())

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.mesh.wire.keyring import KeyRing
 from ranvier_py.io.keys import FILE_BYTES_MAX, KeyFile, Keys, insecure_keys, keys_of, parse_keys, read_keys
 from tests.proxy.wire import no_more_descriptors
 

@@ -20,8 +20,8 @@ from ranvier_py.control.operations import Admin
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.publishers import of_operator
 from ranvier_py.core.engine_cache.sources.push_messages import read_events, read_sync
-from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.routing import backends as registry
+from ranvier_py.core.routing.backend_state.signed_commands import Command
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.placement import Service
 from ranvier_py.core.routing.placement.affinity import Affinity

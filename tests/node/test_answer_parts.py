@@ -11,20 +11,22 @@ from typing import Any, cast
 import trio
 import trio.testing
 
-from ranvier_py.core.gossip.gossip_values import Outgoing
-from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
-from ranvier_py.core.gossip.peer_answers.peer_answers import AnswerSecrets, PeerAnswers
-from ranvier_py.core.gossip.wire.messages import AnswerKeys, AnswerPart, AnswerWanted
+from ranvier_py.core.mesh.mesh_values import Outgoing
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
 from ranvier_py.core.response_cache.answer_frames import encoded
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import EVERYTHING, VoidScope
+from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart, AnswerWanted
+from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
+from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
+from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.proxy.response_cache import ResponseCache
-from tests.core.gossip.peer_answers.answer_net import peer_of
+from tests.builders.peers import alike
+from tests.core.response_cache.peers.answer_net import peer_of
 
 KEY, TENANT, SECRET = b"k" * 32, b"t" * 16, b"a secret"
 
@@ -46,7 +48,7 @@ class Lab:
         settings = PeerAnswerSettings(shares=True, timeout_s=self.timeout_s)
         now = time.monotonic()
         self.answers = PeerAnswers(settings, AnswerSecrets(SECRET), self.outbox, Random(1), now)
-        self.answers.peers([peer_of(2)], [peer_of(2)], now)
+        self.answers.met(alike([peer_of(2)]), now)
         parts = SimpleNamespace(peer=SimpleNamespace(answers=self.answers), port=SimpleNamespace(poke=lambda: None))
         share_answers(self.responses, cast("ClusterParts", parts))
         self.advertise()

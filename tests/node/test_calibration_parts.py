@@ -15,8 +15,8 @@ from cluster.engine.engine_process import DEFAULT_TOKENIZER
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN
+from ranvier_py.core.splitmix import mix
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, CalibrationParts, looked_at_by
 from tests.core.engine_cache.test_prediction import URL, A, World
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn

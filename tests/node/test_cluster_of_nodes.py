@@ -11,9 +11,9 @@ import trio
 from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.gossip import RouterPeer
-from ranvier_py.core.gossip.wire.messages import Record, State
-from ranvier_py.core.gossip.wire.records import pack_record
+from ranvier_py.core.mesh.wire.messages import Record, State
+from ranvier_py.core.mesh.wire.records import pack_record
+from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.io.gossip.gossip_port import open_sockets
 from ranvier_py.node.cluster_parts import FingerprintScheme, own_address, public_address
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.processes import engine_names
 from tests.node.node_lab import BETWEEN_LOOKS_S, ClusterLab, Lab, Node, cluster_lab, opened, start_engine
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Address, Plane, Send
+from ranvier_py.core.mesh.mesh_values import Address, Plane, Send
 from ranvier_py.core.routing.router import Router
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.replay_network import (

@@ -16,7 +16,8 @@ from typing import Any
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.body_json import exact_json
 from ranvier_py.core.prompts.body_members import CACHE_FIELDS
-from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
+from ranvier_py.core.prompts.fingerprint import TextHasher
+from ranvier_py.core.splitmix import MASK
 
 OPENING_BYTES_MAX = 1024  # Continuum's max_prefix_length
 SYSTEM, FIRST_MESSAGE = "system", "first_message"  # what an opening may be

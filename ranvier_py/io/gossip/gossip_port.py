@@ -26,9 +26,11 @@ from trio.lowlevel import ParkingLot, wait_readable
 from ranvier_py.core.addresses import HostPort, spelled
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import listening_on
-from ranvier_py.core.gossip.gossip import RouterPeer
-from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
-from ranvier_py.core.gossip.port_traffic import (
+from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.core.mesh.mesh import Mesh
+from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
+from ranvier_py.core.mesh.port_traffic import (
     OUR_FAULTS,
     Drop,
     PortCounters,
@@ -37,9 +39,7 @@ from ranvier_py.core.gossip.port_traffic import (
     plain_address,
     socket_address,
 )
-from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_VERSION
-from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.core.mesh.wire.frame import MAGIC, PROTOCOL_VERSION
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class GossipPort:
 
     def __init__(
         self,
-        peer: RouterPeer,
+        peer: Mesh,
         sockets: GossipSockets,
         *,
         options: PortOptions | None = None,

@@ -22,9 +22,9 @@ from typing import Protocol
 import trio
 from trio.lowlevel import ParkingLot, wait_readable, wait_writable
 
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane
-from ranvier_py.core.gossip.port_traffic import Drop, PortCounters, PortOptions, plain_address, socket_address
-from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.core.mesh.port_traffic import Drop, PortCounters, PortOptions, plain_address, socket_address
+from ranvier_py.core.mesh.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
 from ranvier_py.core.pauses import doubled
 from ranvier_py.supervision import Faults
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from ranvier_py.core.prompts.boundaries import TokenIds
-from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, Segment, mix
+from ranvier_py.core.prompts.fingerprint import Segment
+from ranvier_py.core.splitmix import GOLDEN, MASK, mix
 from ranvier_py.replay.engine.block_cache import chain_keys
 from ranvier_py.replay.traces.trace import Depth
 

@@ -18,9 +18,8 @@ from ranvier_py.core.prompts.fingerprint import (
     TokenHasher,
     anchors_between,
     canonical_message,
-    mix,
-    mix_array,
 )
+from ranvier_py.core.splitmix import mix, mix_array
 from tests.examples import examples
 
 KEY = b"k" * 32

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
-from ranvier_py.core.prompts.fingerprint import MASK, TextHasher, TokenHasher, mix, unmix
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.splitmix import MASK, mix, unmix
 from tests.examples import examples
 
 KEY = b"k" * 32

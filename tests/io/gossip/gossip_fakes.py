@@ -11,9 +11,9 @@ from typing import Any
 import trio
 
 from ranvier_py.core.addresses import is_wildcard
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
-from ranvier_py.core.gossip.port_traffic import PortOptions
-from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, STREAM_HEAD
+from ranvier_py.core.mesh.mesh_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.mesh.port_traffic import PortOptions
+from ranvier_py.core.mesh.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, STREAM_HEAD
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 

@@ -15,9 +15,9 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, MemberChange, Plane, Send
-from ranvier_py.core.gossip.port_traffic import PortOptions
-from ranvier_py.core.gossip.wire.messages import Record, State
+from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, MemberChange, Plane, Send
+from ranvier_py.core.mesh.port_traffic import PortOptions
+from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.io.gossip.gossip_port import HURRIED_MAX, LOOK_S, ROUNDS_MAX, GossipPort, open_sockets
 from tests.io.gossip.gossip_fakes import FakeGossip, address_of, checkpoints, number_of, packet, send, shell
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane, Send
-from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Address, Plane, Send
+from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES, STREAM_HEAD
 from ranvier_py.io.gossip import gossip_streams
 from ranvier_py.io.gossip.gossip_port import GossipPort
 from tests.io.gossip.gossip_fakes import address_of, checkpoints, frame, number_of, packet, send, shell

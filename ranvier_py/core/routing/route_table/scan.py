@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ranvier_py.core.prompts.fingerprint import mix_array
 from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, Fingerprints, Numbers, RouteColumns
 from ranvier_py.core.routing.route_table.rows import ALIASED, SHARED, Rows
+from ranvier_py.core.splitmix import mix_array
 
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS

@@ -6,10 +6,10 @@ import pytest
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.states import StateMoved
-from ranvier_py.core.gossip.replication.route_updates import CHECKPOINTS, ProcessUpdate, encode_process
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
+from ranvier_py.core.routing.peers.route_updates import CHECKPOINTS, ProcessUpdate, encode_process
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.routing.checkpoints.hybrid_router import chain, credit, hybrid_router, prompt_of, send, serve

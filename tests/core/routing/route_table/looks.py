@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.route_values import BackendNames, Claim, RouteColumns
+from ranvier_py.core.splitmix import mix
 
 NOW = 100.0
 TTL_S = 20.0

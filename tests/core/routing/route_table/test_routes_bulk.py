@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table import claims as claims_module
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, Claim, RouteColumns
+from ranvier_py.core.splitmix import mix
 from tests.core.routing.route_table.looks import (
     BACKENDS,
     DEPTHS,

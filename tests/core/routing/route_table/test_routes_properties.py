@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
 from ranvier_py.core.routing.route_table.route_values import LRU
 from ranvier_py.core.routing.route_table.rows import SHARED, TEXTS_MAX
+from ranvier_py.core.splitmix import mix
 from tests.examples import examples
 
 BACKENDS = 3

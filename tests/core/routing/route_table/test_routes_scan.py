@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
 from ranvier_py.core.routing.route_table.scan import (
@@ -23,6 +22,7 @@ from ranvier_py.core.routing.route_table.scan import (
     SUMS_ROWS,
     bucket_of,
 )
+from ranvier_py.core.splitmix import mix
 from tests.core.routing.route_table import looks
 from tests.core.routing.route_table.looks import BACKENDS, GENERATIONS, NOW, SOUP, TTL_S, Learned, learned_of, table_of
 from tests.examples import examples

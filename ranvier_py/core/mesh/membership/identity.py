@@ -1,0 +1,99 @@
+"""This node's own record, and how it answers what others report about this node.
+
+    accused         incarnation = the accusation's + 1, so one answer settles it
+    absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
+                    beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)
+    higher epoch    a record with our name and a higher epoch is of an earlier run of ours, or of a namesake: epoch =
+                    theirs + 1. Never compared with the time of day (scylladb#5164)
+    namesake        a session that overtakes us, and answers our next epoch with the one after it, is alive: we take the
+                    name `name-xxxx`. (Several epochs of one earlier run are no answer.)
+    leaving         is announced at our current incarnation, and raised like a refutation when accused
+    the last epoch  can't be overtaken: a namesake in it gets the name. Nor could an accusation in it be answered, so no
+                    node believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
+
+Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
+"""
+
+from __future__ import annotations
+
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.mesh.wire.messages import Record, State
+from ranvier_py.core.mesh.wire.records import NAME_BYTES_MAX
+
+EPOCH_MAX = 2**63 - 1  # 292 million years of milliseconds: higher ones in records are dropped
+EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further apart, however wrong they are
+INCARNATION_MAX = 2**32 - 1  # what the wire holds
+INCARNATION_STEP_MAX = 2**16  # the most that one message may raise ours: an honest accuser repeats our own record
+
+OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; a session that comes back is alive
+NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first
+
+
+def first_epoch(remembered: int, wall_ms: int) -> int:
+    """Return the first epoch of a run: above that of the last run, `remembered`, unless that is absurdly high."""
+    wall_ms = min(max(0, wall_ms), EPOCH_AHEAD_MAX)
+    return max(remembered + 1, wall_ms) if remembered <= wall_ms + EPOCH_AHEAD_MAX else wall_ms
+
+
+class Identity:
+    """The record of this node, as it changes."""
+
+    __slots__ = ("_digits", "_given_name", "_namesakes", "record")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._given_name = record.name
+        self._digits = 0  # how many digits of the session the name has
+        self._namesakes: BoundedDict[int, int] = BoundedDict(
+            NAMESAKES_MAX
+        )  # session -> how often it overtook us as a live one
+
+    @property
+    def leaving(self) -> bool:
+        return self.record.state is State.LEFT
+
+    def leave(self) -> None:
+        self.record = self.record._replace(state=State.LEFT)
+
+    def outbid(self, claim: Record) -> None:
+        """Rise above a record that others hold of this session. `claim` is at least as high as our own record."""
+        epoch, incarnation = self.record.epoch, self.record.incarnation
+        if claim.epoch > epoch:
+            self._rise(claim.epoch + 1, incarnation)
+        elif claim.incarnation >= INCARNATION_MAX or claim.incarnation - incarnation > INCARNATION_STEP_MAX:
+            self._rise(epoch + 1, incarnation)
+        else:
+            self._rise(epoch, claim.incarnation + 1)
+
+    def outranks(self, other: Record) -> bool:
+        """Whether this session is the later one of two with one name."""
+        return (self.record.epoch, self.record.session) > (other.epoch, other.session)
+
+    def overtake(self, other: Record) -> bool:
+        """Answer a record with our name that outranks ours. Returns whether the name was given up."""
+        times = self._namesakes.get(other.session, 0)
+        answers = times == 0 or other.epoch == self.record.epoch + 1
+        times += answers and other.state <= State.SUSPECT
+        self._namesakes[other.session] = times
+        if times >= OVERTAKEN_MAX or other.epoch >= EPOCH_MAX:
+            self._rename()
+            return True
+        self._rise(other.epoch + 1, self.record.incarnation)
+        return False
+
+    def _rename(self) -> None:
+        """Take a new name, with more digits of the session each time, since another node may have just that name."""
+        self._digits = min(16, self._digits + 4)
+        tail = "-" + f"{self.record.session:016x}"[: self._digits]
+        head = self._given_name.encode()[: NAME_BYTES_MAX - len(tail)].decode(errors="ignore")
+        self._rise(self.record.epoch, self.record.incarnation + 1)
+        self.record = self.record._replace(name=head + tail)
+
+    def _rise(self, epoch: int, incarnation: int) -> None:
+        if incarnation > INCARNATION_MAX:
+            epoch, incarnation = epoch + 1, 0
+        if epoch > EPOCH_MAX:  # there is no higher epoch: raise what is left to raise
+            epoch, incarnation = EPOCH_MAX, min(self.record.incarnation + 1, INCARNATION_MAX)
+        elif self.record.incarnation == INCARNATION_MAX and epoch > self.record.epoch:
+            incarnation = 0
+        self.record = self.record._replace(epoch=epoch, incarnation=incarnation)

@@ -1,0 +1,72 @@
+"""A node among its peers, as the control port shows it."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from ranvier_py.core.addresses import spelled
+from ranvier_py.core.mesh.membership.roster import Member
+from ranvier_py.core.metrics import values
+from ranvier_py.core.peer.router_peer import RouterPeer
+
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+
+def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
+    """Return this node and what it knows of its peers, ready for JSON."""
+    me, counters = peer.me, peer.counters
+    return {
+        "name": me.name,
+        "session": f"{me.session:016x}",
+        "epoch": me.epoch,
+        "incarnation": me.incarnation,
+        "state": me.state.name.lower(),
+        "address": spelled((me.host, me.port)),
+        "synced": peer.synced,
+        "members": [member_view(each, me.schema, now) for each in peer.members.everybody()],
+        "topics": {
+            topic: {
+                "sent": {"packets": counters.packets_sent[topic], "bytes": counters.bytes_sent[topic]},
+                "received": {"packets": counters.packets_received[topic], "bytes": counters.bytes_received[topic]},
+            }
+            for topic in counters.packets_sent
+        },
+        "routes": values(peer.routes.counters),
+        "route_sync": values(peer.route_sync.counters),
+        "facts": values(peer.facts.counters),
+        **peer.streams.view(),
+        "peer_answers": values(peer.answers.counters),
+        "membership": values(peer.members.statistics()),
+        "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
+        "sessions": values(peer.sessions.statistics()),
+        "refused": dict(counters.refused),
+        "opened_by_key": dict(counters.opened),
+    }
+
+
+def member_view(member: Member, schema: int, now: float) -> dict[str, Any]:
+    """Return one line of the table of members. Ages in seconds, round trips in milliseconds; None for never.
+
+    `routes`: whether the member makes fingerprints by our `schema`; otherwise it shares no routes with us.
+    """
+    record = member.record
+    return {
+        "name": record.name,
+        "state": member.state.name.lower(),
+        "address": spelled(member.address),
+        "public": record.public,
+        "incarnation": record.incarnation,
+        "epoch": record.epoch,
+        "session": f"{member.session:016x}",
+        "since_s": round(now - member.since, 1),
+        "silent_s": rounded(now - member.received_at, 1),
+        "rtt_ms": rounded(member.rtt_s * 1000, 2),
+        "proved": member.proved,
+        "datagrams": member.datagrams,
+        "routes": record.schema == schema,
+    }
+
+
+def rounded(value: float, digits: int) -> float | None:
+    return round(value, digits) if isfinite(value) else None

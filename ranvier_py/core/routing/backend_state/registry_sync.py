@@ -1,0 +1,302 @@
+"""The registry among peers: what this node sees of its backends becomes facts, peers' facts change the registry.
+
+Between nodes a backend is named by a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire
+would be an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait. A
+process has two numbers: this node's generation of the backend, and the generation as all nodes count it (the facts').
+
+Out: `look` compares each backend with its state at the last look (in flight, verdict, generation, draining), so that
+nothing is done on a request's path. In: `follow` applies what was received to the registry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.mesh.machine import Machine
+from ranvier_py.core.mesh.membership.live_members import LivePeers
+from ranvier_py.core.routing.backend_state.facts import (
+    GENERATION_BITS,
+    BackendFacts,
+    DrainChange,
+    FactChange,
+    KnownStart,
+    NewGeneration,
+    Verdict,
+)
+from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
+from ranvier_py.core.routing.processes.engine_marks import EngineMarks
+from ranvier_py.core.routing.processes.several_processes import same_process
+from ranvier_py.core.routing.rates.work import NO_LOAD, Load
+from ranvier_py.core.routing.route_table.route_values import BackendNames
+
+TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
+
+NEVER = (-1, -1)
+
+VERDICTS = {Health.UNKNOWN: Verdict.UNKNOWN, Health.HEALTHY: Verdict.HEALTHY, Health.UNHEALTHY: Verdict.UNHEALTHY}
+
+
+@dataclass(slots=True)
+class Seen:
+    """One backend as it was at the last look. `generation` is by this node's count."""
+
+    backend: Backend
+    generation: int
+    draining: bool
+
+
+class RegistrySync(Machine):
+    """Maps backends to keys and back, and carries changes between registry and facts.
+
+    Args:
+        key: 16 to 64 secret bytes, the same on all nodes.
+    """
+
+    def __init__(self, registry: Registry, facts: BackendFacts, key: bytes) -> None:
+        self.registry = registry
+        self.facts = facts
+        self.doubted: dict[BackendId, None] = {}  # backends that a peer calls ill, to be probed now; owner drains
+        self.transitions: list[Transition] = []  # for the log; drained by the owner
+        self._key = key
+        self._seen: dict[int, Seen] = {}  # by key
+        self._keys: dict[BackendId, int] = {}
+        self._version = NEVER
+        self._restarts = 0  # number of restarts that the facts include
+        self._passed_over: dict[int, None] = {}  # whose claims were ignored, for want of a count or a backend
+
+    @property
+    def _registry_version(self) -> tuple[int, int]:
+        """Differs whenever a backend came or went."""
+        return self.registry.counters.backends_added, self.registry.counters.backends_removed
+
+    def key_of(self, backend: BackendId) -> int | None:
+        """Return a backend's key; None if the registry did not have it at the last look."""
+        return self._keys.get(backend)
+
+    def find(self, key: int) -> Backend | None:
+        seen = self._seen.get(key)
+        return seen.backend if seen is not None and not seen.backend.removed else None
+
+    def name_of(self, backend: BackendId, generation: int) -> tuple[int, int] | None:
+        """Return (key, low bits of the shared generation), by which peers know this process. None: it is gone."""
+        key = self._keys.get(backend)
+        found = self.find(key) if key is not None else None
+        if key is None or found is None or found.generation != generation:
+            return None
+        return key, self.facts.of(key).generation % (1 << GENERATION_BITS)
+
+    def names(self) -> BackendNames:
+        """Return the keys and shared generations of this node's backend ids, for scans of the table."""
+        slots = self.registry.slots
+        keys = np.zeros(len(slots), np.uint64)
+        shared = np.zeros(len(slots), np.uint64)
+        generations = np.full(len(slots), -1, np.int32)
+        for backend, key in self._keys.items():
+            seen = self._seen[key]
+            if not seen.backend.removed and seen.backend.generation == seen.generation:
+                keys[backend], shared[backend] = key, self.facts.of(key).generation
+                generations[backend] = seen.generation
+        return BackendNames(keys, shared, generations)
+
+    def holder(self, key: int, generation: int, now: float) -> tuple[BackendId, int] | None:
+        """Return our (id, generation) of a process; low bits of `generation` suffice. None: unknown, or earlier.
+
+        A later generation than ours is started here first. A restart that the registry saw since the last look is
+        counted now: otherwise routes of the process before, which had that number, would pass for the new one's. For
+        the same reason this returns None until a peer has sent its count of the backend, with the start time.
+        """
+        seen, facts = self._seen.get(key), self.facts
+        if seen is None or seen.backend.removed or seen.backend.names.strangers:
+            return None
+        known, backend = facts.of(key), seen.backend
+        if not known.counted:
+            self._passed_over[key] = None
+            return None
+        if backend.generation != seen.generation or (backend.process.started_at or 0.0) != known.started_at:
+            self._settle(key, seen, now)
+        low_bits = generation % (1 << GENERATION_BITS)
+        ours = known.generation % (1 << GENERATION_BITS)
+        if low_bits != ours and facts.generation_of(key, low_bits) != known.generation:  # a later one is adopted
+            return None
+        self.follow(now)
+        backend.process.has_remote_routes = True
+        return backend.id, backend.generation
+
+    def regained(self) -> bool:
+        """Whether claims that were ignored can be taken now, because the backend and its count are here. True once."""
+        if not self._passed_over:
+            return False
+        known = [key for key in self._passed_over if self.facts.of(key).counted]
+        for key in known:
+            del self._passed_over[key]
+        return bool(known)
+
+    def look(self, now: float) -> bool:
+        """Note in the facts what changed since the last look. Returns whether anything is in flight."""
+        registry = self.registry
+        if self._version != self._registry_version:
+            is_first = self._version == NEVER
+            self._version = self._registry_version
+            newcomers = self._rename(now)
+            self._passed_over = {key: None for key in self._passed_over if key in self._seen}
+            if not is_first:  # a node that starts copies a whole table
+                self._passed_over |= newcomers
+        loads: dict[int, Load] = {}
+        for key, seen in self._seen.items():
+            backend = seen.backend
+            if backend.inflight:
+                loads[key] = backend.own_load
+            self._settle(key, seen, now)
+            if backend.draining is not seen.draining:
+                seen.draining = backend.draining
+                self.facts.drain(key, backend.draining)
+            started_at, reading = backend.process.started_at or 0.0, registry.names.readings.get(backend.id)
+            self.facts.observe(key, verdict_of(backend), started_at, reading)
+        self.facts.loads.carry(loads)
+        return bool(loads)
+
+    def count_restarts(self, now: float) -> None:
+        """Count the restarts that this node saw since the last look. Call it before facts are taken: a restart that a
+        peer saw, too, would otherwise count twice."""
+        if self._restarts != self.registry.counters.backend_restarts:
+            self._restarts = self.registry.counters.backend_restarts
+            for key, seen in self._seen.items():
+                if not seen.backend.removed:
+                    self._settle(key, seen, now)
+
+    def _settle(self, key: int, seen: Seen, now: float) -> None:
+        backend = seen.backend
+        started_at, shared = backend.process.started_at or 0.0, self.facts.of(key).started_at
+        differs = bool(started_at and shared) and not same_process(started_at, shared)
+        is_one = backend.processes == 1 and not backend.names.strangers
+        if differs and backend.generation == seen.generation and is_one:
+            self._log(self.registry.restart(backend, "peers knew another process", now))
+        if backend.generation != seen.generation:
+            seen.generation = backend.generation
+            self.facts.restarted(key, started_at)
+
+    def _rename(self, now: float) -> dict[int, None]:
+        """Note that backends came or went. A newcomer takes over what peers sent of it. Returns the newcomers' keys."""
+        before, self._seen, self._keys = self._seen, {}, {}
+        newcomers: dict[int, None] = {}
+        for backend in self.registry:
+            key = keyed(self._key, backend.url)
+            self._keys[backend.id] = key
+            old = before.get(key)
+            if old is not None and old.backend is backend:
+                self._seen[key] = old
+                continue
+            newcomers[key] = None
+            if self.facts.drains(key, now):
+                self.registry.drain(backend.url)
+            # the facts' state: so `look` takes back an order that has ended, and sends one given before this look
+            self._seen[key] = Seen(backend, backend.generation, self.facts.of(key).draining)
+            self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
+        for key in before:
+            if key not in self._seen:
+                self.facts.left(key, now)
+        return newcomers
+
+    def follow(self, now: float) -> None:
+        """Apply the loads and facts that were received since the last call to the registry."""
+        facts, registry = self.facts, self.registry
+        if facts.loads.moved:
+            for key in facts.loads.moved:
+                backend = self.find(key)
+                if backend is not None:
+                    load = NO_LOAD if backend.names.strangers else facts.loads.of(key)
+                    registry.set_peer_load(backend.id, load, now)
+            facts.loads.moved.clear()
+        if facts.read:
+            self._take_marks(now)
+        changes, facts.changes = facts.changes, []
+        for each in changes:
+            seen = self._seen.get(each.backend)
+            if seen is not None and not seen.backend.removed:
+                self._apply(seen, each, now)
+            elif isinstance(each, KnownStart):
+                facts.begun(*each)
+
+    def _apply(self, seen: Seen, change: FactChange, now: float) -> None:
+        """Apply a change to a backend of ours. But for drains, none is of our engine where nodes reach several."""
+        if isinstance(change, DrainChange):
+            self._drain(seen, draining=change.draining)
+        elif seen.backend.names.strangers:
+            pass
+        elif isinstance(change, NewGeneration):
+            self._start_generation(seen, change, now)
+        elif isinstance(change, KnownStart):
+            self._know_start(seen, change, now)
+        else:
+            self._doubt(seen.backend, change.observers, now)
+
+    def met(self, peers: LivePeers, now: float) -> None:  # noqa: ARG002  # as of all machines
+        """Take the peers: what others read of engines counts no more."""
+        self.registry.names.keep({peer.session for peer in peers.near})
+
+    def _take_marks(self, now: float) -> None:
+        """Compare the marks that peers read with ours; not before `look` has seen which backends there are, since a
+        backend without its key would be another one. What is dropped here is sent again."""
+        names, (read, self.facts.read) = self.registry.names, (self.facts.read, [])
+        if self._version != self._registry_version:
+            return
+        for session, fact in read:
+            ours, marks = self.find(fact.backend), EngineMarks(fact.identity, fact.totals)
+            names.peer_read(session, fact.backend, ours.id if ours else None, marks, now - fact.read_s, now)
+        for changed in names.changed():
+            if (backend := self.registry.current(changed)) is not None:
+                self._log(names.judge(backend, self.registry.current, now))
+
+    def _drain(self, seen: Seen, *, draining: bool) -> None:
+        """Drain a backend, or end that, as an operator ordered on another node."""
+        backend, before = seen.backend, seen.backend.draining
+        seen.draining = draining
+        self.registry.drain(backend.url, draining)
+        if before is not draining:
+            change = (str(before), str(draining), "ordered on another node")
+            self.transitions.append(Transition(backend.id, backend.name, "draining", *change))
+
+    def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
+        """Begin a new generation in the registry, unless it has begun: our claims so far are of an earlier one."""
+        backend = seen.backend
+        transitions = self.registry.restart_reported(backend, new.started_at, now)
+        if not transitions and backend.generation == seen.generation:
+            transitions = self.registry.restart(backend, "peers count another process", now)
+        self._log(transitions)
+        seen.generation = backend.generation
+
+    def _know_start(self, seen: Seen, start: KnownStart, now: float) -> None:
+        """Take over a start that a peer knows. It begins the next generation if our claims may be of one before."""
+        self._log(self.registry.start_reported(seen.backend, start.started_at, now))
+        self._settle(start.backend, seen, now)
+        self.facts.begun(*start)
+
+    def _doubt(self, backend: Backend, observers: int, now: float) -> None:
+        if backend.health is not Health.UNHEALTHY:
+            self.doubted[backend.id] = None
+            self._log(list(self.registry.doubted(backend.id, observers, now)))
+
+    def _log(self, transitions: list[Transition]) -> None:
+        self.transitions += transitions[: TRANSITIONS_MAX - len(self.transitions)]
+
+
+def verdict_of(backend: Backend) -> Verdict:
+    """Return the verdict that peers are sent, an open circuit included: a peer may meet the same faults.
+
+    Never a verdict that we took from peers: nodes would call a backend ill for ever, each because others do.
+    """
+    if backend.circuit is Circuit.OPEN:
+        return Verdict.CIRCUIT_OPEN
+    if backend.vitals.by_report and backend.health is Health.UNHEALTHY:
+        return Verdict.UNKNOWN
+    return VERDICTS[backend.health]
+
+
+def keyed(key: bytes, url: str) -> int:
+    """Return a backend's key, 64 bits: without the secret `key` nobody can find out which URL it stands for."""
+    digest = blake2b(url.encode(), digest_size=8, key=key, person=b"backend").digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,262 @@
+"""Commands of the operator that every node follows: add a backend, remove one. How they spread: see `join_table`.
+
+Rules: a command is signed with the admin key, since an address taken from gossip could send prompts anywhere; without
+that key a node signs, follows and passes on nothing. Of one URL the command with the greatest clock holds; a removal is
+kept like an addition, or an old addition would return. A command is taken for VALID_S after it was signed, and signed
+anew by those that follow it: it expires with the last of them, so no recorded one returns. Only here the time of day
+decides, since nothing else outlives all nodes. Bounds: COMMANDS_MAX URLs, FLOORS_MAX in the state file.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b, sha256
+from random import Random
+from struct import pack
+from typing import NamedTuple
+
+from ranvier_py.core.mesh.join_table import JoinTable
+from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.wire.codec import Codec, Kind
+from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, parts_field
+from ranvier_py.core.mesh.wire.frame import amount, bad, text
+from ranvier_py.core.metrics import increment
+from ranvier_py.core.routing.backend import NAME_CHARS_MAX
+
+COMMANDS_MAX = 4096  # URLs: as many as there can be backends
+FLOORS_MAX = 1024  # kept across a restart: 16 KiB
+REPAIR_INTERVAL_S = 30.0
+VALID_S = 3600.0  # as long an old command can be replayed
+RETRY_S = 300.0  # a failed command is tried again after this: a name that it needs may be free now
+RENEW_S = 1200.0  # two renewals may fail before the command expires
+SKEW_S = 300.0  # allowed difference between the clocks of two nodes
+CLOCK_AHEAD_MS = 86_400_000  # for a wrong clock where the command was given; no more, or one could exhaust it
+VERBS = ("add", "remove")
+COMMANDS_PER_MESSAGE = 64
+COMMAND_BYTES_MAX = (16, 512, NAME_CHARS_MAX)
+"""The most bytes of a command's verb, URL and name."""
+
+
+class Command(NamedTuple):
+    """An operator's command, signed with the admin key: taken only where the configuration allows it."""
+
+    clock: int  # u64: of commands about one URL the greatest decides
+    signed_ms: int  # u64: the time of day when it was signed, perhaps again
+    verb: str  # add, remove
+    url: str  # at most 512 bytes
+    weight: float
+    name: str
+    signature: bytes  # 32 bytes, HMAC-SHA256
+
+
+class Commands(NamedTuple):
+    commands: tuple[Command, ...]
+
+
+def read_command(
+    clock: int, signed_ms: int, verb: bytes, url: bytes, weight: float, name: bytes, signature: bytes
+) -> Command:
+    if len(signature) != SIGNATURE_BYTES:
+        bad("signature of a command")
+    texts = map(text, (verb, url, name), COMMAND_BYTES_MAX)
+    return Command(clock, signed_ms, next(texts), next(texts), amount(weight), next(texts), signature)
+
+
+COMMANDS = parts_field("command", "Q Q *B *H d *B 32s", COMMANDS_PER_MESSAGE, read_command)
+KIND = Kind("backends", 50, Commands, (COMMANDS,))
+
+
+class HeldCommand(NamedTuple):
+    """A command that is kept. `signed_at` is on our monotonic clock, in seconds."""
+
+    command: Command
+    signed_at: float
+
+
+class SignedCommands(JoinTable[str, Command]):
+    """The commands that one node knows. With an empty `admin_key` none are given or taken.
+
+    `wall_ms` is the time of day at `now`; the owner repeats it by `set_wall_clock`, as the clock may be corrected.
+    """
+
+    kinds = (KIND,)
+    ROWS_MAX = COMMANDS_PER_MESSAGE
+    REPEAT_S = REPAIR_INTERVAL_S
+
+    def __init__(
+        self,
+        admin_key: bytes,
+        outbox: list[Outgoing],
+        rng: Random,
+        now: float,
+        *,
+        wall_ms: int = 0,
+        floors: Mapping[int, int] = {},
+    ) -> None:
+        super().__init__(outbox, rng, now)
+        self.new: list[Command] = []  # to be followed, see `take_new`
+        self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
+        self._key = admin_key
+        self._floors = dict(floors)
+        self._forgotten = 0  # the greatest clock of a removal that was replaced
+        self._known: dict[str, HeldCommand] = {}
+        self._failed: dict[str, Command] = {}  # by URL, until the next try
+        self._retry_at = now
+        self.set_wall_clock(wall_ms, now)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def floors(self) -> dict[int, int]:
+        """Return digest of URL -> clock of the last command about it, FLOORS_MAX at most, for the state file."""
+        known = {digest_of(url): held.command.clock for url, held in self._known.items()}
+        latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
+        return dict(latest[:FLOORS_MAX])
+
+    def set_wall_clock(self, wall_ms: int, now: float) -> None:
+        """Set the time of day at `now`."""
+        self._wall_ms_before = wall_ms - 1000 * now
+
+    def _wall_ms(self, now: float) -> int:
+        return max(0, round(self._wall_ms_before + 1000 * now))
+
+    def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
+        """Give an operator's command. False: it is not shared, because this node has no admin key or refused it."""
+        if not self._key:
+            return False
+        held = self._known.get(url)
+        last = held.command.clock if held is not None else max(self._forgotten, self._floors.get(digest_of(url), 0))
+        clock = max(last + 1, self._wall_ms(now))
+        command = Command(clock, 0, verb, url, weight, name, signature=bytes(SIGNATURE_BYTES))
+        try:
+            Codec((KIND,)).encode(Commands((command,)))
+        except ValueError:
+            increment(self.refused, "wire")
+            return False
+        if not self._has_room(command):
+            increment(self.refused, "full")
+            return False
+        self._signed(command, now)
+        self._changed[url] = None
+        return True
+
+    def take_new(self) -> list[Command]:
+        """Return the commands to follow now in the order in which they were given, earlier failures included.
+
+        In that order a name or a place is free when the next command needs it, even if they arrived otherwise.
+        """
+        if self.new:
+            self._try_again()
+        new, self.new = sorted(self.new, key=by_clock), []
+        return new
+
+    def failed(self, command: Command) -> None:
+        """Note that a command could not be followed. It is tried again after the next new one, and every RETRY_S."""
+        if self._holds(command):
+            self._failed[command.url] = command
+
+    def _try_again(self) -> None:
+        self.new += filter(self._holds, self._failed.values())
+        self._failed.clear()
+
+    def _holds(self, command: Command) -> bool:
+        held = self._known.get(command.url)
+        return held is not None and by_clock(held.command) == by_clock(command)
+
+    def tick(self, now: float) -> None:
+        if now >= self._repeat_at:
+            self._send(self._peers, self._renew(now))
+            if now >= self._retry_at and self._failed:
+                self._retry_at = now + RETRY_S
+                self._try_again()
+        super().tick(now)
+
+    def receive(self, _peer: Peer, message: Commands, now: float) -> None:
+        for command in message.commands:
+            reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
+            if reason:
+                increment(self.refused, reason)
+            else:
+                self._take(command, now)
+
+    def _refusal(self, command: Command, now: float) -> str:
+        """Return why a command is refused; empty if it may be taken."""
+        wall_ms = self._wall_ms(now)
+        if not self._key or command.verb not in VERBS:
+            return "signature"
+        if not hmac.compare_digest(signature_of(self._key, command), command.signature):
+            return "signature"
+        if not -1000 * SKEW_S <= wall_ms - command.signed_ms <= 1000 * (VALID_S + SKEW_S):
+            return "time"
+        if command.clock > wall_ms + CLOCK_AHEAD_MS:
+            return "time"
+        if command.url not in self._known and (
+            command.clock <= self._forgotten or command.clock < self._floors.get(digest_of(command.url), 0)
+        ):
+            return "old"
+        return ""
+
+    def _has_room(self, command: Command) -> bool:
+        """Whether the command's URL is known, or one more fits, if need be in place of the oldest removal."""
+        if command.url in self._known or len(self._known) < COMMANDS_MAX:
+            return True
+        removals = [held.command for held in self._known.values() if held.command.verb == "remove"]
+        oldest = min(removals, key=by_clock, default=command)
+        if oldest.clock >= command.clock:
+            return False
+        del self._known[oldest.url]
+        self._changed.pop(oldest.url, None)
+        self._forgotten = max(self._forgotten, oldest.clock)
+        return True
+
+    def _take(self, command: Command, now: float) -> None:
+        held = self._known.get(command.url)
+        is_later = held is None or by_clock(command) > by_clock(held.command)
+        if held is not None and (*by_clock(command), command.signed_ms) <= (
+            *by_clock(held.command),
+            held.command.signed_ms,
+        ):
+            return
+        age_s = (self._wall_ms(now) - command.signed_ms) / 1000
+        self._known[command.url] = HeldCommand(command, now - max(0.0, age_s))
+        if is_later:
+            self._changed[command.url] = None
+            self.new.append(command)
+
+    def _renew(self, now: float) -> list[Command]:
+        """Sign the commands that would expire again, whoever gave them, and return them."""
+        old = [held.command for held in self._known.values() if now - held.signed_at > RENEW_S]
+        return [self._signed(command, now) for command in old]
+
+    def _signed(self, command: Command, now: float) -> Command:
+        command = command._replace(signed_ms=self._wall_ms(now))
+        command = command._replace(signature=signature_of(self._key, command))
+        self._known[command.url] = HeldCommand(command, now)
+        return command
+
+    def _rows(self, keys: dict[str, None] | None, now: float) -> Sequence[Command]:
+        if keys is not None:
+            return [self._known[url].command for url in keys]
+        self._renew(now)
+        return [held.command for held in self._known.values()]
+
+    def _message(self, rows: Sequence[Command]) -> Commands:
+        return Commands(tuple(rows))
+
+
+def by_clock(command: Command) -> tuple[int, str, float, str]:
+    """Return the sort key of commands about one URL, of which the greatest holds. The time of signing is not in it."""
+    return command.clock, command.verb, command.weight, command.name
+
+
+def digest_of(url: str) -> int:
+    return int.from_bytes(blake2b(url.encode(), digest_size=8, person=b"command url").digest(), "little")
+
+
+def signature_of(key: bytes, command: Command) -> bytes:
+    """Return the HMAC-SHA256 over all fields of a command but the signature, each part with its length."""
+    numbers = pack("<QQd", command.clock, command.signed_ms, command.weight)
+    parts = [numbers, command.verb.encode(), command.url.encode(), command.name.encode()]
+    return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

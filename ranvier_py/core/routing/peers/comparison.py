@@ -1,0 +1,115 @@
+"""Comparing our table with a peer's: the asking side of one comparison, of which `pull` has one at a time.
+
+    we      TotalSum -> the peer            8 bytes
+    peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
+    we      PartSums (groups that differ)   the peer answers with its own of the same buckets
+
+A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); the sum of a group of 64 buckets, and
+that of the whole table, is the XOR of the buckets' sums. So one equal number stands for equal tables, but for one
+chance in 2**64. All sums are little-endian columns, as in messages.
+
+Rule: our sums are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
+Memory: 32 KiB while it runs.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.routing.peers.route_messages import BUCKETS, GROUPS, PartSums, TotalSum
+from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
+from ranvier_py.core.routing.peers.table_copy import OwnSums
+
+NO_ROOM_S = 0.05  # until a question is sent again for which there was no room
+
+GROUP_BUCKETS = BUCKETS // GROUPS
+
+AnySums = TotalSum | PartSums
+Buckets = npt.NDArray[np.uint16]
+
+
+class Comparison:
+    """The asking side of one comparison with a peer (see the module)."""
+
+    def __init__(self, outbox: RouteOutbox, sums: OwnSums, peer: Peer, request: int, now: float) -> None:
+        self.own: bytes | None = None  # our sums, once the peer was sent their total
+        self.wake_at = now  # when `tick` must be called; inf while we wait for an answer
+        self._outbox = outbox
+        self._sums = sums
+        self._peer = peer
+        self._request = request
+        self._begun_at = now
+        self._groups = b""  # groups of buckets to ask the peer about
+
+    def tick(self, now: float) -> None:
+        """Compute our sums or send a question: at most one step of 2 ms."""
+        if now < self.wake_at:
+            return
+        if self.own is not None:
+            part = part_of(self.own, self._groups)
+            self._ask(PartSums(self._groups, part, reply=True, request=self._request), now)
+            return
+        sums = self._sums.step(self._begun_at, now)
+        if sums is not None and self._ask(TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
+            self.own = sums
+
+    def receive(self, message: AnySums, now: float) -> Buckets | None:
+        """Return the buckets that differ. None if the message is no answer to us, or if one more question is needed."""
+        own = self.own
+        if own is None or message.reply or message.request != self._request:
+            return None
+        if isinstance(message, PartSums):
+            return differing_buckets(own, message)
+        if message.total == total_of(own):
+            return np.array((), np.uint16)
+        self._groups = differing_groups(own, message.groups) if message.groups else b""
+        if self._groups:
+            self.wake_at = now
+        return None
+
+    def _ask(self, question: AnySums, now: float) -> bool:
+        asked = self._outbox.send_bulk(self._peer, question, now)
+        self.wake_at = inf if asked else now + NO_ROOM_S
+        return asked
+
+
+def answer_to(question: AnySums, ours: bytes) -> AnySums:
+    """Return the answer to a peer's question from our sums."""
+    if isinstance(question, PartSums):
+        return PartSums(question.groups, part_of(ours, question.groups), reply=False, request=question.request)
+    total = total_of(ours)
+    groups = group_sums(ours) if total != question.total else b""
+    return TotalSum(total, groups, reply=False, request=question.request)
+
+
+def group_sums(sums: bytes) -> bytes:
+    """Return the sums of all groups, from the sums of all buckets."""
+    return bytes(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8").reshape(GROUPS, -1), axis=1).tobytes())
+
+
+def total_of(sums: bytes) -> int:
+    """Return the total of the sums of all buckets, or of all groups."""
+    return int(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8")))
+
+
+def differing_groups(sums: bytes, groups: bytes) -> bytes:
+    """Return the groups whose sums differ from the peer's `groups`, u8 each. `sums` are ours of all buckets."""
+    ours, theirs = np.frombuffer(group_sums(sums), "<u8"), np.frombuffer(groups, "<u8")
+    return np.flatnonzero(ours != theirs).astype(np.uint8).tobytes()
+
+
+def part_of(sums: bytes, groups: bytes) -> bytes:
+    """Return the sums of the buckets in these groups."""
+    return np.frombuffer(sums, "<u8").reshape(GROUPS, -1)[list(groups)].tobytes()
+
+
+def differing_buckets(sums: bytes, theirs: PartSums) -> Buckets:
+    """Return the buckets whose sums differ from the peer's, of the groups that it sent. `sums` are ours of all."""
+    groups = np.frombuffer(theirs.groups, np.uint8).astype(np.uint16)
+    ours, part = (np.frombuffer(each, "<u8") for each in (part_of(sums, theirs.groups), theirs.sums))
+    differing = np.flatnonzero(ours != part).astype(np.uint16)
+    return groups[differing // GROUP_BUCKETS] * GROUP_BUCKETS + differing % GROUP_BUCKETS

@@ -1,0 +1,89 @@
+"""Side state for peers that missed updates of it: owners of responses and sessions, checkpoints of hybrid models.
+
+No row of a table has side state. So a node that counts updates as received because it copied the table (`pull`) lacks
+the side state in them. A node that was behind a cut, or that adds a backend late, may lack some, too. Such a node asks
+one peer for all of its side state, and another peer if the answer does not arrive whole. A while later it asks once
+more, because the peer may have missed the same updates.
+
+Rules: what a node learns from an answer it does not send on. Each chunk of an answer is encoded just before it leaves,
+in about 2 ms, with the ages that its entries have then.
+Bounds: a node that got no answer waits twice as long before each further try, up to FAILED_MAX_S; it takes
+SIDE_CHUNKS_MAX chunks of an answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+from random import Random
+
+from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.pauses import doubled
+from ranvier_py.core.routing.peers.route_messages import Entry, SideState
+from ranvier_py.core.routing.peers.route_sync import RouteSync, SidePiece
+from ranvier_py.core.routing.peers.table_copy import WINDOW_CHUNKS
+
+ANSWERS, AGAIN_S = 2, 5.0
+"""A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""
+
+FAILED_S, FAILED_MAX_S = 1.0, 60.0
+"""Until the next try, at first and at most: a busy peer answers at once."""
+
+SIDE_CHUNKS_MAX = 256
+
+
+class SideTurns:
+    """When this node asks for side state next, and whom."""
+
+    def __init__(self) -> None:
+        self.at = inf
+        self._failures = self._answers = 0  # failed tries since the last answer; answers that are still wanted
+        self._last: Peer | None = None  # the peer asked last
+
+    def want(self, at: float) -> None:
+        """Ask at that time, because this node may lack side state, even if an answer is arriving just now."""
+        self.at = min(self.at, at)
+        self._failures, self._answers = 0, ANSWERS
+
+    def next_peer(self, peers: Sequence[Peer], rng: Random) -> Peer:
+        """Choose whom to ask now."""
+        self.at = inf
+        self._last = rng.choice([peer for peer in peers if peer != self._last] or peers)
+        return self._last
+
+    def came(self, now: float) -> None:
+        """Note that an answer arrived whole."""
+        self._failures = 0
+        self._answers -= 1
+        if self._answers > 0:
+            self.at = min(self.at, now + AGAIN_S)
+
+    def failed(self, now: float) -> None:
+        self.at = min(self.at, now + doubled(FAILED_S, self._failures, FAILED_MAX_S))
+        self._failures += 1
+
+
+class SideWalk:
+    """One pass over the side state of this node, a chunk at a time: what `TableWalk` is for rows."""
+
+    def __init__(self, sync: RouteSync) -> None:
+        self._sync = sync
+        self._unread = sync.side_state()
+        self._next = deque([next(self._unread, SidePiece())])
+        self._taken: deque[SidePiece] = deque(maxlen=WINDOW_CHUNKS)
+
+    def take(self, now: float) -> SideState:
+        """Return the next chunk with request and number 0, the last one with `last`."""
+        piece = self._next.popleft()
+        self._taken.append(piece)
+        if not self._next:
+            self._next.extend(islice(self._unread, 1))
+        entries = tuple([Entry(0, update) for update in self._sync.side_updates(piece, now)])
+        return SideState(0, 0, not self._next, entries)
+
+    def back(self, chunks: int) -> None:
+        """Go back by this many chunks, at most WINDOW_CHUNKS, since they were lost."""
+        for _ in range(min(chunks, len(self._taken))):
+            self._next.appendleft(self._taken.pop())

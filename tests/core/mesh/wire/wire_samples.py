@@ -1,0 +1,192 @@
+"""Messages of every kind: one of each to keep, and strategies for any of them within the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from hypothesis import strategies as st
+
+from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
+from ranvier_py.core.clients.rule_verdicts import RuleVerdicts
+from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaim, ReaderClaims
+from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk, SnapshotRefused, SnapshotWanted
+from ranvier_py.core.mesh.wire import messages as m
+from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart, AnswerRefused, AnswerWanted
+from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
+from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided, VoidedAnswers
+from ranvier_py.core.response_cache.peers.peer_answers import AnswerDigest
+from ranvier_py.core.routing.backend_state.facts import Fact, Facts
+from ranvier_py.core.routing.backend_state.loads import Loads
+from ranvier_py.core.routing.backend_state.prefills import Prefills, SharedPrefill
+from ranvier_py.core.routing.backend_state.signed_commands import Command, Commands
+from ranvier_py.core.routing.peers import route_messages as r
+
+U64_MAX = 2**64 - 1
+SESSION = 0x1122334455667788
+
+RECORD = m.Record("router-1", SESSION, 1_700_000_000_000, 3, m.State.ALIVE, "10.1.2.3", 7946, 99, "10.1.2.3:8080")
+LONGEST = m.Record(
+    "n" * 64, U64_MAX, U64_MAX, 2**32 - 1, m.State.LEFT, "fe80:1111:2222:3333:4444:5555:6666:7777", 65535,
+    U64_MAX, "p" * 80,
+)  # fmt: skip
+IPV6 = RECORD._replace(name="knoten-ä", host="fd00::1", state=m.State.SUSPECT, public="")
+UPDATES = (m.Update(RECORD), m.Update(IPV6, 77), m.Update(LONGEST))
+
+
+def rows_of(count: int, backends: int = 2) -> r.TableRows:
+    """A chunk of that many claims."""
+    word = b"\x01\x02\x03\x04\x05\x06\x07\x08" * count
+    indices = b"".join((claim % backends).to_bytes(2, "little") for claim in range(count))
+    held = tuple((11 + index, index) for index in range(backends))
+    return r.TableRows(5, 6, True, held, word, word[: 4 * count], word, word, indices, word[: 2 * count])
+
+
+EXAMPLES: tuple[m.Message, ...] = (
+    m.Hello(RECORD, 0x0102030405060708),
+    m.Echo(IPV6, 1, 0),
+    m.Challenge(U64_MAX),
+    m.Ping(4_000_000_000, UPDATES),
+    m.Ack(1),
+    m.PingRequest(2, SESSION, "10.9.8.7", 7946, UPDATES[:1]),
+    m.Nack(3),
+    m.Push(UPDATES),
+    m.Members((RECORD, IPV6), True),
+    r.RouteUpdates(SESSION, 41, (r.Entry(0, b"lesson"), r.Entry(65535, b""), r.Entry(7, b"\x00" * 300)), 1234),
+    r.Digest(U64_MAX, 99),
+    r.Vector(((SESSION, 5), (1, U64_MAX)), False),
+    r.Reset(SESSION, 1000),
+    r.RowsWanted(9, 2, b"\x00\x00\xff\x0f", True),
+    rows_of(3),
+    r.Busy(9),
+    r.TotalSum(U64_MAX, bytes(range(256)) * 2, False, 8),
+    r.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
+    r.SideState(9, 3, True, (r.Entry(0, b"update"),)),
+    Loads(4, ((11, 0, 0, 0), (12, 65535, 65535, 2**32 - 1))),
+    Facts((Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535, 2**64 - 1, 7, 30))),
+    Commands((Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
+    ReaderClaims((ReaderClaim(11, SESSION, 7, 5), ReaderClaim(12, 1, 2**32 - 1, 0))),
+    Prefills((SharedPrefill(1, 11, 2, bytes(range(16))), SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
+    SnapshotWanted(6, 11, 1, 32),
+    SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
+    SnapshotRefused(6, True),
+    AnswerKeys(7, False, bytes(range(16)), b"\1\0\xff\xff", bytes(8)),
+    AnswerDigest(7, U64_MAX, True),
+    AnswerWanted(8, bytes(range(32)), 2**32 - 1),
+    AnswerPart(8, 0, 2, b"answer"),
+    AnswerRefused(8, False),
+    Voided((VoidedAnswers(9, 60_000, "model", bytes(16), bytes(32)), VoidedAnswers(U64_MAX, 0, "", b"", b""))),
+    RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
+)
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+identities = st.integers(1, U64_MAX)
+ports = st.integers(1, 65535)
+
+
+def texts(bytes_max: int, least: int = 0) -> st.SearchStrategy[str]:
+    """Printable, often of the greatest length."""
+    short = st.text(max_size=bytes_max // 4, min_size=least).filter(str.isprintable)
+    return short | st.integers(bytes_max - 1, bytes_max).map("x".__mul__)
+
+
+hosts = st.one_of(
+    st.ip_addresses(v=4).filter(int).map(str),
+    st.ip_addresses(v=6).filter(int).map(str),
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> m.Record:
+    name, public = draw(texts(64, least=1)), draw(texts(80))
+    host, port = draw(hosts), draw(ports)
+    state = draw(st.sampled_from(m.State))
+    return m.Record(name, draw(identities), draw(u64), draw(u32), state, host, port, draw(u64), public)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> r.TableRows:
+    backends = draw(st.lists(st.tuples(u64, u32), min_size=1, max_size=4))
+    indices = draw(st.lists(st.integers(0, len(backends) - 1), max_size=6))
+    count = len(indices)
+    parent, tokens, token, text, ages = (
+        draw(st.binary(min_size=w * count, max_size=w * count)) for w in (8, 4, 8, 8, 2)
+    )
+    held = b"".join(index.to_bytes(2, "little") for index in indices)
+    return r.TableRows(
+        draw(u32), draw(u32), draw(st.booleans()), tuple(backends), parent, tokens, token, text, held, ages
+    )
+
+
+def answer_keys(version: int, whole: bool, added: bytes, removed: bytes) -> AnswerKeys:
+    return AnswerKeys(version, whole, added, b"\5\0" * (len(added) // 8), removed)
+
+
+def part_sums(groups: AbstractSet[int], reply: bool, request: int) -> r.PartSums:
+    return r.PartSums(bytes(sorted(groups)), b"part sum" * (r.GROUP_BYTES // 8 * len(groups)), reply, request)
+
+
+def many(elements: st.SearchStrategy[object], most: int = 5) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(elements, max_size=most).map(tuple)
+
+
+updates = many(st.builds(m.Update, records(), st.just(0) | identities))
+pairs = st.tuples(identities, u64)
+amounts = st.floats(0, allow_infinity=False, allow_nan=False)
+entries = st.builds(r.Entry, u16, st.binary(max_size=100))
+facts = st.builds(Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32, u16, u64, u64, u16)
+commands = st.builds(
+    Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
+)  # fmt: skip
+standings = st.builds(ReaderClaim, u64, identities, u32, st.integers(0, 5))
+columns = (st.binary(max_size=60),) * 7
+digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes(8, "little") for number in numbers))
+voided = st.builds(
+    VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
+)
+numbers = st.lists(u32, max_size=5).map(lambda several: b"".join(number.to_bytes(4, "little") for number in several))
+prefills = st.builds(SharedPrefill, u32, u64, st.integers(0, 255), digests.filter(bool))
+verdicts = st.builds(
+    TrialResult, texts(60), texts(32), texts(1024), st.sampled_from((PROVED, OFF)), texts(255), texts(64)
+)
+buckets = st.lists(st.integers(0, r.BUCKETS - 1), max_size=9).map(
+    lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
+)
+
+STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
+    m.Hello: st.builds(m.Hello, records(), identities),
+    m.Echo: st.builds(m.Echo, records(), identities, u64),
+    m.Challenge: st.builds(m.Challenge, identities),
+    m.Ping: st.builds(m.Ping, u32, updates),
+    m.Ack: st.builds(m.Ack, u32, updates),
+    m.PingRequest: st.builds(m.PingRequest, u32, identities, hosts, ports, updates),
+    m.Nack: st.builds(m.Nack, u32),
+    m.Push: st.builds(m.Push, updates),
+    m.Members: st.builds(m.Members, many(records()), st.booleans()),
+    r.RouteUpdates: st.builds(r.RouteUpdates, identities, u64, many(entries), u16),
+    r.Digest: st.builds(r.Digest, u64, u64),
+    r.Vector: st.builds(r.Vector, many(pairs), st.booleans()),
+    r.Reset: st.builds(r.Reset, identities, u64),
+    r.RowsWanted: st.builds(r.RowsWanted, u32, u32, buckets, st.booleans()),
+    r.TableRows: rows(),
+    r.Busy: st.builds(r.Busy, u32),
+    r.SideState: st.builds(r.SideState, u32, u32, st.booleans(), many(entries)),
+    r.TotalSum: st.builds(r.TotalSum, u64, st.sampled_from((b"", bytes(8 * r.GROUPS))), st.booleans(), u32),
+    r.PartSums: st.builds(part_sums, st.frozensets(st.integers(0, r.GROUPS - 1), max_size=9), st.booleans(), u32),
+    Loads: st.builds(Loads, u32, many(st.tuples(u64, u16, u16, u32))),
+    Prefills: st.builds(Prefills, many(prefills, 3), numbers),
+    Facts: st.builds(Facts, many(facts)),
+    Commands: st.builds(Commands, many(commands, 3)),
+    ReaderClaims: st.builds(ReaderClaims, many(standings)),
+    SnapshotWanted: st.builds(SnapshotWanted, u32, u64, u16, u32),
+    SnapshotChunk: st.builds(SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
+    SnapshotRefused: st.builds(SnapshotRefused, u32, st.booleans()),
+    AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
+    AnswerDigest: st.builds(AnswerDigest, u32, u64, st.booleans()),
+    AnswerWanted: st.builds(AnswerWanted, u32, st.binary(min_size=32, max_size=32), u32),
+    AnswerPart: st.builds(AnswerPart, u32, u16, u16, st.binary(max_size=60)),
+    AnswerRefused: st.builds(AnswerRefused, u32, st.booleans()),
+    Voided: st.builds(Voided, many(voided, 3)),
+    RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
+}
+
+messages: st.SearchStrategy[m.Message] = st.one_of(*STRATEGIES.values())

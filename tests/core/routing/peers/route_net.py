@@ -1,0 +1,302 @@
+"""Nodes that gossip routes, over a network that loses, doubles and delays: one process, one clock, no waiting.
+
+A `RouteNode` is what a node has of routes and backends, without members; `meet` and `send` hand over what it sends
+without a network. In a `Net` nodes gossip: every message is encoded and decoded on its way, and frames between two
+nodes stay in order unless `jitter_s` is given.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from random import Random
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES
+from ranvier_py.core.mesh.wire.messages import Message
+from ranvier_py.core.peer.router_peer import CODEC
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.routing.backend_state.facts import BackendFacts, Fact, Facts
+from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
+from ranvier_py.core.routing.owners import Owners
+from ranvier_py.core.routing.peers.route_gossip import RouteGossip
+from ranvier_py.core.routing.peers.route_messages import RowsWanted, TableRows
+from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
+from ranvier_py.core.routing.peers.route_sync import RouteSync
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from tests.builders.peers import alike
+
+KEY = b"a cluster secret"
+FRAME_LENGTH_BYTES = 4
+BACKENDS = 4
+URLS = [f"http://127.0.0.1:{9001 + number}" for number in range(BACKENDS)]
+ENGINE, OTHER = URLS[:2]
+CHAT: list[PrefixKey] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
+NEXT_TURN: list[PrefixKey] = [(96, 106, 206), *CHAT]
+
+
+def peer_of(session: int) -> Peer:
+    return Peer(session, (f"10.0.{session >> 8}.{session & 255}", 7946))
+
+
+class RouteNode:
+    """Each node numbers its backends in its own order."""
+
+    def __init__(
+        self, session: int, urls: Sequence[str] = URLS, capacity: int = 100_000, ttl_s: float = 3600.0
+    ) -> None:
+        self.session = session
+        self.peer = peer_of(session)
+        self.outbox: list[Outgoing] = []
+        self.registry = Registry(BackendLimits())
+        self.facts = BackendFacts(self.outbox, Random(session), 0.0)
+        self.backends = RegistrySync(self.registry, self.facts, KEY)
+        self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
+        self.table.outgoing.collect()
+        self.checkpoints = Checkpoints(Boundary.chain)
+        self.checkpoints.collect(self.table.names())
+        self.owners = Owners(lambda data: sha256(data).digest())
+        self.owners.collect(lambda: None)
+        self.sync = RouteSync(self.table, self.backends, self.owners, self.checkpoints)
+        self.up = True
+        self.engines = {url: self.registry.add(url) for url in urls}
+        self.backends.look(0.0)
+
+    def engine(self, url: str = ENGINE) -> Backend:
+        backend = self.engines.get(url) or self.registry.find(url)  # by its URL what a test added later
+        assert backend is not None
+        return backend
+
+    def id(self, number: int) -> BackendId:
+        """Of one of URLS."""
+        return self.engine(URLS[number]).id
+
+    def key(self, url: str = ENGINE) -> int:
+        key = self.backends.key_of(self.engine(url).id)
+        assert key is not None
+        return key
+
+    def serve(self, chain: Sequence[PrefixKey], now: float = 10.0, url: str = ENGINE) -> None:
+        self.learn(chain, now, Trust.LOCAL, url)
+
+    def learn(self, chain: Sequence[PrefixKey], now: float, trust: Trust, url: str = ENGINE) -> None:
+        engine = self.engine(url)
+        self.table.learn(chain, engine.id, engine.generation, trust, now)
+
+    def restart(self, now: float, url: str = ENGINE) -> None:
+        """This node sees that another process is there."""
+        self.registry.restart(self.engine(url), "test", now)
+        self.backends.look(now)
+
+    def probe(self, now: float, started_at: float) -> None:
+        self.registry.probed(self.engine().id, ProbeResult(ok=True, started_at=started_at), now)
+
+    def meet(self, other: RouteNode, now: float = 0.0) -> None:
+        """Each sends the other what it knows of its backends, as peers do at once."""
+        for one, two in ((self, other), (other, self)):
+            two.facts.receive(one.peer, Facts(tuple(one.facts.known(now))), now)
+            two.backends.follow(now)
+
+    def receive(self, other: RouteNode, now: float, **changes: object) -> None:
+        """A fact about ENGINE that the other might send."""
+        fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
+        self.facts.receive(other.peer, Facts((fact,)), now)
+        self.backends.follow(now)
+
+    def updates(self, now: float = 10.0, *, everything: bool = False) -> list[tuple[bytes, float]]:
+        return list(self.sync.updates(now, everything=everything))
+
+    def send(self, *others: RouteNode, now: float = 10.0) -> int:
+        """Hand over what may be sent now. Returns its bytes."""
+        updates = self.updates(now)
+        for update, at in updates:
+            for other in others:
+                other.sync.receive([(now - at, update)], now)
+        return sum(len(update) for update, _ in updates)
+
+    def holders(self, chain: Sequence[PrefixKey], now: float = 10.0) -> list[tuple[str, int, int]]:
+        found = self.table.match(chain, self.registry.pool("", now).generations, now, wanted=9)
+        return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
+
+    def knows(self, fingerprint: int) -> bool:
+        return fingerprint in self.table.names()
+
+    def sums(self, now: float) -> bytes:
+        scan = self.sync.copy.sums()
+        return next(filter(None, iter(lambda: scan.step(now), b"")))
+
+
+class GossipNode(RouteNode):
+    """The same with the gossip of routes."""
+
+    def __init__(
+        self, session: int, urls: Sequence[str], capacity: int, settings: RouteGossipSettings, now: float
+    ) -> None:
+        super().__init__(session, urls, capacity, settings.ttl_s)
+        self.facts.receive(peer_of(0), Facts(tuple(self.facts.known(now))), now)  # so that they count
+        self.backends.follow(now)
+        self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
+        self.outbox.clear()
+
+
+@dataclass
+class Link:
+    """Conditions of all links."""
+
+    delay_s: float = 0.001
+    loss: float = 0.0
+    double: float = 0.0
+    jitter_s: float = 0.0
+    cut: Callable[[int, int], bool] = lambda source, target: False
+    drop: Callable[[int, int, Message], bool] = lambda source, target, message: False
+
+
+@dataclass(order=True)
+class Event:
+    at: float
+    turn: int
+    source: int = field(compare=False)
+    target: int = field(compare=False)
+    kind: int = field(compare=False)
+    body: bytes = field(compare=False)
+
+
+class Net:
+    def __init__(self, count: int, seed: int = 1, now: float = 1000.0, **settings: float) -> None:
+        self.rng = Random(seed)
+        self.now = now
+        self.link = Link()
+        self.nodes: dict[int, GossipNode] = {}
+        self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
+        self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
+        self.capacity = 100_000
+        self._events: list[Event] = []
+        self._turn = 0
+        self._last: dict[tuple[int, int], float] = defaultdict(float)
+        for session in range(1, count + 1):
+            self.add(session, meet=False)
+        self.meet()
+
+    def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> GossipNode:
+        urls = self.rng.sample(URLS[:backends], backends)
+        chosen = RouteGossipSettings(**{**self.settings, **settings})  # type: ignore[arg-type]
+        node = self.nodes[session] = GossipNode(session, urls, self.capacity, chosen, self.now)
+        if meet:
+            self.meet()
+        return node
+
+    def up(self) -> list[GossipNode]:
+        return [node for node in self.nodes.values() if node.up]
+
+    def meet(self) -> None:
+        """Everybody who is up sees everybody who is up and not cut off, at once."""
+        for node in self.up():
+            others = [other.peer for other in self.up() if not self.link.cut(node.session, other.session)]
+            node.gossip.met(alike([peer for peer in others if peer != node.peer]), self.now)
+
+    def kill(self, session: int) -> None:
+        self.nodes[session].up = False
+        self.meet()
+
+    def learn(self, session: int, chain: Sequence[PrefixKey], backend: int = 0) -> None:
+        """A node serves a path and sends it."""
+        node = self.nodes[session]
+        node.serve(chain, self.now, URLS[backend])
+        for update, at in node.updates(self.now, everything=True):
+            node.gossip.announce(update, at)
+
+    def run(self, seconds: float) -> None:
+        """Let time pass. Steps that are due at once take a tenth of a millisecond."""
+        end = self.now + seconds
+        wakes: dict[int, float] = {}
+        touched = list(self.nodes)
+        while True:
+            for session in touched:
+                node = self.nodes[session]
+                self._post(node)
+                wakes[session] = node.gossip.wake_at if node.up else end
+            if self.now >= end:
+                return
+            wake = max(min(wakes.values(), default=end), self.now + 1e-4)
+            self.now = min(wake, self._events[0].at if self._events else end, end)
+            touched = []
+            while self._events and self._events[0].at <= self.now:
+                event = heapq.heappop(self._events)
+                touched.append(event.target)
+                self._deliver(event)
+            for session, at in wakes.items():
+                if self.nodes[session].up and (at <= self.now or session in touched):
+                    self.nodes[session].gossip.tick(self.now)
+                    touched.append(session)
+            touched = [session for session in dict.fromkeys(touched) if session in self.nodes]
+
+    def run_until(self, done: Callable[[], bool], limit_s: float = 60.0, step_s: float = 0.01) -> float:
+        """Let time pass until something is so; returns how long that took."""
+        start = self.now
+        while not done():
+            assert self.now - start < limit_s, f"not within {limit_s} s"
+            self.run(step_s)
+        return self.now - start
+
+    def equal(self) -> bool:
+        """Whether all who are up know the same routes and the same numbers."""
+        up = self.up()
+        return len({node.sums(self.now) for node in up}) == 1 and all(
+            node.gossip.vector() == up[0].gossip.vector() for node in up
+        )
+
+    def _post(self, node: GossipNode) -> None:
+        messages = list(node.outbox)
+        node.outbox.clear()
+        for each in messages if node.up else ():
+            kind, body = CODEC.encode(each.message)
+            size = len(body) + OVERHEAD_BYTES + FRAME_LENGTH_BYTES
+            self.sent.append((self.now, node.session, each.session, each.message, size))
+            for _ in range(1 + (self.rng.random() < self.link.double)):
+                dropped = self.link.drop(node.session, each.session, each.message)
+                if self.rng.random() >= self.link.loss and not dropped:
+                    self._send(node.session, each.session, kind, body)
+
+    def _send(self, source: int, target: int, kind: int, body: bytes) -> None:
+        at = self.now + self.link.delay_s + self.rng.uniform(0, self.link.jitter_s)
+        if not self.link.jitter_s:
+            at = self._last[source, target] = max(at, self._last[source, target])
+        self._turn += 1
+        heapq.heappush(self._events, Event(at, self._turn, source, target, kind, body))
+
+    def _deliver(self, event: Event) -> None:
+        node = self.nodes.get(event.target)
+        if node is not None and node.up and not self.link.cut(event.source, event.target):
+            node.gossip.receive(peer_of(event.source), CODEC.decode(event.kind, event.body), self.now)
+
+
+def turn(rng: Random, *, chain: int = 2) -> list[PrefixKey]:
+    """A path of its own, with both fingerprints."""
+    return [(32 * depth, rng.getrandbits(64) | 1, rng.getrandbits(64) | 1) for depth in range(chain, 0, -1)]
+
+
+def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> list[Message]:
+    return [
+        message
+        for _, origin, to, message, _ in net.sent
+        if isinstance(message, kind) and source in (0, origin) and target in (0, to)
+    ]
+
+
+def wanted(net: Net, source: int = 0, *, side: bool = False) -> list[RowsWanted]:
+    """The first message of each question for rows, or for side state."""
+    found: dict[int, RowsWanted] = {}
+    for message in sent(net, RowsWanted, source):
+        if isinstance(message, RowsWanted) and message.side is side:
+            found.setdefault(message.request, message)
+    return list(found.values())
+
+
+def claims(messages: Iterable[Message]) -> int:
+    return sum(len(message.age_s) // 2 for message in messages if isinstance(message, TableRows))
