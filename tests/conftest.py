@@ -3,10 +3,12 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests import house
 from tests.examples import examples
 
 # Tests start hundreds of processes of ours. With bytecode written, only the first one of them compiles the package.
@@ -42,3 +44,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # at the end of a replay in this process they would be looked through again
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_forgotten() -> Iterator[None]:
+    """A million nodes, which every collection of garbage in a later test would look through."""
+    yield
+    for kept in (house.nodes_of, house.tree_of):
+        kept.cache_clear()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from tests.house import ROOT, files, nodes_of
+from tests.house import ROOT, everything, files, imports_of, module_of, nodes_of
 
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -64,3 +64,40 @@ def missing_tests(text: str) -> list[str]:
     return [
         f"{file}::{name}" for file, name in NAMED_TEST.findall(text) if name not in defined_in_tests().get(file, ())
     ]
+
+
+INVARIANT = re.compile(
+    r"(?s)\bInvariants?(?: \([^)]+\))?:\s(.*?)(?=\n\n|\n? *\b(?:Invariants?|Rules?|Bounds?|Cost|Source)\b|\Z)"
+)
+
+
+def invariants() -> Iterator[tuple[str, str]]:
+    """(module, text) of each invariant that a docstring of the package states."""
+    for path in files("ranvier_py"):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                for text in INVARIANT.findall(ast.get_docstring(node) or ""):
+                    yield module_of(path), text
+
+
+def is_tested(module: str, invariant: str) -> bool:
+    """Whether it names tests, all of which exist and get to its module by their imports."""
+    named = re.findall(r"\b(test_\w+)\.py", invariant)
+    return (
+        bool(named) and all(module in _imported_by().get(name, ()) for name in named) and not missing_tests(invariant)
+    )
+
+
+@cache
+def _imported_by() -> dict[str, set[str]]:
+    """The modules that each file of tests imports, itself or through others."""
+    found = {module_of(path): {module for _, module in imports_of(path)} for path in everything()}
+    known: dict[str, set[str]] = {}
+    for path in files("tests"):
+        known[path.stem], waiting = set(), [module_of(path)]
+        while waiting:
+            for module in found.get(waiting.pop(), ()):
+                if module not in known[path.stem]:
+                    known[path.stem].add(module)
+                    waiting.append(module)
+    return known

@@ -305,11 +305,7 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
     ],
 )
 def test_tools_take_their_key_from_where_a_node_would(
-    given: tuple[str, str, str],
-    used: str | None,
-    control: PageServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, str, str], used: str | None, control: PageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flag, then variable. A secret and its file of the same rank are a mistake."""
     flag, variable, named = given

@@ -65,14 +65,6 @@ MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "deque", "defaultdict", "Or
 MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def trees_are_forgotten() -> Iterator[None]:
-    """A million nodes, which every collection of garbage in a later test would look through."""
-    yield
-    for kept in (house.nodes_of, house.tree_of):
-        kept.cache_clear()
-
-
 def offences(paths: Sequence[Path], rule: Callable[[Path], Iterator[tuple[int, str]]]) -> list[str]:
     return [f"{short(path)}:{line}: {what}" for path in paths for line, what in rule(path)]
 

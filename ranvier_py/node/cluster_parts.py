@@ -1,8 +1,8 @@
 """Makes a node a peer: keys, sockets, discovery and files around one RouterPeer. The second composition root.
 
 `open_cluster` binds the port and finds the address that peers get; `ClusterParts.run` runs the parts. None of this is
-on a request's path, and no request waits for it. At the end `leave` announces it and the parts go on until that has
-spread; then they are cancelled.
+on a request's path, and no request waits for it. Invariant: a node that ends says goodbye first
+(test_cluster_of_nodes.py): the parts go on until `leave` has spread.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Changes that need no restart are applied at once, in one synchronous call: reque
 from their next wait on. Changes that need a restart are named and not applied, so the next reload names them again. A
 key that is in no table (APPLY_…) needs a restart; NEEDS_RESTART lists those, so that each key's place is deliberate.
 
-Rules: everything that can be wrong is found before anything changes, so a refused configuration changes nothing. One
-without any backend is refused while there are some. Backends that an operator or a peer added stay, though they are not
-in the configuration. Each change is logged, old -> new, but no secret is (`config_changes`); only keys are answered.
+Invariant: a reload is applied whole or not at all, interrupts no request, and logs no secret (test_reload.py,
+test_reload_reports.py). Rules: a configuration without any backend is refused while there are some. Backends that an
+operator or a peer added stay, though they are not in the configuration. Each change is logged (`config_changes`).
 """
 
 from __future__ import annotations

@@ -28,13 +28,7 @@ from cluster.load.workload import Conversation, Turn
 from cluster.network.links import CUT, TCP, UDP, Link, Links, Rule
 from cluster.processes import chaos
 from cluster.processes.chaos_clients import ROUNDS_MAX, Clients, arrivals, conversations, rates_of
-from cluster.processes.chaos_plan import (
-    CLIENTS_NAME,
-    CLUSTER_NAME,
-    make_plan,
-    node_command,
-    write_keys,
-)
+from cluster.processes.chaos_plan import CLIENTS_NAME, CLUSTER_NAME, make_plan, node_command, write_keys
 from cluster.processes.chaos_run import Run
 from cluster.processes.children import Command
 from cluster.processes.commands import Engines, engine_command

@@ -41,13 +41,7 @@ def rows(*requests: TraceRequest, knowledge: KnowledgeName, restarts: tuple[Rest
     """What became of each request, by its session."""
     ready = make_ready(Trace("states", sorted(requests, key=lambda each: each.at), BLOCK, timed=True))
     plan = Plan(
-        "sticky_least_loaded",
-        1,
-        (LIMITS,) * 2,
-        regret=False,
-        per_request=True,
-        knowledge=knowledge,
-        restarts=restarts,
+        "sticky_least_loaded", 1, (LIMITS,) * 2, regret=False, per_request=True, knowledge=knowledge, restarts=restarts
     )
     lines = execute(Task(ready, plan), lambda: 0.0).lines.splitlines()
     return {row["session"]: row for row in map(orjson.loads, lines)}

@@ -10,13 +10,7 @@ import pytest
 from ranvier_py.core.mesh.mesh_values import Address, Plane, Send
 from ranvier_py.core.routing.router import Router
 from ranvier_py.replay.engine.engine_values import EngineLimits
-from ranvier_py.replay.replay_network import (
-    DELAY_S,
-    TICK_MIN_S,
-    PeerNetwork,
-    address_of,
-    make_network,
-)
+from ranvier_py.replay.replay_network import DELAY_S, TICK_MIN_S, PeerNetwork, address_of, make_network
 from ranvier_py.replay.replay_nodes import KEY, make_router
 from ranvier_py.replay.replay_plan import Plan, Prepared, prepare
 from tests.replay.synthetic import BLOCK, chats

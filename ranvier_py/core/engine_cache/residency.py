@@ -4,7 +4,7 @@ Rule: token ids in events are hashed as those of prompts are; names of blocks ar
 held if every block that it reaches into is held, at the farthest of their tiers. A name is gone when removed as often
 as stored. Blocks of more than tokens, and what continues them, have no fingerprint. Of several cache groups the first
 dense one counts; with others than recurrent states it is `mixed`: what is held may be of no use.
-Invariant: once settled, all reported changes sum to what a walk over all blocks finds (test_residency_properties.py).
+Invariant: settled changes sum to a walk over all blocks (test_residency_properties.py, test_vllm_oracle.py).
 Bounds: `entries_max` blocks and fingerprints (`_make_room`), `orphaned_max` unresolved ones; all drops are counted.
 """
 

@@ -3,9 +3,8 @@
 Rule: one task connects, passes on events, and connects again when the stream ends or fails, has an event that is too
 long, or is silent for `idle_s`. A stream has no replay: `started` tells that one begins, and the index forgets what it
 knew of the source (CX18). Nothing that arrives ends the task; an endless sender gets a third of the event loop (REST).
-Addresses come from the operator; redirects are not followed, and nothing is read from the environment. Bounds: the
-size of an event (`server_events`) and of a read. Source: Continuum Router, «KV cache optimization», tier 4 (CR15,
-CX17, CX29).
+Addresses come from the operator; redirects are not followed, and nothing is read from the environment. Bounds: the size
+of an event (`server_events`) and of a read. Source: CR15, CX17, CX29.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Rule: whoever else calls the core calls `poke` afterwards. An exception in the core is a bug: it is counted and logged,
 and loses the packet that it came with. One wake-up takes at most `drain_max` datagrams or `hold_s`. Sending never
 waits: what the kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip ended).
-An error of sending is either this machine's, or the peer can't be reached, which is reported to the core
-(memberlist#242).
-Invariant: the timer never sleeps past `wake_at`, and never spins: after HURRIED_MAX ticks without a pause it pauses.
+That a peer can't be reached is reported to the core (memberlist#242).
+Invariant: the timer never sleeps past `wake_at`, and pauses after HURRIED_MAX ticks (test_gossip_port.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Rule: `send` never waits; a packet without room in its stream's queue is dropped and counted. Inward streams are only
 read: a frame's length is checked before the frame is read, and memory grows with the bytes that came. Bounds: each
 plane's queue, `streams_in`, and the seconds of each wait.
-Invariant: `queued_bytes` is the sum of the bytes in all queues, each of which is within the bound of its plane.
+Invariant: `queued_bytes` sums the bytes in all queues, each within its plane's bound (test_gossip_streams.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Places an engine that has data-parallel ranks as these: each becomes a backend of its own, with `#rank=N` in its URL.
 
-The backend of the URL itself stays, since operators, reloads and peers name it, and its pages show how many ranks there
-are; but it gets no requests (`Backend.as_ranks`). Draining, weight and removal of it are those of its ranks.
+The backend of the URL itself stays, since operators, reloads and peers name it; but it gets no requests
+(`Backend.as_ranks`). Draining, weight and removal of it are those of its ranks.
 
-Rules: the first look decides at once, so that the first request finds the ranks; afterwards two looks in a row must
-show another number. A look without a page, or without ranks on it, changes nothing. A rank that the engine refuses ends
-it, until another process answers or another number is shown. Ranks that an operator lists go first: then the URL keeps
-its own requests. Where several processes answer at the URL a rank says nothing, and nothing is split.
+Invariant: no client sees that an engine refuses a rank, or can feign it (test_rank_parts.py). Rules: the first look
+decides at once; afterwards two looks in a row must show another number. A look without ranks changes nothing. A rank
+that the engine refuses ends it, until another process answers or another number is shown. Ranks that an operator lists
+go first: then the URL keeps its own requests. Where several processes answer at the URL nothing is split.
 Bound: `ranks.PLACED_MAX` ranks of each configured backend.
 """
 

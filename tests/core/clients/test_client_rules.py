@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 
 import ranvier_py.core.clients
 from ranvier_py.core.clients import mended_body
-from ranvier_py.core.clients.body_mender import (
-    BodyMender,
-    Engines,
-    Mended,
-    ProofOptions,
-    rule_for,
-)
+from ranvier_py.core.clients.body_mender import BodyMender, Engines, Mended, ProofOptions, rule_for
 from ranvier_py.core.clients.client_rules import RuleBook, RuleSetting, rules_of, version_of
 from ranvier_py.core.clients.client_watch import ClientWatch
 from ranvier_py.core.clients.mended_body import (

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
-    IndexEvent,
-    IndexSettings,
-    KvIndex,
-    Verb,
-)
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
@@ -97,10 +92,7 @@ def test_cr15_a_stream_is_the_same_in_whatever_pieces_it_comes(end: bytes, piece
         b"retry: 1",
         b"",
     ]
-    assert read(end.join(lines) + end, piece) == [
-        IndexEvent(Verb.CREATED, "a1", 3),
-        IndexEvent(Verb.PURGED, "a1"),
-    ]
+    assert read(end.join(lines) + end, piece) == [IndexEvent(Verb.CREATED, "a1", 3), IndexEvent(Verb.PURGED, "a1")]
 
 
 @pytest.mark.parametrize(
@@ -216,13 +208,10 @@ def test_cx18_what_a_backend_held_is_forgotten_alone() -> None:
 @settings(max_examples=examples(60))
 @given(
     st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from(list(Verb)), st.integers(0, 150), st.integers(1, 9)),
-        max_size=300,
+        st.tuples(st.integers(0, 3), st.sampled_from(list(Verb)), st.integers(0, 150), st.integers(1, 9)), max_size=300
     )
 )
-def test_cr16_both_directions_of_the_index_agree_whatever_comes(
-    events: list[tuple[int, Verb, int, int]],
-) -> None:
+def test_cr16_both_directions_of_the_index_agree_whatever_comes(events: list[tuple[int, Verb, int, int]]) -> None:
     index = KvIndex(IndexSettings(entries_max=100, offloading=True))
     model: dict[tuple[str, int], bool] = {}
     for at, (backend, kind, number, tokens) in enumerate(events):

@@ -55,11 +55,7 @@ def one_question() -> Callable[[], object]:
 
 @pytest.mark.parametrize(
     ("make", "calls", "limit_s"),
-    [
-        (one_key, 40, 10e-6),
-        (one_placement_by_the_ring, 40, 100e-6),
-        (one_question, 40, 1e-4),
-    ],
+    [(one_key, 40, 10e-6), (one_placement_by_the_ring, 40, 100e-6), (one_question, 40, 1e-4)],
 )
 def test_cr29_what_a_request_waits_for_takes_microseconds(
     make: Callable[[], Callable[[], object]], calls: int, limit_s: float

@@ -48,11 +48,7 @@ def family(seed: int, width: int, count: int) -> list[tuple[EngineHash, EngineHa
 
 ACTIONS = ["store", "store", "run", "remove", "tier", "empty", "clear", "settle"]
 
-actions = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2**16)),
-    min_size=20,
-    max_size=80,
-)
+actions = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2**16)), min_size=20, max_size=80)
 
 
 @settings(max_examples=examples(60))

@@ -161,11 +161,7 @@ def test_one_conversation_has_one_chain_whichever_api_it_came_by() -> None:
         {"role": "tool", "tool_call_id": "t1", "content": "ok"},
         user("and?"),
     ]
-    turns = [
-        user("hi"),
-        {"role": "assistant", "content": [use(1)]},
-        user([result(1, "ok"), text("and?", **MARK)]),
-    ]
+    turns = [user("hi"), {"role": "assistant", "content": [use(1)]}, user([result(1, "ok"), text("and?", **MARK)])]
     items = [
         user("hi"),
         {"type": "function_call", "call_id": "t1", "name": "read", "arguments": '{"path":"1"}', "id": "fc_1"},

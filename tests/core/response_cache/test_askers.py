@@ -10,12 +10,7 @@ from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.askers import Asker, Askers
 from ranvier_py.core.response_cache.invalidations import Invalidations, VoidScope
-from ranvier_py.core.response_cache.refused_credentials import (
-    PAUSE_S,
-    SPREAD_MAX,
-    UNKNOWN_MAX,
-    RefusedCredentials,
-)
+from ranvier_py.core.response_cache.refused_credentials import PAUSE_S, SPREAD_MAX, UNKNOWN_MAX, RefusedCredentials
 
 KEY = b"secret"
 ISOLATIONS = ["credential", "header:X-Tenant"]

@@ -101,10 +101,7 @@ def test_a_state_is_named_by_its_last_block_and_spans_the_tokens_since_the_one_b
     cache = PooledCheckpoints(1_000, BLOCK, aligned(2 * BLOCK), 3, 1_000)
     first = Job.of([1] * 70, [2] * 60, BLOCK)
     states = [event for event in events_of(cache, first) if isinstance(event, StateStored)]
-    assert [(event.keys, event.parent) for event in states] == [
-        (first.keys[:4], 0),
-        (first.keys[4:8], first.keys[3]),
-    ]
+    assert [(event.keys, event.parent) for event in states] == [(first.keys[:4], 0), (first.keys[4:8], first.keys[3])]
     assert [event.ids.tolist() for event in states] == [[1] * 64, [1] * 6 + [2] * 58]
     second = Job.of([*[1] * 70, *[2] * 60, *[3] * 40], [4], BLOCK)
     (more,) = [event for event in events_of(cache, second) if isinstance(event, StateStored)]

@@ -1,10 +1,10 @@
 """Which nodes subscribe to an engine's event stream: a reader, which applies it for all, and a standby.
 
 Every node ranks the live members that can subscribe by a hash of engine and member; the first two subscribe, and of the
-subscribers the one that knows the stream best is the reader. A node acts on the ranking and on what others report of
-themselves and asks nobody; so in doubt three subscribe, or two apply. A node alone reads all streams. Invariant:
-when members and reports are the same at all nodes and time passes, each stream has exactly one reader and one standby
-among those that can. Bounds: STREAMS_MAX engines, one state for each live member and engine.
+subscribers the one that knows the stream best is the reader. A node acts on the ranking and on what others report, and
+asks nobody; so in doubt three subscribe, or two apply. A node alone reads all streams. Invariant: when members and
+reports are the same at all nodes and time passes, each stream has exactly one reader and one standby among those that
+can (test_ownership.py). Bounds: STREAMS_MAX engines, one state for each live member and engine.
 """
 
 from __future__ import annotations

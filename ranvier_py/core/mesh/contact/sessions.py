@@ -3,9 +3,9 @@
     A -> Hello(record A, c1)  B -> Echo(record B, c1, c2)  A -> Echo(record A, c2, 0): each has proved to be live
 
 Rules: a session that repeated a number of ours is bound to its record and address; what it sealed before is refused for
-ever, the rest taken once. Answers go to the address in a record, never to a packet's source, which NAT would change. No
-answer to a stranger is longer than the question; answers are limited per address and in total. Bounds: SESSIONS_MAX,
-RESEND_MAX messages, RETIRED_MAX and ANSWERED_MAX counters; the oldest goes first.
+ever. Invariant: a packet is taken once, and of a live session (test_sessions.py, test_sessions_replay.py). Answers go
+to the address in a record, never to a packet's source (NAT). No answer to a stranger is longer than the question;
+answers are limited. Bounds: SESSIONS_MAX, RESEND_MAX, RETIRED_MAX, ANSWERED_MAX; the oldest goes first.
 """
 
 from __future__ import annotations

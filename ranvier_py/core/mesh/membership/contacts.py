@@ -5,8 +5,8 @@ A greeting (Hello) makes two sessions prove themselves to each other. `Greetings
 longer times, until it proves itself, dies, or is no longer one to know.
 
 `Contacts`: the dead stay contacts for a day and are greeted from time to time: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets one every n seconds, at random times, so across
-a cut a node greets another about every second. Contacts from before a restart are greeted once soon, then as others.
+(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets one every n seconds, at random times, so a cut
+is crossed about every second. Those from before a restart are greeted once soon.
 
 Bounds: one greeting for each member to be known, at most those of a mesh; CONTACTS_MAX addresses (first come, first
 dropped). Cost: O(members to be greeted) for each greeting.

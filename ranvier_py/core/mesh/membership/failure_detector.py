@@ -5,7 +5,7 @@
     at interval    still no answer: the probe failed, unless packets of the member itself came in meanwhile
 
 Any answer ends the probe, the member's own or a relay's. A member whose session is not proved is greeted instead, by
-both paths in turn. Invariant: `wake_at` is always finite: probing never stops, whichever members there are.
+both paths in turn. Invariant: `wake_at` is finite: probing never stops (test_failure_detector.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     the last epoch  can't be overtaken: a namesake in it gets the name. Nor could an accusation in it be answered, so no
                     node believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
 
-Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
+Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT (test_identity.py).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A synchronous state machine over messages: it sees no bytes, keys or sockets, and `sessions` has proved who sent a
 message before it gets here. A call that comes more than a probe interval after the next due tick means that this node
-was not awake: then the probe under way is void, suspicions and signs of life are moved by the delay, local health is at
-its worst. Invariants: this node never takes itself for dead; (epoch, incarnation) held for a session never falls.
+was not awake: then the probe under way is void, suspicions and signs of life move by the delay. Invariants: this node
+never takes itself for dead; (epoch, incarnation) held for a session never falls (test_members_properties.py).
 """
 
 from __future__ import annotations

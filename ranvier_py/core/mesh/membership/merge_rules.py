@@ -2,9 +2,9 @@
 
 Of two records about one session the one with the greater (epoch, incarnation, state) holds; of two sessions with one
 name that of the later epoch. `merge` returns what to send the sender, strictly greater than what it sent, so two nodes
-that correct each other come to an end. Each peer has an allowance of changes: without it a node with the cluster's key
-could rewrite all lists; what exceeds it is ignored like a lost packet. Invariant: (epoch, incarnation) held for a
-session never falls, and DEAD becomes ALIVE only with a higher one. Bounds: SUPERSEDED_MAX, PEERS_MAX allowances.
+that correct each other come to an end. Each peer has an allowance of changes, or one with the cluster's key could
+rewrite all lists; what exceeds it is ignored. Invariant: (epoch, incarnation) held for a session never falls, and DEAD
+becomes ALIVE only with a higher one (test_members_properties.py). Bounds: SUPERSEDED_MAX, PEERS_MAX allowances.
 """
 
 from __future__ import annotations

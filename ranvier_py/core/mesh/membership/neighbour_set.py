@@ -1,16 +1,15 @@
 """Which members a node deals with directly: all in a small cluster, its neighbours in a large one.
 
 Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members, each two do. Beyond, each node
-seeks out its *neighbours* alone. All live sessions stand on a few rings, each in a pseudo-random order that is the same
-at every node; the next and the last STEPS sessions on each ring are neighbours. Three rings have the members of the
-node's own schema, which share routes; one has all. Each ring alone leads to every member; a few together are a random
-graph, in which any two nodes are a few steps apart. All other members prove themselves when they are probed.
+seeks out its *neighbours* alone. Live sessions stand on a few rings, each in a pseudo-random order that every node
+knows; the next and the last STEPS on each ring are neighbours. Three rings have the members of the node's own schema,
+which share routes; one has all. Each ring alone leads to every member. Other members prove themselves when probed.
 
-*Acquaintances* are the live members that have proved themselves: messages are sent to them, they are asked for help,
-and random members are drawn from them. A proof holds as long as the member lives at that address.
+*Acquaintances* are the live members that have proved themselves: messages are sent to them, and they are asked for
+help. A proof holds as long as the member lives at that address.
 
 Invariant: neighbours are neighbours of each other wherever two nodes see the same members; the set only changes by a
-join or a death. Cost: O(1) for a join; O(members) for a death among the neighbours.
+join or a death (test_neighbour_set.py).
 """
 
 from __future__ import annotations

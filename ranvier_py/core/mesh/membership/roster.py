@@ -1,10 +1,10 @@
 """The roster: all other members, the path by which each is reached, and the order in which they are probed.
 
 `Roster` finds members by session and by name, the dead included until they are forgotten; a name leads to its latest
-session. `Paths` remembers where UDP is dropped silently (consul#19965, #2200), and probes by stream first there: of
-one member after MISSES_MAX probes that only the stream answered, of all when nearly all of the last WINDOW were. One
-answer to a datagram puts a member back. The two thresholds lie far apart, so that a network that only loses much never
-swings between them. Invariants: each member's session and name lead to it; `live` counts the live ones.
+session. `Paths` remembers where UDP is dropped silently (consul#19965, #2200), and probes by stream first there: of one
+member after MISSES_MAX probes that only the stream answered, of all when nearly all of the last WINDOW were. One answer
+to a datagram puts a member back. The thresholds lie far apart, so that a network that only loses much never swings
+between. Invariants: each member's session and name lead to it; `live` counts the live ones (test_roster.py).
 """
 
 from __future__ import annotations

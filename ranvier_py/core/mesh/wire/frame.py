@@ -5,12 +5,12 @@
     ciphertext  8 receiver's session (0 = any) | 1 message kind | body | 16 tag
     body        a flat msgpack array of numbers, flags and byte strings
 
-Numbers are little-endian. The header is in clear text and authenticated together with the cluster's label. `seal` makes
-and opens packets, `codec` the bodies in them; both raise BadFrame and nothing else, whatever bytes they get.
+Numbers are little-endian. The header is clear text, authenticated with the cluster's label. `seal` makes and opens
+packets, `codec` the bodies in them. Invariant: both raise BadFrame and nothing else, whatever bytes they get
+(test_wire.py, test_seal.py).
 
-Rules of a body: at most 15 fields. There is no array, map or extension inside, so nothing can nest, and no header can
-make the reader allocate for bytes that have not arrived: the lengths are walked before msgpack sees them. A field of
-many values is a byte string with one column in it.
+Rules of a body: at most 15 fields. There is no array, map or extension inside, so nothing can nest; the lengths are
+walked before msgpack sees them, so no header can make the reader allocate for bytes that have not arrived.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stored answers among peers, for one node: composes keys, fetches and invalidations, and takes what peers send.
 
 The node calls `keys.add` and `keys.drop` for what it stores, `ask` for a request that lacks an answer, and
-`invalidations.give` for the operator. It sets `source.find`, `fetches.arrived` and `invalidations.invalidated`, which
-are called for what peers send. Only peers whose fingerprints are made like ours share the secret that names keys.
+`invalidations.give` for the operator. It sets `source.find`, `fetches.arrived` and `invalidations.invalidated`.
+Invariant: a request waits for a peer no longer than its deadline (test_peer_answers.py).
 """
 
 from __future__ import annotations

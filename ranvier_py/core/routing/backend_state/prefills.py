@@ -2,12 +2,11 @@
 
 Routes are learned only when a prefill is proved. Until then a node knows of its own requests in flight (`speculation`),
 and through this module of its peers': a node that begins a prefill of SHARED_TOKENS_MIN tokens or more sends the
-fingerprints of the prefixes that it will leave, and later that it has ended. A peer makes the same claims as for a
-request of its own.
+fingerprints of the prefixes that it will leave, and later its end. A peer claims them as its own.
 
 Rules: a prefill that has ended stays KEPT_S longer, since the routes that replace it travel separately. It is dropped
 if no end comes within LIFE_S, or at once if its process is gone, because another backend may get the same id. Nothing
-is sent twice: a lost message costs a prefill. In a large cluster only neighbours are sent prefills.
+is sent twice. Invariant: when no request is in flight anywhere, no node counts one (test_prefills.py).
 Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
 room for claims is left to requests of our own.
 """

@@ -7,9 +7,10 @@
     route_outbox            the live peers, and budgets in bytes
 
 Rules: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
-and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends, not to
-the node that served them: when that node dies they stay, and still spread. Nobody waits for anything here.
-Invariant: everything is bounded by the live peers and by `route_settings`; `counters` counts what was dropped.
+and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends: when the
+node that served them dies they stay, and still spread.
+Invariant: updates in any order, doubled or late, give the same table, and the live peers and `route_settings` bound
+everything (test_route_gossip_spread.py, test_route_gossip.py).
 """
 
 from __future__ import annotations

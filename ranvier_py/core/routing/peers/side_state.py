@@ -1,12 +1,11 @@
 """Side state for peers that missed updates of it: owners of responses and sessions, checkpoints of hybrid models.
 
-No row of a table has side state. So a node that counts updates as received because it copied the table (`pull`) lacks
-the side state in them. A node that was behind a cut, or that adds a backend late, may lack some, too. Such a node asks
-one peer for all of its side state, and another peer if the answer does not arrive whole. A while later it asks once
-more, because the peer may have missed the same updates.
+No row of a table has side state. So a node that copied the table (`pull`), was behind a cut, or adds a backend late,
+lacks some. It asks one peer for all of its side state, and another peer if the answer does not arrive whole. A while
+later it asks once more: the peer may have missed the same.
 
-Rules: what a node learns from an answer it does not send on. Each chunk of an answer is encoded just before it leaves,
-in about 2 ms, with the ages that its entries have then.
+Invariant: a peer restores what loss took (test_side_state.py). Rules: what a node learns from an answer it does not
+send on. Each chunk is encoded just before it leaves, with the ages of then.
 Bounds: a node that got no answer waits twice as long before each further try, up to FAILED_MAX_S; it takes
 SIDE_CHUNKS_MAX chunks of an answer.
 """

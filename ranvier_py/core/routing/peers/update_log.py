@@ -1,10 +1,10 @@
 """The log of route updates: the updates of every origin, numbered, and the version vector over them.
 
 All logs share one bound: beyond it the update that came first goes, whatever its origin, so that each origin keeps a
-share according to its activity. An *absent* origin is no live member; forgotten when all its updates have expired,
-it stays on a list for FORGOTTEN_S, so that a peer whose clock runs late does not bring it back. Invariant: a number is
-in the vector only if each update up to it was received here, or was part of a table that was merged. Bounds:
-`entries_max` updates of ROUTE_UPDATE_BYTES_MEAN on average, ORIGINS_MAX origins, FORGOTTEN_MAX forgotten ones.
+share according to its activity. An *absent* origin is no live member; forgotten when all its updates have expired, it
+stays on a list for FORGOTTEN_S, so that no late clock brings it back. Invariant: a number is in the vector only if each
+update up to it was received here, or was in a table that was merged (test_update_log.py). Bounds: `entries_max` updates
+of ROUTE_UPDATE_BYTES_MEAN on average, ORIGINS_MAX origins, FORGOTTEN_MAX forgotten ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The addresses that a backend's host name has had, what a new answer of the resolver means, and whether two URLs lead
-to one place: the same port and rank, and the same addresses in each family that both hosts have."""
+"""The addresses that a backend's host name has had, and whether two URLs lead to one place: by port, rank, addresses.
+
+Invariant: a backend is added whole or not, and to a place of its own (test_adding_backends.py, test_places_taken.py).
+"""
 
 from __future__ import annotations
 

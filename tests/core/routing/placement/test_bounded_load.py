@@ -11,12 +11,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Choice, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.baselines import mean_load
-from ranvier_py.core.routing.placement.bounded_load import (
-    BoundedLoad,
-    BoundedLoadOptions,
-    cap_of,
-    jump_hash,
-)
+from ranvier_py.core.routing.placement.bounded_load import BoundedLoad, BoundedLoadOptions, cap_of, jump_hash
 from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
 
