@@ -68,11 +68,7 @@ def test_the_older_shape_is_an_array() -> None:
     keys = [["french", "pepper"], ["french"]]
     assert events[0][:5] == ["BlockStored", [5, 2**64 - 2], None, list(range(32)), 16]
     assert events[0][5:] == [None, "GPU", "french", keys]
-    assert events[1:] == [
-        ["BlockRemoved", [5], "GPU"],
-        ["BlockRemoved", [2**64 - 2], "GPU"],
-        ["AllBlocksCleared"],
-    ]
+    assert events[1:] == [["BlockRemoved", [5], "GPU"], ["BlockRemoved", [2**64 - 2], "GPU"], ["AllBlocksCleared"]]
 
 
 def test_sglang_signs_its_hashes_and_removes_many_at_once() -> None:

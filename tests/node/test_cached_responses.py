@@ -273,11 +273,12 @@ async def test_an_operator_invalidates_answers_and_sees_what_the_cache_saved() -
     async with lab(Scripted(answer(json.dumps({"choices": [choice], "usage": counts}).encode())), **ON) as node:
         for _ in range(3):
             await ask(node)
+        await ask(node, temperature=0.5)
         stats = await node.ask("/admin/response-cache/stats")
         shown = [stats[name] for name in ("enabled", "backend_type", "entries", "capacity")]
         assert shown == [True, "memory", 1, 1000]
-        assert stats["requests"] == {"hit": 2, "miss": 1, "skip": 0, "total": 3}
-        assert stats["hit_rate"] == "0.6667"
+        assert stats["requests"] == {"hit": 2, "miss": 1, "skip": 1, "total": 4}
+        assert stats["hit_rate"] == "0.6667", "of what was looked up (CX14)"
         assert (stats["saved_prompt_tokens"], stats["saved_output_tokens"]) == (18, 4)
         url = f"{node.control}/admin/response-cache/invalidate"
         none = (await node.http.post(url, json={"model": "other"})).json()

@@ -107,8 +107,15 @@ async def test_cr26_the_statistics_have_the_documents_shape_and_their_totals_add
         assert type(config["entry_ttl_seconds"]) is int
         assert (config["backend"], config["max_entries"], config["entry_ttl_seconds"]) == ("memory", 100_000, 600)
         assert config["event_sources_count"] == 2
-        weights = ("overlap_weight", "load_weight", "health_weight", "min_overlap_threshold")
-        assert [config["scoring"][name] for name in weights] == [0.6, 0.3, 0.1, 0.3]
+        weights = ("overlap_weight", "load_weight", "health_weight", "gpu_tier_weight", "storage_tier_weight")
+        assert [config["scoring"][name] for name in (*weights, "min_overlap_threshold")] == [
+            0.6,
+            0.3,
+            0.1,
+            1.0,
+            0.6,
+            0.3,
+        ]
         assert found["index"] == {"prefix_count": 2, "entry_count": 2, "total_hits": 1, "total_evictions": 0}
         assert found["routing_decisions"] == {"kv_aware": 1, "fallback": 1, "total": 2}
         assert found["overlap_score_count"] == 1

@@ -12,21 +12,7 @@ from tests.examples import some
 from tests.node.node_lab import Node, chat, lab
 from tests.node.test_cached_responses import COLD, ON, counted, leave, until_in_flight
 from tests.node.test_whose_answers import APIS
-from tests.proxy.wire import (
-    CLOSE,
-    END,
-    GOOD,
-    HANG,
-    ROLE,
-    STREAM_HEAD,
-    TOKEN,
-    Scripted,
-    Step,
-    Wire,
-    answer,
-    delta,
-    post,
-)
+from tests.proxy.wire import CLOSE, END, GOOD, HANG, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, Wire, answer, delta, post
 
 TRIES_MAX = 4  # of one request
 KINDS = {"whole": {}, "stream": {"stream": True}}
