@@ -69,9 +69,7 @@ streams = st.tuples(
 @settings(max_examples=examples(300))
 @given(streams)
 @example(([delta("a")], [DONE], [], []))
-def test_chunks_and_reads_may_cut_it_anywhere(
-    stream: tuple[list[bytes], list[bytes], list[int], list[int]],
-) -> None:
+def test_chunks_and_reads_may_cut_it_anywhere(stream: tuple[list[bytes], list[bytes], list[int], list[int]]) -> None:
     before, after, chunk_cuts, reads = stream
     wire = chunked(cut(b"".join([*before, COUNTS, *after]), chunk_cuts))
     out, remover = through(cut(wire, reads), "chunked")

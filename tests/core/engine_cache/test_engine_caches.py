@@ -99,10 +99,7 @@ def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_reported() ->
     assert world.holders((80, 105, 0), (64, 104, 0), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
     assert [
         (updates.backend, updates.generation, updates.fingerprint) for updates in world.routes.outgoing.withdrawn
-    ] == [
-        (ENGINE, 1, 104),
-        (ENGINE, 1, 105),
-    ]
+    ] == [(ENGINE, 1, 104), (ENGINE, 1, 105)]
 
 
 def test_a_restart_begins_a_generation_and_what_came_with_it_counts_for_that() -> None:

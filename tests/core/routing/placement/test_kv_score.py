@@ -39,9 +39,7 @@ def test_the_score_is_the_weighted_sum_of_overlap_spare_load_and_success() -> No
     candidates = engines(4, 1, 0)
     candidates[1].success_rate = 0.5
     found = scores(offloaded((0, 1000, 0), (1, 500, 1)), candidates)
-    assert found == pytest.approx(
-        [0.6 * 1.0 + 0.3 * 0.0 + 0.1, 0.6 * 0.5 * 0.6 + 0.3 * 0.75 + 0.1 * 0.5, 0.3 + 0.1],
-    )
+    assert found == pytest.approx([0.6 * 1.0 + 0.3 * 0.0 + 0.1, 0.6 * 0.5 * 0.6 + 0.3 * 0.75 + 0.1 * 0.5, 0.3 + 0.1])
 
 
 def test_by_the_documents_norm_the_best_holder_counts_as_full_coverage_however_little_it_holds() -> None:

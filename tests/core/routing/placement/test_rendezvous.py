@@ -91,9 +91,7 @@ def test_the_kept_tables_are_bounded_and_change_no_answer() -> None:
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 1, 3)])
-def test_the_first_of_some_is_the_first_of_them_in_the_order_of_all(
-    weights: tuple[float, ...],
-) -> None:
+def test_the_first_of_some_is_the_first_of_them_in_the_order_of_all(weights: tuple[float, ...]) -> None:
     rendezvous, candidates = Rendezvous(), engines(*weights)
     for key in [*KEYS[: KEPT_MAX + 20], *KEYS[: KEPT_MAX + 20]]:
         among = [3, 0, 2]
