@@ -175,6 +175,8 @@ def test_every_file_that_a_page_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
     for name in re.findall(r"`((?:tests|cluster|benchmarks|deploy|docs|ranvier_py)/[\w./*-]*)`", text):
         assert list(ROOT.glob(name.rstrip("/"))), name
+    for name in re.findall(r"`((?:core|proxy|io|node|config|control|mesh|routing)/[\w./]*)`", text):
+        assert list((ROOT / "ranvier_py").glob(f"**/{name.rstrip('/')}")), name
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -183,6 +185,16 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: str) -> None:
         target = (ROOT / page).parent / name if name else ROOT / page
         assert target.exists(), name
         assert not anchor or anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
+def test_the_map_shows_what_is_there() -> None:
+    """A name below another one lies in it."""
+    above, fenced = [ROOT], (ROOT / "ARCHITECTURE.md").read_text().split("```")[1]
+    for indent, name in re.findall(r"(?m)^( *)([\w./]+)(?: {2,}\S|$)", fenced):
+        depth = len(indent) // 2
+        above[depth + 1 :] = [above[depth] / name]
+        assert above[-1].exists(), name
+    assert above[-1] == ROOT / "tests"
 
 
 def test_every_invariant_names_its_tests() -> None:

@@ -292,10 +292,7 @@ def test_what_is_wrong_is_named_with_its_line_and_the_nearest_key(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "response_cache: {enabled: true, backend: redis}",
-            "F:1: response_cache.backend: redis needs",
-        ),
+        ("response_cache: {enabled: true, backend: redis}", "F:1: response_cache.backend: redis needs"),
         (REDIS.replace("cr:resp:", "cr:*"), "response_cache_redis_prefix: must not hold any of"),
         ("prefix_routing: {load_factor_epsilon: 0.009}", "F:1: prefix_routing.load_factor_epsilon: must be 0.01 to 10"),
         ("prefix_routing: {load_factor_epsilon: 10.1}", "F:1: prefix_routing.load_factor_epsilon: must be 0.01 to 10"),

@@ -67,10 +67,7 @@ async def test_cr14_what_one_node_was_answered_another_answers_and_operators_see
             assert (stats["backend_type"], stats["config"]["backend"]) == ("redis", "redis")
             assert (
                 stats["redis"].items()
-                >= {
-                    "fallback_active": False,
-                    "errors": {"connection": 0, "timeout": 0, "other": 0},
-                }.items()
+                >= {"fallback_active": False, "errors": {"connection": 0, "timeout": 0, "other": 0}}.items()
             )
             assert stats["redis"]["connections"].keys() == {"active", "idle"}
             await wrote(two, 1)

@@ -12,21 +12,7 @@ import trio
 from tests.node.node_lab import Node, lab
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import at_rest
-from tests.proxy.wire import (
-    CLOSE,
-    END,
-    GOOD,
-    HANG,
-    RESET,
-    ROLE,
-    STREAM_HEAD,
-    TOKEN,
-    Scripted,
-    Step,
-    Wire,
-    answer,
-    post,
-)
+from tests.proxy.wire import CLOSE, END, GOOD, HANG, RESET, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, Wire, answer, post
 
 POISON = b"poison"
 FAILURES: dict[str, Sequence[Step]] = {

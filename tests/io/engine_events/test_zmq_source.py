@@ -257,10 +257,7 @@ async def test_what_engines_were_recorded_to_send_is_received(name: str) -> None
 
 def test_without_pyzmq_all_but_the_sockets_can_be_imported() -> None:
     """The node runs on without it."""
-    lines = (
-        "import sys; sys.modules['zmq'] = None",
-        "from ranvier_py.io.engine_events.zmq_source import KvSubscriber",
-    )
+    lines = ("import sys; sys.modules['zmq'] = None", "from ranvier_py.io.engine_events.zmq_source import KvSubscriber")
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
 
 
