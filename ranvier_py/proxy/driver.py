@@ -1,15 +1,10 @@
-"""The driver that runs a connection's steps.
+"""The driver that runs a connection's steps: a generator that decides synchronously, and yields each `Wait`.
 
-Steps are a generator. They decide synchronously, and yield a `Wait` whenever they have to wait:
-
-- a `Watch` waits until its socket has something to read. No task is woken for that: the steps continue within the call
-  that `readiness` makes.
-- an async function without arguments is awaited by the connection's task; the yield returns what it returned, or raises
-  what it raised.
-
-Invariant: the connection's task owns it all the while (test_driver.py). Rule: `interrupt` raises an error where the
-steps wait: a missed deadline, a client that left, a drain; of several errors before the steps continue, the first one
-counts. A cancelled task closes its steps, so their `finally` clauses run, which must not yield.
+A `Watch` waits until its socket has something to read: no task is woken for that, the steps continue within the call
+that `readiness` makes. An async function is awaited by the connection's task; the yield returns or raises its result.
+Rule: `interrupt` raises an error where the steps wait: a missed deadline, a client that left, a drain; the first of
+several counts. A cancelled task closes its steps, so their `finally` clauses run, which must not yield.
+Invariant: the connection's task owns it all the while (test_driver.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Notifies whoever waits for the connections' sockets, from one epoll set, without a system call or task for each wait.
 
-trio asks the kernel anew for each wait. Here every socket is registered once, edge-triggered, in one epoll set. One
-task takes the events from the kernel and calls the waiting steps (`Watch.call`), which continue within that very call
-(`driver`).
-
-Rules: a callback must neither wait nor raise; it is called for one event, and must be set again for the next. `ready`:
-something may be left to read; after an end it stays set. The same events show who hung up, even while nobody reads: a
-client that closes is noticed at once, and pipelined bytes are not mistaken for an end. A client that closes only its
-sending side counts as gone, as for nginx and Go's net/http.
+Every socket is registered once, edge-triggered; one task takes the events and calls the waiting steps (`Watch.call`),
+which continue within that very call (`driver`). Rule: a callback must neither wait nor raise; it is called for one
+event, and must be set again for the next. The same events show who hung up, even while nobody reads; a client that
+closes only its sending side counts as gone, as for nginx and Go's net/http.
 Invariant: a socket is in the set from `watch` to the `close` of its Watch, which comes before its own (test_driver.py).
 """
 

@@ -1,15 +1,10 @@
 """Whom to greet: members known by report only, and addresses of members that have died.
 
-A greeting (Hello) makes two sessions prove themselves to each other. `Greetings`: a member that this node is to know
-(`neighbour_set`) is greeted after a short random time, which grows with the size of the cluster, and again after ever
-longer times, until it proves itself, dies, or is no longer one to know.
-
-`Contacts`: the dead stay contacts for a day and are greeted from time to time: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets one every n seconds, at random times, so a cut
-is crossed about every second. Those from before a restart are greeted once soon.
-
-Bounds: one greeting for each member to be known, at most those of a mesh; CONTACTS_MAX addresses (first come, first
-dropped). Cost: O(members to be greeted) for each greeting.
+Rule: a greeting (Hello) makes two sessions prove themselves to each other. A member that this node is to know
+(`neighbour_set`) is greeted at random times, ever more seldom, until it proves itself, dies, or is no longer one to
+know. The dead stay contacts for a day: after a long cut nobody else would greet them (weaviate#10698). Each of n live
+nodes greets one every n seconds, so a cut is crossed about every second.
+Bounds: the greetings of a mesh; CONTACTS_MAX addresses (first come, first dropped).
 """
 
 from __future__ import annotations

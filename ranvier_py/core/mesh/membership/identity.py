@@ -1,16 +1,9 @@
 """This node's own record, and how it answers what others report about this node.
 
-    accused         incarnation = the accusation's + 1, so one answer settles it
-    absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
-                    beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)
-    higher epoch    a record with our name and a higher epoch is of an earlier run of ours, or of a namesake: epoch =
-                    theirs + 1. Never compared with the time of day (scylladb#5164)
-    namesake        a session that overtakes us, and answers our next epoch with the one after it, is alive: we take the
-                    name `name-xxxx`. (Several epochs of one earlier run are no answer.)
-    leaving         is announced at our current incarnation, and raised like a refutation when accused
-    the last epoch  can't be overtaken: a namesake in it gets the name. Nor could an accusation in it be answered, so no
-                    node believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
-
+Rule: an accusation is answered by the next incarnation, so one answer settles it; a record with our name and a higher
+epoch by the next epoch, for it may be of an earlier run of ours; a session that overtakes us all the same is alive, and
+we take another name. Nothing is compared with the time of day (scylladb#5164). In the last epoch nobody can be
+overtaken and no accusation answered: a namesake in it gets the name, and no node believes such an accusation.
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT (test_identity.py).
 """
 
@@ -44,9 +37,7 @@ class Identity:
         self.record = record
         self._given_name = record.name
         self._digits = 0  # how many digits of the session the name has
-        self._namesakes: BoundedDict[int, int] = BoundedDict(
-            NAMESAKES_MAX
-        )  # session -> how often it overtook us as a live one
+        self._namesakes: BoundedDict[int, int] = BoundedDict(NAMESAKES_MAX)  # session -> times it overtook us, alive
 
     @property
     def leaving(self) -> bool:
@@ -61,7 +52,7 @@ class Identity:
         if claim.epoch > epoch:
             self._rise(claim.epoch + 1, incarnation)
         elif claim.incarnation >= INCARNATION_MAX or claim.incarnation - incarnation > INCARNATION_STEP_MAX:
-            self._rise(epoch + 1, incarnation)
+            self._rise(epoch + 1, incarnation)  # beats all of the old one (memberlist#358)
         else:
             self._rise(epoch, claim.incarnation + 1)
 
@@ -72,7 +63,7 @@ class Identity:
     def overtake(self, other: Record) -> bool:
         """Answer a record with our name that outranks ours. Returns whether the name was given up."""
         times = self._namesakes.get(other.session, 0)
-        answers = times == 0 or other.epoch == self.record.epoch + 1
+        answers = times == 0 or other.epoch == self.record.epoch + 1  # several epochs of one earlier run are no answer
         times += answers and other.state <= State.SUSPECT
         self._namesakes[other.session] = times
         if times >= OVERTAKEN_MAX or other.epoch >= EPOCH_MAX:

@@ -1,13 +1,9 @@
 """Which members a node deals with directly: all in a small cluster, its neighbours in a large one.
 
-Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members, each two do. Beyond, each node
-seeks out its *neighbours* alone. Live sessions stand on a few rings, each in a pseudo-random order that every node
-knows; the next and the last STEPS on each ring are neighbours. Three rings have the members of the node's own schema,
-which share routes; one has all. Each ring alone leads to every member. Other members prove themselves when probed.
-
-*Acquaintances* are the live members that have proved themselves: messages are sent to them, and they are asked for
-help. A proof holds as long as the member lives at that address.
-
+Rule: beyond MESH_MEMBERS_MAX members a node seeks out its *neighbours* alone: the next and the last STEPS sessions on a
+few rings, each a pseudo-random order of live sessions that every node knows. Each ring alone leads to every member; the
+others prove themselves when probed. *Acquaintances* are the live members that have proved themselves, for as long as
+they live at that address: they alone are sent messages and asked for help.
 Invariant: neighbours are neighbours of each other wherever two nodes see the same members; the set only changes by a
 join or a death (test_neighbour_set.py).
 """

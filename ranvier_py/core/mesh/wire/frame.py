@@ -3,14 +3,11 @@
     stream      4 length of the packet | packet
     header      2 magic "RG" | 1 protocol version | 1 key id | 8 session | 1 plane | 8 counter
     ciphertext  8 receiver's session (0 = any) | 1 message kind | body | 16 tag
-    body        a flat msgpack array of numbers, flags and byte strings
+    body        a flat msgpack array of FIELDS_MAX numbers, flags and byte strings at most: nothing can nest
 
-Numbers are little-endian. The header is clear text, authenticated with the cluster's label. `seal` makes and opens
-packets, `codec` the bodies in them. Invariant: both raise BadFrame and nothing else, whatever bytes they get
-(test_wire.py, test_seal.py).
-
-Rules of a body: at most 15 fields. There is no array, map or extension inside, so nothing can nest; the lengths are
-walked before msgpack sees them, so no header can make the reader allocate for bytes that have not arrived.
+Rule: numbers are little-endian. The header is clear text, authenticated with the cluster's label. Lengths are walked
+before msgpack sees them, so no header can make the reader allocate for bytes that have not arrived.
+Invariant: `seal` and `codec` raise BadFrame and nothing else, whatever bytes they get (test_wire.py, test_seal.py).
 """
 
 from __future__ import annotations
