@@ -235,15 +235,9 @@ class ClusterParts:
         yield from samples("gossip", peer.counters)
         yield from samples("gossip_members", peer.members.statistics())
         yield from samples("gossip_sessions", peer.sessions.statistics())
-        for reason, refused in peer.signed_commands.refused.items():
-            help_text = "Operators' commands from peers that were not followed, by reason."
-            yield Sample("gossip_commands_refused", "counter", help_text, refused, {"reason": reason})
-        yield from samples("gossip_routes", peer.routes.counters)
-        yield from samples("gossip_route_sync", peer.route_sync.counters)
-        yield from samples("gossip_facts", peer.facts.counters)
+        for machine in peer.machines:
+            yield from machine.samples()
         yield from samples("gossip_port", port.counters)
-        yield from peer.streams.samples()
-        yield from samples("peer_answers", peer.answers.counters)
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "Seconds from learning a route on any node to receiving it here, as senders measured it."

@@ -25,8 +25,7 @@ from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.proxy.response_cache import ResponseCache
-from tests.builders.peers import alike
-from tests.core.response_cache.peers.answer_net import peer_of
+from tests.builders.machine_net import alike, peer_of
 
 KEY, TENANT, SECRET = b"k" * 32, b"t" * 16, b"a secret"
 

@@ -1,9 +1,7 @@
-"""Small tables that spread by repetition: facts, signed commands, reports of readers, verdicts and invalidations.
+"""Small tables whose rows outlive their origin and merge by a join: in any order and however often they come.
 
 A node sends rows that are new here to its peers, whoever made them; all rows to a newcomer; and all rows to one random
-peer about every REPEAT_S. So they reach every node that can be reached, in any order and however often, and each table
-has its own rule for merging what comes. A lost message costs one REPEAT_S.
-
+peer about every REPEAT_S. So all nodes end with the same (test_join_table.py); a lost message costs one REPEAT_S.
 Bounds: ROWS_MAX rows in a message. With more than EVERYONE_MAX peers, so many random ones are sent what is new, and the
 others get it through these. The rows are the owner's, with their bound; `_changed` has keys of rows alone.
 """

@@ -6,7 +6,7 @@ the outbox that it was made with. It never waits, and nothing that a peer sends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from math import inf
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.mesh.wire.codec import Kind
+from ranvier_py.core.metrics import Sample, samples, values
 
 
 class Senders(Enum):
@@ -46,3 +47,16 @@ class Machine:
 
     def forgotten(self, session: int, now: float) -> None:
         """Drop what is kept of a member that is gone for good."""
+
+    def counted(self) -> Mapping[str, Any]:
+        """Return its counters by the prefix of their metrics."""
+        return {}
+
+    def view(self) -> dict[str, Any]:
+        """Return what it shows, ready for JSON."""
+        return {name.removeprefix("gossip_"): values(counters) for name, counters in self.counted().items()}
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield its metrics."""
+        for name, counters in self.counted().items():
+            yield from samples(name, counters)

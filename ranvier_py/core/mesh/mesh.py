@@ -4,10 +4,9 @@
     time        each machine's `tick` appends messages to the outbox
     message     codec.encode -> seal -> `Send`, which the shell carries
 
-The shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`. After
-each call it looks at `wake_at` and carries what `take` returns. The shell owns the connections; this module knows
-addresses and planes only. Rules: `receive` never raises, whatever the bytes. Nothing here waits. A message that can't
-be encoded or sealed is dropped and counted, never retried.
+The shell (io/gossip/gossip_port.py, or the lab's simulator) owns the connections. After each call of `receive`,
+`contact`, `unreachable` and `tick` it looks at `wake_at` and carries what `take` returns. `receive` never raises,
+whatever the bytes. A message that can't be encoded or sealed is dropped and counted, never retried.
 """
 
 from __future__ import annotations

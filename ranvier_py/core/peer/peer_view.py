@@ -32,11 +32,7 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
             }
             for topic in counters.packets_sent
         },
-        "routes": values(peer.routes.counters),
-        "route_sync": values(peer.route_sync.counters),
-        "facts": values(peer.facts.counters),
-        **peer.streams.view(),
-        "peer_answers": values(peer.answers.counters),
+        **{name: shown for machine in peer.machines for name, shown in machine.view().items()},
         "membership": values(peer.members.statistics()),
         "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
         "sessions": values(peer.sessions.statistics()),

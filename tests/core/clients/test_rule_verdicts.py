@@ -13,7 +13,6 @@ from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.core.clients.body_mender import (
-    DECIDED,
     SESSIONS_FACTOR,
     TRIALS_MAX,
     BodyMender,
@@ -117,38 +116,6 @@ def test_a_session_that_visits_all_nodes_gets_one_body_from_each_of_them_also_on
     assert logged == ["off"], "once, though all send it on"
 
 
-def test_a_verdict_outlives_the_node_that_found_it_and_reaches_who_starts_later() -> None:
-    lab = Lab(3, Step(10.0, "kill", nodes=(0,)), Step(20.0, "start", nodes=(0,)), Step(30.0, "restart", nodes=(1, 2)))
-    lab.until(5.0)
-    assert judge(lab.mender(0), 50) == "off"
-    lab.until(25.0)
-    assert sent(lab.mender(0), b"a") == BODY
-    assert lab.states(0)[0][0][0] == "off"
-    lab.until(45.0)
-    assert [sent(lab.mender(number), b"a") for number in range(3)] == [BODY] * 3
-
-
-def test_a_node_that_was_cut_off_learns_of_it_afterwards() -> None:
-    lab = Lab(3, Step(4.0, "cut", nodes=(2,)), Step(6.0, "heal"))
-    lab.until(5.0)
-    assert judge(lab.mender(0), 50) == "off"
-    lab.until(5.9)
-    assert lab.states(2) == [[]]
-    lab.until(6.0 + 4 * REPAIR_INTERVAL_S)
-    assert [state for ((state, _),) in lab.states(1, 2)] == ["off", "off"]
-
-
-def test_a_rule_that_is_proved_on_one_node_is_so_on_all_until_one_finds_it_useless() -> None:
-    lab = Lab(3)
-    lab.until(5.0)
-    assert judge(lab.mender(1), 90) == "proved"
-    lab.until(6.0)
-    assert [state for ((state, _),) in lab.states(0, 1, 2)] == ["proved"] * 3
-    assert judge(lab.mender(2), 20) == "off"
-    lab.until(7.0)
-    assert [state for ((state, _),) in lab.states(0, 1, 2)] == ["off"] * 3
-
-
 @pytest.mark.parametrize(
     "other", [mender(*RULES, sessions=40), mender("tools-by-name=rewrite,client=codex"), mender(*RULES, RULES[0])]
 )
@@ -200,19 +167,6 @@ def test_a_proved_rule_stays_so_where_too_few_sessions_come_by_to_judge_it_again
             assert not list(at_work.answered("codex", "m", [RuleUse("tools-by-name", number, True)], 100, 90))
     (row,) = at_work.rows()
     assert (row["state"], row["sessions"] < SESSIONS_FACTOR * SESSIONS) == ("proved", True)
-
-
-def test_of_two_verdicts_the_later_state_holds_in_whatever_order_they_come() -> None:
-    proved, off = (TrialResult("tools-by-name", "codex", "m", each, "why", "n1") for each in DECIDED)
-    for verdicts, new in (
-        ((proved, off, proved), [True, True, False]),
-        ((off, proved, off), [True, False, False]),
-        ((proved, proved, off), [True, False, True]),
-    ):
-        at_work = mender(*RULES)
-        assert [at_work.follow(each) for each in verdicts] == new
-        assert list(at_work.verdicts()) == [off]
-        assert sent(at_work, b"a") == BODY
 
 
 def test_verdicts_beyond_the_bound_are_left_out_and_counted() -> None:

@@ -8,7 +8,6 @@ node asks another for permission, and a node that knows no others reads everythi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -22,7 +21,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing
-from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 
@@ -124,30 +123,16 @@ class SharedStreams(Machine, StreamSharer):
                     "subscribers": {f"{member:016x}": state.name.lower() for member, state in found.states.items()},
                     "ours": self.ownership.reads(key),
                 }
-        return {
-            "streams": shown,
-            "handovers": self.ownership.handovers,
-            "snapshots": asdict(self.transfers.counters),
-        }
+        return {"streams": shown, "handovers": self.ownership.handovers}
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the samples for metrics."""
         reading = sum([self.ownership.reads(key) for key in self._keys.values()])
         subscribed = sum([self.ownership.subscribes(key) for key in self._keys.values()])
         yield Sample("streams_read", "gauge", "Streams of KV events that this node reads.", reading)
-        yield Sample(
-            "streams_stood_by",
-            "gauge",
-            "Streams of KV events that this node would read if their reader died.",
-            subscribed - reading,
-        )
-        yield Sample(
-            "stream_handovers",
-            "counter",
-            "Streams of KV events handed over to peers or taken over.",
-            self.ownership.handovers,
-        )
-        yield from samples("snapshots", self.transfers.counters, {})
+        stood_by = "Streams of KV events that this node would read if their reader died."
+        yield Sample("streams_stood_by", "gauge", stood_by, subscribed - reading)
+        moved = "Streams of KV events handed over to peers or taken over."
+        yield Sample("stream_handovers", "counter", moved, self.ownership.handovers)
 
     def _receive(self, claims: Iterable[ReaderClaim], now: float) -> None:
         live = dict.fromkeys(self._followed)

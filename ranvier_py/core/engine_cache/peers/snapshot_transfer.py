@@ -1,24 +1,20 @@
 """Snapshots of what an engine holds, from a node that knows it exactly to one that does not.
 
-    A -> B  SnapshotWanted           B freezes what it holds while it writes the snapshot, some chunks a tick
-    B -> A  SnapshotChunk ...        up to WINDOW_CHUNKS ahead of what A has confirmed; A builds a snapshot of them
-    A -> B  SnapshotWanted (cursor)  confirms the chunks before the cursor
-    A       hands the snapshot to the gap machine, which takes it once it has all events that followed
-
-Rules: a transfer is one request of one peer; chunks of another, or out of order, are dropped. After PROGRESS_S of
-silence A repeats its cursor, and gives up on that peer after RESUMES_MAX times. A busy peer is asked again; if a
-snapshot breaks or is refused, the next peer that may have one is asked. Nobody waits: A applies events meanwhile.
-Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time, others wait and are asked for later; BYTES_PER_S.
+    A -> B  SnapshotWanted      B freezes what it holds while it writes the snapshot, some chunks a tick
+    B -> A  SnapshotChunk ...   up to WINDOW_CHUNKS ahead of what A has confirmed by a later cursor
+Rules: chunks of another transfer, or out of order, are dropped. After PROGRESS_S of silence A repeats its cursor,
+RESUMES_MAX times at most; a busy peer is asked again, of one that refuses or breaks off the next one is asked. Nobody
+waits: A applies events meanwhile. Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time; BYTES_PER_S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from struct import Struct
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ranvier_py.core.engine_cache.snapshot import BadSnapshot, BlockRows, Snapshot, SnapshotReader, SnapshotWriter
 from ranvier_py.core.mesh.budget import Window
@@ -178,6 +174,9 @@ class SnapshotTransfers(Machine):
             return self._no_room_until
         ends = [given.until for given in self._given.values()] + [taking.deadline for taking in self._taking.values()]
         return min(ends)
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"snapshots": self.counters}
 
     def met(self, peers: LivePeers, now: float) -> None:  # noqa: ARG002  # as of all machines
         self._peers = {peer.session: peer for peer in peers.met}

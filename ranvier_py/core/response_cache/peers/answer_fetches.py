@@ -1,14 +1,10 @@
 """Fetching a stored answer that a peer has, and giving one to a peer that asks for it.
 
-    A -> B  AnswerWanted     B is one of those that advertise the answer
-    B -> A  AnswerPart ...   or AnswerRefused: then A asks the next one, while there is time
-
 Rules: a request waits `timeout_s` for the whole answer, and then goes on without it. Peers with the fewest failures in
-a row are tried first, of these the nearest; each but the last gets half of the time that is left. A peer that failed
-TIMEOUTS_MAX times in a row, by silence or by a bad answer, is passed over for a time, which doubles; then one question
-shows whether it is back. An answer's age counts from when it was asked for: so it is taken for older than it is, never
-for younger, and what voids it at its holder voids it here. Bounds: OPEN_MAX questions at a time, OPEN_PER_PEER_MAX to
-one peer; questions and bytes a second that a node answers. What a peer sends costs only the question that it is about.
+a row are tried first, of these the nearest; each but the last gets half of the time that is left. One that failed
+TIMEOUTS_MAX times in a row is passed over for a time, which doubles. An answer's age counts from when it was asked for,
+so it is taken for older than it is, never for younger. What a peer sends costs only the question that it is about.
+Bounds: OPEN_MAX questions at a time, OPEN_PER_PEER_MAX to one peer; questions and bytes a second that a node answers.
 """
 
 from __future__ import annotations

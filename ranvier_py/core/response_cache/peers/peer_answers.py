@@ -7,10 +7,10 @@ Invariant: a request waits for a peer no longer than its deadline (test_peer_ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ranvier_py.core.mesh.machine import Machine, Senders
 from ranvier_py.core.mesh.membership.live_members import LivePeers
@@ -107,6 +107,9 @@ class PeerAnswers(Machine):
         self.keys.peers(sharing)
         self.source.peers([peer.session for peer in sharing])
         self.invalidations.met(peers, now)
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"peer_answers": self.counters}
 
     def forgotten(self, session: int, now: float) -> None:
         self.fetches.forget(session, now)

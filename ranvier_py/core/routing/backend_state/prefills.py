@@ -1,14 +1,11 @@
 """Long prefills, shared while they run, so that peers do not have another engine compute the same prompt.
 
-Routes are learned only when a prefill is proved. Until then a node knows of its own requests in flight (`speculation`),
-and through this module of its peers': a node that begins a prefill of SHARED_TOKENS_MIN tokens or more sends the
-fingerprints of the prefixes that it will leave, and later its end. A peer claims them as its own.
-
-Rules: a prefill that has ended stays KEPT_S longer, since the routes that replace it travel separately. It is dropped
-if no end comes within LIFE_S, or at once if its process is gone, because another backend may get the same id. Nothing
-is sent twice. Invariant: when no request is in flight anywhere, no node counts one (test_prefills.py).
-Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
-room for claims is left to requests of our own.
+Rules: a prefill of SHARED_TOKENS_MIN tokens or more is sent when it begins and when it ends; a peer makes the claims
+of a request of its own. One that has ended stays KEPT_S longer, since the routes that replace it travel separately;
+it goes if no end comes within LIFE_S, or at once if its process is gone, because another backend may get the same id.
+Nothing is sent twice: a lost message costs a prefill. Bounds: FROM_ONE_MAX claims of one peer,
+PREFILL_FINGERPRINTS_MAX prefixes of a prompt, evenly spread; half of the room is left to our own requests.
+Invariant: when no request is in flight anywhere, no node counts one (test_prefills.py).
 """
 
 from __future__ import annotations

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from random import Random
 from struct import pack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ranvier_py.core.mesh.join_table import JoinTable
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Codec, Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, parts_field
 from ranvier_py.core.mesh.wire.frame import amount, bad, text
-from ranvier_py.core.metrics import increment
+from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
@@ -74,6 +75,16 @@ class HeldCommand(NamedTuple):
     signed_at: float
 
 
+@dataclass(slots=True)
+class CommandCounters:
+    refused: dict[str, int] = counter(
+        "Operators' commands from peers that were not followed, by reason.", label="reason"
+    )
+
+    def __post_init__(self) -> None:
+        self.refused.update(dict.fromkeys(("signature", "time", "old", "full", "wire"), 0))
+
+
 class SignedCommands(JoinTable[str, Command]):
     """The commands that one node knows. With an empty `admin_key` none are given or taken.
 
@@ -96,7 +107,8 @@ class SignedCommands(JoinTable[str, Command]):
     ) -> None:
         super().__init__(outbox, rng, now)
         self.new: list[Command] = []  # to be followed, see `take_new`
-        self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
+        self.counters = CommandCounters()
+        self.refused = self.counters.refused
         self._key = admin_key
         self._floors = dict(floors)
         self._forgotten = 0  # the greatest clock of a removal that was replaced
@@ -104,6 +116,9 @@ class SignedCommands(JoinTable[str, Command]):
         self._failed: dict[str, Command] = {}  # by URL, until the next try
         self._retry_at = now
         self.set_wall_clock(wall_ms, now)
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"gossip_commands": self.counters}
 
     def __len__(self) -> int:
         return len(self._known)

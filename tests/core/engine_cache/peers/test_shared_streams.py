@@ -16,8 +16,8 @@ ENGINES = [f"http://127.0.0.1:900{number}" for number in range(6)]
 
 
 class Reader(StreamNode):
-    def __init__(self, session: int) -> None:
-        super().__init__(session, urls=ENGINES)
+    def __init__(self, session: int, now: float) -> None:
+        super().__init__(session, now, ENGINES)
         self.streams = self.gossip
         self.known: dict[str, Residency] = {}
         self.deaf = False

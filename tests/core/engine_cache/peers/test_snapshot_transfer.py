@@ -20,7 +20,8 @@ from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS
 from ranvier_py.core.engine_cache.sources.event_values import CacheCleared, Tier
 from ranvier_py.core.mesh.mesh_values import Plane
 from ranvier_py.core.mesh.wire.seal import BODY_BYTES_MAX
-from tests.core.engine_cache.peers.stream_net import StreamNet, peer_of
+from tests.builders.machine_net import peer_of
+from tests.core.engine_cache.peers.stream_net import StreamNet
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
 
 ENGINE = Subject(11, 0)
@@ -102,7 +103,7 @@ def test_a_source_that_dies_is_replaced() -> None:
         net.nodes[session].holds(ENGINE, filled())
     ask(net, [2, 3])
     net.run(0.03)
-    net.die(2)
+    net.kill(2, forgotten=True)
     net.run(PROGRESS_S * (RESUMES_MAX + 3))
     assert equal(taken(net)[0], held)
 

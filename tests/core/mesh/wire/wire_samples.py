@@ -10,7 +10,10 @@ from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaim, ReaderClaims
 from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk, SnapshotRefused, SnapshotWanted
+from ranvier_py.core.mesh.wire import codec
 from ranvier_py.core.mesh.wire import messages as m
+from ranvier_py.core.mesh.wire.columns import COLUMN, FLAG, IDENTITY, U16, U32, U64, Field
+from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart, AnswerRefused, AnswerWanted
 from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided, VoidedAnswers
@@ -152,24 +155,24 @@ buckets = st.lists(st.integers(0, r.BUCKETS - 1), max_size=9).map(
     lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
 )
 
-STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
-    m.Hello: st.builds(m.Hello, records(), identities),
-    m.Echo: st.builds(m.Echo, records(), identities, u64),
-    m.Challenge: st.builds(m.Challenge, identities),
-    m.Ping: st.builds(m.Ping, u32, updates),
-    m.Ack: st.builds(m.Ack, u32, updates),
-    m.PingRequest: st.builds(m.PingRequest, u32, identities, hosts, ports, updates),
-    m.Nack: st.builds(m.Nack, u32),
-    m.Push: st.builds(m.Push, updates),
-    m.Members: st.builds(m.Members, many(records()), st.booleans()),
-    r.RouteUpdates: st.builds(r.RouteUpdates, identities, u64, many(entries), u16),
-    r.Digest: st.builds(r.Digest, u64, u64),
-    r.Vector: st.builds(r.Vector, many(pairs), st.booleans()),
-    r.Reset: st.builds(r.Reset, identities, u64),
-    r.RowsWanted: st.builds(r.RowsWanted, u32, u32, buckets, st.booleans()),
+OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
+    U16: u16,
+    U32: u32,
+    U64: u64,
+    IDENTITY: identities,
+    FLAG: st.booleans(),
+    COLUMN: st.binary(max_size=60),
+    codec.RECORD: records(),
+    codec.RECORDS: many(records()),
+    codec.UPDATES: updates,
+    codec.HOST: hosts,
+    codec.PORT: ports,
+    r.ENTRIES: many(entries),
+    r.VECTOR: many(pairs),
+    r.BUCKET_NUMBERS: buckets,
+}
+OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     r.TableRows: rows(),
-    r.Busy: st.builds(r.Busy, u32),
-    r.SideState: st.builds(r.SideState, u32, u32, st.booleans(), many(entries)),
     r.TotalSum: st.builds(r.TotalSum, u64, st.sampled_from((b"", bytes(8 * r.GROUPS))), st.booleans(), u32),
     r.PartSums: st.builds(part_sums, st.frozensets(st.integers(0, r.GROUPS - 1), max_size=9), st.booleans(), u32),
     Loads: st.builds(Loads, u32, many(st.tuples(u64, u16, u16, u32))),
@@ -177,16 +180,16 @@ STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
     Facts: st.builds(Facts, many(facts)),
     Commands: st.builds(Commands, many(commands, 3)),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
-    SnapshotWanted: st.builds(SnapshotWanted, u32, u64, u16, u32),
     SnapshotChunk: st.builds(SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
-    SnapshotRefused: st.builds(SnapshotRefused, u32, st.booleans()),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
-    AnswerDigest: st.builds(AnswerDigest, u32, u64, st.booleans()),
     AnswerWanted: st.builds(AnswerWanted, u32, st.binary(min_size=32, max_size=32), u32),
-    AnswerPart: st.builds(AnswerPart, u32, u16, u16, st.binary(max_size=60)),
-    AnswerRefused: st.builds(AnswerRefused, u32, st.booleans()),
     Voided: st.builds(Voided, many(voided, 3)),
     RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
+}
+STRATEGIES = OF_ROWS | {
+    kind.make: st.builds(kind.make, *[OF_FIELD[field] for field in kind.fields])
+    for kind in CODEC.kinds
+    if kind.make not in OF_ROWS
 }
 
 messages: st.SearchStrategy[m.Message] = st.one_of(*STRATEGIES.values())

@@ -16,7 +16,8 @@ from ranvier_py.core.response_cache.peers.answer_fetches import (
 )
 from ranvier_py.core.response_cache.peers.answer_keys import ADVERTISED_MAX, AnswerKeys
 from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX
-from tests.core.response_cache.peers.answer_net import TTL_S, AnswerNet, AnswerNode, key_of, peer_of
+from tests.builders.machine_net import peer_of
+from tests.core.response_cache.peers.answer_net import TTL_S, AnswerNet, AnswerNode, key_of
 
 TIMEOUT_S = 0.02
 
@@ -38,7 +39,7 @@ def test_nobody_is_asked_for_what_nobody_has() -> None:
     net.run(0.2)
     net.sent.clear()
     assert net.fetch(2, 6) == (None, 0.0)
-    assert not [message for _, _, message in net.sent if isinstance(message, AnswerWanted)]
+    assert not [message for *_, message, _ in net.sent if isinstance(message, AnswerWanted)]
 
 
 def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
@@ -47,7 +48,7 @@ def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
     net.meet()
     net.nodes[1].keep(5, net.now)
     net.run(0.2)
-    wire = b"".join(message.added for _, _, message in net.sent if isinstance(message, AnswerKeys))
+    wire = b"".join(message.added for *_, message, _ in net.sent if isinstance(message, AnswerKeys))
     assert len(wire) == 8 * len(wire[::8])
     assert key_of(5)[-8:] not in wire
     assert net.knows(3) == 1
@@ -57,7 +58,7 @@ def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_all_nodes_know_what_all_have_however_much_is_lost(seed: int) -> None:
     net = AnswerNet(5, seed)
-    net.lose = 0.3
+    net.link.loss = 0.3
     for number in range(300):
         node = net.nodes[number % 5 + 1]
         node.keep(number, net.now)
@@ -65,7 +66,7 @@ def test_all_nodes_know_what_all_have_however_much_is_lost(seed: int) -> None:
             node.drop(number)
         if number % 20 == 0:
             net.run(0.05)
-    net.lose = 0.0
+    net.link.loss = 0.0
     net.run(6.0)
     held = {session: len(node.held) for session, node in net.nodes.items()}
     for session in net.nodes:
@@ -120,9 +121,9 @@ def test_a_holder_that_has_it_no_more_is_not_asked_again_but_the_next_one_is() -
     found, took_s = net.fetch(3, 1)
     assert found is not None
     assert took_s <= TIMEOUT_S
-    asked = [to for _, to, message in net.sent if isinstance(message, AnswerWanted)]
+    asked = [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)]
     net.fetch(3, 1)
-    assert [to for _, to, message in net.sent if isinstance(message, AnswerWanted)] == [*asked, 2]
+    assert [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)] == [*asked, 2]
 
 
 def test_a_peer_that_hangs_costs_a_deadline_each_for_a_few_and_then_nothing_until_it_is_back() -> None:
@@ -162,12 +163,12 @@ def test_a_member_that_is_gone_is_not_asked_in_place_of_one_that_hangs() -> None
     net.run(0.2)
     request = net.nodes[3].answers.ask(key_of(1), 1e9, net.now)
     net.run(0.002)
-    [asked] = [to for _, to, message in net.sent if isinstance(message, AnswerWanted)]
+    [asked] = [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)]
     net.asleep.append(asked)
     net.nodes[3].answers.forgotten(3 - asked, net.now)
     net.run(TIMEOUT_S)
     assert request in net.nodes[3].results
-    assert [to for _, to, message in net.sent if isinstance(message, AnswerWanted)] == [asked]
+    assert [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)] == [asked]
 
 
 def test_so_many_questions_at_once_are_asked_of_one_peer_and_no_more() -> None:
@@ -246,7 +247,7 @@ def test_keys_take_no_more_than_their_budget_of_any_second() -> None:
             net.run(0.01)
             new, net.sent = net.sent, []
             sizes += [
-                (net.now, 1.25 * len(one.added) + len(one.removed)) for _, _, one in new if type(one) is AnswerKeys
+                (net.now, 1.25 * len(one.added) + len(one.removed)) for *_, one, _ in new if type(one) is AnswerKeys
             ]
     for at, _ in sizes:
         assert sum(size for when, size in sizes if at <= when < at + 1) <= 66_000
@@ -273,13 +274,13 @@ def test_numbers_of_messages_that_do_not_follow_each_other_have_the_whole_list_s
     net.nodes[1].keep(1, net.now)
     net.run(0.1)
     lists = net.nodes[1].answers.counters.key_lists
-    net.lose = 1.0
+    net.link.loss = 1.0
     net.nodes[1].keep(2, net.now)
     net.run(0.1)
-    net.lose = 0.0
+    net.link.loss = 0.0
     net.nodes[1].keep(3, net.now)
     net.run(0.2)
     assert net.knows(2) == 3
     assert net.nodes[1].answers.counters.key_lists == lists + 1
-    versions = [one.version for _, _, one in net.sent if isinstance(one, AnswerKeys) and not one.whole]
+    versions = [one.version for *_, one, _ in net.sent if isinstance(one, AnswerKeys) and not one.whole]
     assert all(later == before + 1 for before, later in pairwise(versions))

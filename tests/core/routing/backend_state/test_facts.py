@@ -21,7 +21,7 @@ from ranvier_py.core.routing.backend_state.facts import (
 )
 from ranvier_py.core.routing.backend_state.loads import BACKENDS_MAX, LOAD_INTERVAL_S, Loads
 from ranvier_py.core.routing.rates.work import NO_LOAD, Load
-from tests.builders.peers import alike
+from tests.builders.machine_net import alike
 
 ENGINE, OTHER = 11, 22
 A, B, C = (Peer(session, ("127.0.0.1", 7000 + session)) for session in (1, 2, 3))

@@ -28,7 +28,7 @@ from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH
 from ranvier_py.core.routing.speculation import SHARED_TOKENS_MIN, Prefill, Speculation
-from tests.builders.peers import alike
+from tests.builders.machine_net import alike
 
 DOCUMENT = "a word " * 2 * SHARED_TOKENS_MIN
 SHORT = "a word"

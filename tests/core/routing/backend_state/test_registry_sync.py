@@ -7,7 +7,7 @@ from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.backends import Health, Outcome, ProbeResult
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 from ranvier_py.core.routing.route_table import Trust
-from tests.builders.peers import alike
+from tests.builders.machine_net import alike
 from tests.core.routing.peers.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 
 

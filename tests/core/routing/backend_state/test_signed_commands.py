@@ -20,7 +20,7 @@ from ranvier_py.core.routing.backend_state.signed_commands import (
     SignedCommands,
     signature_of,
 )
-from tests.builders.peers import alike
+from tests.builders.machine_net import alike
 
 KEY = b"k" * 32
 URL = "http://10.0.0.1:8000"
@@ -83,12 +83,6 @@ def test_without_the_admin_key_nothing_is_given_taken_or_passed_on() -> None:
     assert not taker.give("add", URL, 1.0, "", 0.0)
     assert not taker.new
     assert not outbox
-
-
-def test_an_old_addition_does_not_undo_a_removal() -> None:
-    taker, _ = node()
-    taker.receive(PEER, Commands((command(2, "remove"), command(1, "add"))), 0.0)
-    assert verbs(taker) == ["remove"]
 
 
 def test_the_same_command_twice_is_followed_and_passed_on_once() -> None:

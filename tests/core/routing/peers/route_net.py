@@ -7,18 +7,13 @@ nodes stay in order unless `jitter_s` is given.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
-from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES
+from ranvier_py.core.mesh.mesh_values import Outgoing
 from ranvier_py.core.mesh.wire.messages import Message
-from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backend_state.facts import BackendFacts, Fact, Facts
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
@@ -30,7 +25,7 @@ from ranvier_py.core.routing.peers.route_messages import RowsWanted, TableRows
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from tests.builders.peers import alike
+from tests.builders.machine_net import MachineNet, alike, peer_of
 
 KEY = b"a cluster secret"
 FRAME_LENGTH_BYTES = 4
@@ -39,10 +34,6 @@ URLS = [f"http://127.0.0.1:{9001 + number}" for number in range(BACKENDS)]
 ENGINE, OTHER = URLS[:2]
 CHAT: list[PrefixKey] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
 NEXT_TURN: list[PrefixKey] = [(96, 106, 206), *CHAT]
-
-
-def peer_of(session: int) -> Peer:
-    return Peer(session, (f"10.0.{session >> 8}.{session & 255}", 7946))
 
 
 class RouteNode:
@@ -142,51 +133,28 @@ class GossipNode(RouteNode):
         self.facts.receive(peer_of(0), Facts(tuple(self.facts.known(now))), now)  # so that they count
         self.backends.follow(now)
         self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
+        self.machines = (self.gossip,)
         self.outbox.clear()
 
-
-@dataclass
-class Link:
-    """Conditions of all links."""
-
-    delay_s: float = 0.001
-    loss: float = 0.0
-    double: float = 0.0
-    jitter_s: float = 0.0
-    cut: Callable[[int, int], bool] = lambda source, target: False
-    drop: Callable[[int, int, Message], bool] = lambda source, target, message: False
+    def look(self, now: float) -> None:
+        pass
 
 
-@dataclass(order=True)
-class Event:
-    at: float
-    turn: int
-    source: int = field(compare=False)
-    target: int = field(compare=False)
-    kind: int = field(compare=False)
-    body: bytes = field(compare=False)
+class Net(MachineNet[GossipNode]):
+    """A network that wakes each node just when it wants to."""
 
-
-class Net:
     def __init__(self, count: int, seed: int = 1, now: float = 1000.0, **settings: float) -> None:
-        self.rng = Random(seed)
-        self.now = now
-        self.link = Link()
-        self.nodes: dict[int, GossipNode] = {}
         self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
-        self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
         self.capacity = 100_000
-        self._events: list[Event] = []
-        self._turn = 0
-        self._last: dict[tuple[int, int], float] = defaultdict(float)
-        for session in range(1, count + 1):
-            self.add(session, meet=False)
-        self.meet()
+        super().__init__(lambda session, _: self.made(session), count, seed, now)
 
-    def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> GossipNode:
+    def made(self, session: int, backends: int = BACKENDS, **settings: float) -> GossipNode:
         urls = self.rng.sample(URLS[:backends], backends)
         chosen = RouteGossipSettings(**{**self.settings, **settings})  # type: ignore[arg-type]
-        node = self.nodes[session] = GossipNode(session, urls, self.capacity, chosen, self.now)
+        return GossipNode(session, urls, self.capacity, chosen, self.now)
+
+    def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> GossipNode:
+        node = self.nodes[session] = self.made(session, backends, **settings)
         if meet:
             self.meet()
         return node
@@ -219,17 +187,13 @@ class Net:
         while True:
             for session in touched:
                 node = self.nodes[session]
-                self._post(node)
+                self.post(session)
                 wakes[session] = node.gossip.wake_at if node.up else end
             if self.now >= end:
                 return
             wake = max(min(wakes.values(), default=end), self.now + 1e-4)
-            self.now = min(wake, self._events[0].at if self._events else end, end)
-            touched = []
-            while self._events and self._events[0].at <= self.now:
-                event = heapq.heappop(self._events)
-                touched.append(event.target)
-                self._deliver(event)
+            self.now = min(wake, self.transit[0][0] if self.transit else end, end)
+            touched = self.deliver()
             for session, at in wakes.items():
                 if self.nodes[session].up and (at <= self.now or session in touched):
                     self.nodes[session].gossip.tick(self.now)
@@ -251,29 +215,11 @@ class Net:
             node.gossip.vector() == up[0].gossip.vector() for node in up
         )
 
-    def _post(self, node: GossipNode) -> None:
-        messages = list(node.outbox)
-        node.outbox.clear()
-        for each in messages if node.up else ():
-            kind, body = CODEC.encode(each.message)
-            size = len(body) + OVERHEAD_BYTES + FRAME_LENGTH_BYTES
-            self.sent.append((self.now, node.session, each.session, each.message, size))
-            for _ in range(1 + (self.rng.random() < self.link.double)):
-                dropped = self.link.drop(node.session, each.session, each.message)
-                if self.rng.random() >= self.link.loss and not dropped:
-                    self._send(node.session, each.session, kind, body)
+    def is_up(self, session: int) -> bool:
+        return session in self.nodes and self.nodes[session].up
 
-    def _send(self, source: int, target: int, kind: int, body: bytes) -> None:
-        at = self.now + self.link.delay_s + self.rng.uniform(0, self.link.jitter_s)
-        if not self.link.jitter_s:
-            at = self._last[source, target] = max(at, self._last[source, target])
-        self._turn += 1
-        heapq.heappush(self._events, Event(at, self._turn, source, target, kind, body))
-
-    def _deliver(self, event: Event) -> None:
-        node = self.nodes.get(event.target)
-        if node is not None and node.up and not self.link.cut(event.source, event.target):
-            node.gossip.receive(peer_of(event.source), CODEC.decode(event.kind, event.body), self.now)
+    def answered(self, session: int) -> None:
+        """`run` posts it after the tick that follows."""
 
 
 def turn(rng: Random, *, chain: int = 2) -> list[PrefixKey]:

@@ -13,7 +13,8 @@ from ranvier_py.core.routing.peers.pull import ALONE_S, JOIN_LIMIT_S, NEW_UPDATE
 from ranvier_py.core.routing.peers.snapshot_source import SILENCE_S, TRANSFERS_MAX
 from ranvier_py.core.routing.peers.table_copy import MARGIN_S, WINDOW_CHUNKS
 from ranvier_py.core.routing.route_table.scan import BUCKETS, CHUNK_CLAIMS
-from tests.core.routing.peers.route_net import URLS, Net, claims, peer_of, sent, turn, wanted
+from tests.builders.machine_net import peer_of
+from tests.core.routing.peers.route_net import URLS, Net, claims, sent, turn, wanted
 
 
 def filled(count: int, turns: int, seed: int = 1, log_entries_max: int = 10, **settings: float) -> Net:

@@ -12,7 +12,8 @@ from ranvier_py.core.routing.peers.eager_push import IN_TRANSIT_S
 from ranvier_py.core.routing.peers.pull import ALONE_S, AUDIT_BUCKETS_MAX
 from ranvier_py.core.routing.peers.route_updates import UpdateRow, encode_rows
 from ranvier_py.core.routing.route_table import Trust
-from tests.core.routing.peers.route_net import Net, claims, peer_of, sent, turn, wanted
+from tests.builders.machine_net import peer_of
+from tests.core.routing.peers.route_net import Net, claims, sent, turn, wanted
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 

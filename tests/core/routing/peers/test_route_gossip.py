@@ -19,7 +19,7 @@ from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, ROWS_MAX, UpdateRow, encode_rows
 from ranvier_py.core.routing.peers.snapshot_source import SUMS_WAITING_MAX
 from ranvier_py.core.routing.peers.update_log import BATCH_BYTES_MAX
-from tests.builders.peers import alike
+from tests.builders.machine_net import alike
 from tests.core.routing.peers.route_net import RouteNode
 
 ME = 1

@@ -14,7 +14,8 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.peers.route_messages import Digest, Reset, RouteUpdates, TableRows, Vector
 from ranvier_py.core.routing.peers.route_settings import MIN_BYTES_PER_S
 from ranvier_py.core.routing.peers.update_log import FORGOTTEN_S
-from tests.core.routing.peers.route_net import BACKENDS, URLS, Net, RouteNode, peer_of, turn
+from tests.builders.machine_net import peer_of
+from tests.core.routing.peers.route_net import BACKENDS, URLS, Net, RouteNode, turn
 from tests.examples import examples
 
 

@@ -16,16 +16,8 @@ from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind, pr
 from ranvier_py.core.routing.checkpoints.checkpoint_index import KeptCheckpoint, mark_of
 from ranvier_py.core.routing.checkpoints.checkpoints import BackendCheckpoints, lost
 from ranvier_py.core.routing.peers import route_sync
+from ranvier_py.core.routing.peers import route_updates as u
 from ranvier_py.core.routing.peers.route_sync import GATHER_S, MERGED_MIN, TEXTS_WAIT_S
-from ranvier_py.core.routing.peers.route_updates import (
-    REMOVED,
-    ProcessUpdate,
-    UpdateRow,
-    decode_rows,
-    encode_process,
-    encode_rows,
-    row_count,
-)
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.routing.peers.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 
@@ -41,8 +33,8 @@ def two(*urls: str) -> tuple[RouteNode, RouteNode]:
     return first, second
 
 
-def rows_of(node: RouteNode, now: float) -> list[UpdateRow]:
-    return [row for update, _ in node.updates(now) for row in decode_rows(update)]
+def rows_of(node: RouteNode, now: float) -> list[u.UpdateRow]:
+    return [row for update, _ in node.updates(now) for row in u.decode_rows(update)]
 
 
 def texts_of(node: RouteNode, now: float) -> list[int]:
@@ -113,7 +105,7 @@ def test_bytes_that_are_no_route_update_are_counted_and_change_nothing() -> None
 def test_a_route_update_of_an_earlier_generation_is_dropped_and_counted() -> None:
     node = RouteNode(1)
     node.restart(11.0)
-    update = encode_rows([UpdateRow((node.key(), 1), 0, *key) for key in CHAT])
+    update = u.encode_rows([u.UpdateRow((node.key(), 1), 0, *key) for key in CHAT])
     assert not node.sync.receive([(0.0, update)], 12.0)
     assert node.sync.counters.void == 1
 
@@ -197,7 +189,7 @@ def test_texts_without_tokens_leave_together() -> None:
         first.serve([(72, 0, 5000 + number), *CHAT], 11.0 + number / 100)
     assert not first.updates(11.0 + TEXTS_WAIT_S)
     ((update, at),) = first.updates(11.1 + LEFT_S)
-    assert row_count(update) == 10
+    assert u.row_count(update) == 10
     assert at == 11.0, "as old as its oldest row"
 
 
@@ -331,13 +323,13 @@ def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> N
     """Some of the update, or all of it, came before what it goes on from: over another path, or from another node."""
     first, second = two()
     chats = beginnings(first)
-    begun = decode_rows(first.updates()[0][0])
-    second.sync.receive([(0.0, encode_rows(begun[: CHATS // 2]))], 10.0)
+    begun = u.decode_rows(first.updates()[0][0])
+    second.sync.receive([(0.0, u.encode_rows(begun[: CHATS // 2]))], 10.0)
     go_on(first, chats, count, 11.0)
     for now in (11.0, 11.0 + LEFT_S):
         first.send(second, now=now)
     assert second.sync.orphans > 0
-    second.sync.receive([(4.0, encode_rows(begun[CHATS // 2 :]))], 14.0)
+    second.sync.receive([(4.0, u.encode_rows(begun[CHATS // 2 :]))], 14.0)
     assert second.sync.orphans == 0
     assert tree(first) == tree(second)
 
@@ -453,7 +445,7 @@ def test_an_answer_with_other_updates_than_side_state_is_not_learned() -> None:
     """What a peer may bring of rows is limited elsewhere."""
     first, second = two()
     first.serve(CHAT)
-    removal = encode_process(ProcessUpdate(REMOVED, (first.key(), 1), [(1,)]))
+    removal = u.encode_process(u.ProcessUpdate(u.REMOVED, (first.key(), 1), [(1,)]))
     rows = [update for update, _ in first.updates()]
     assert rows
     second.sync.take_side_state([*rows, removal, b"", b"\x08"], 10.0)

@@ -9,24 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.routing.peers.route_updates import (
-    CHECKPOINTS,
-    COLUMNS_OF,
-    ENTRIES_MAX,
-    OWNED,
-    REMOVED,
-    ROUTE_UPDATE_BYTES_MAX,
-    ROWS_MAX,
-    BadRouteUpdate,
-    ProcessUpdate,
-    UpdateRow,
-    decode_process,
-    decode_rows,
-    encode_process,
-    encode_rows,
-    kind_of,
-    row_count,
-)
+from ranvier_py.core.routing.peers import route_updates as u
 from tests.examples import examples
 
 FINGERPRINTS = st.integers(1, 2**64 - 1)
@@ -37,66 +20,66 @@ NAMES = st.one_of(
     st.tuples(st.just(0), FINGERPRINTS),
 )
 ROW = st.builds(
-    lambda backend, parent, tokens, names: UpdateRow(backend, parent, tokens, *names),
+    lambda backend, parent, tokens, names: u.UpdateRow(backend, parent, tokens, *names),
     BACKENDS,
     st.integers(0, 2**64 - 1),
     st.integers(1, 2**32 - 1),
     NAMES,
 ).filter(lambda row: not row.parent or row.parent not in row[3:])
-ROWS = st.lists(ROW, min_size=1, max_size=ROWS_MAX)
+ROWS = st.lists(ROW, min_size=1, max_size=u.ROWS_MAX)
 BITS = {"Q": 64, "I": 32, "B": 8}
 
 
 @st.composite
-def process_updates(draw: st.DrawFn) -> ProcessUpdate:
-    kind = draw(st.sampled_from(sorted(COLUMNS_OF)))
-    codes, never_zero = COLUMNS_OF[kind]
+def process_updates(draw: st.DrawFn) -> u.ProcessUpdate:
+    kind = draw(st.sampled_from(sorted(u.COLUMNS_OF)))
+    codes, never_zero = u.COLUMNS_OF[kind]
     numbers = [st.integers(at < never_zero, 2 ** BITS[code] - 1) for at, code in enumerate(codes)]
-    entries = draw(st.lists(st.tuples(*numbers), min_size=1, max_size=ENTRIES_MAX[kind]))
-    return ProcessUpdate(kind, draw(BACKENDS), list(zip(*entries, strict=True)))
+    entries = draw(st.lists(st.tuples(*numbers), min_size=1, max_size=u.ENTRIES_MAX[kind]))
+    return u.ProcessUpdate(kind, draw(BACKENDS), list(zip(*entries, strict=True)))
 
 
 ENGINE = (7, 1)
-TURN = [UpdateRow(ENGINE, 5, 288, 13, 14), UpdateRow(ENGINE, 13, 320, 11, 12)]
+TURN = [u.UpdateRow(ENGINE, 5, 288, 13, 14), u.UpdateRow(ENGINE, 13, 320, 11, 12)]
 
 
 def test_a_path_names_one_parent_and_is_spelled_so() -> None:
     """The protocol: what other nodes read and write."""
     head = pack("<BBQB", 3, 1, 7, 1)
-    assert encode_rows(TURN) == head + pack("<Q2I4Q", 5, 288, 320, 13, 11, 14, 12)
-    assert encode_rows([row._replace(text=0) for row in TURN]) == pack("<BBQB", 1, 1, 7, 1) + pack(
+    assert u.encode_rows(TURN) == head + pack("<Q2I4Q", 5, 288, 320, 13, 11, 14, 12)
+    assert u.encode_rows([row._replace(text=0) for row in TURN]) == pack("<BBQB", 1, 1, 7, 1) + pack(
         "<Q2I2Q", 5, 288, 320, 13, 11
     )
 
 
 def test_rows_of_several_chats_and_backends_name_their_own() -> None:
-    rows = [TURN[0], UpdateRow((8, 2), 6, 64, 0, 9)]
+    rows = [TURN[0], u.UpdateRow((8, 2), 6, 64, 0, 9)]
     head = pack("<BBQBQB", 7, 2, 7, 1, 8, 2)
-    assert encode_rows(rows) == head + pack("<2Q2I4Q2B", 5, 6, 288, 64, 13, 0, 14, 9, 0, 1)
+    assert u.encode_rows(rows) == head + pack("<2Q2I4Q2B", 5, 6, 288, 64, 13, 0, 14, 9, 0, 1)
 
 
 @settings(max_examples=examples(100))
 @given(ROWS)
-def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
-    data = encode_rows(rows)
-    assert decode_rows(data) == rows
-    assert row_count(data) == len(rows)
-    assert len(data) <= ROUTE_UPDATE_BYTES_MAX
-    assert kind_of(data) is None
-    with pytest.raises(BadRouteUpdate):
-        decode_process(data)
+def test_rows_come_back_from_their_bytes(rows: Sequence[u.UpdateRow]) -> None:
+    data = u.encode_rows(rows)
+    assert u.decode_rows(data) == rows
+    assert u.row_count(data) == len(rows)
+    assert len(data) <= u.ROUTE_UPDATE_BYTES_MAX
+    assert u.kind_of(data) is None
+    with pytest.raises(u.BadRouteUpdate):
+        u.decode_process(data)
 
 
 @settings(max_examples=examples(100))
 @given(process_updates())
-def test_an_update_of_one_process_comes_back_from_its_bytes(update: ProcessUpdate) -> None:
-    data = encode_process(update)
-    assert decode_process(data) == update
-    assert kind_of(data) == update.kind
-    assert row_count(data) >= len(update.columns[0]), "what a peer may bring is limited by it"
-    assert len(data) <= ROUTE_UPDATE_BYTES_MAX
-    with pytest.raises(BadRouteUpdate):
-        decode_rows(data)
+def test_an_update_of_one_process_comes_back_from_its_bytes(update: u.ProcessUpdate) -> None:
+    data = u.encode_process(update)
+    assert u.decode_process(data) == update
+    assert u.kind_of(data) == update.kind
+    assert u.row_count(data) >= len(update.columns[0]), "what a peer may bring is limited by it"
+    assert len(data) <= u.ROUTE_UPDATE_BYTES_MAX
+    with pytest.raises(u.BadRouteUpdate):
+        u.decode_rows(data)
 
 
 @settings(max_examples=examples(300))
@@ -104,21 +87,21 @@ def test_an_update_of_one_process_comes_back_from_its_bytes(update: ProcessUpdat
     st.one_of(
         st.binary(max_size=120),
         st.tuples(st.integers(0, 17), st.integers(0, 3), st.binary(max_size=120)).map(lambda x: bytes(x[:2]) + x[2]),
-        st.tuples(st.one_of(ROWS.map(encode_rows), process_updates().map(encode_process)), st.binary(max_size=8)).map(
-            b"".join
-        ),
+        st.tuples(
+            st.one_of(ROWS.map(u.encode_rows), process_updates().map(u.encode_process)), st.binary(max_size=8)
+        ).map(b"".join),
     )
 )
 def test_arbitrary_bytes_are_sound_or_refused(data: bytes) -> None:
-    """Anything but BadRouteUpdate would end a receiver."""
-    assert row_count(data) >= 1
+    """Anything but u.BadRouteUpdate would end a receiver."""
+    assert u.row_count(data) >= 1
     try:
-        if kind_of(data) is not None:
-            assert encode_process(decode_process(data)) == data
+        if u.kind_of(data) is not None:
+            assert u.encode_process(u.decode_process(data)) == data
         else:
-            rows = decode_rows(data)
-            assert decode_rows(encode_rows(rows)) == rows
-    except BadRouteUpdate:
+            rows = u.decode_rows(data)
+            assert u.decode_rows(u.encode_rows(rows)) == rows
+    except u.BadRouteUpdate:
         return
 
 
@@ -126,7 +109,7 @@ def test_arbitrary_bytes_are_sound_or_refused(data: bytes) -> None:
     "rows",
     [
         [],
-        [TURN[0]] * (ROWS_MAX + 1),
+        [TURN[0]] * (u.ROWS_MAX + 1),
         [TURN[0]._replace(tokens=0)],
         [TURN[0]._replace(tokens=2**32)],
         [TURN[0]._replace(token=0, text=0)],
@@ -139,10 +122,10 @@ def test_arbitrary_bytes_are_sound_or_refused(data: bytes) -> None:
         [TURN[0]._replace(backend=(7, 256))],
     ],
 )
-def test_rows_that_break_a_rule_are_not_written(rows: list[UpdateRow]) -> None:
+def test_rows_that_break_a_rule_are_not_written(rows: list[u.UpdateRow]) -> None:
     """Without a backend, a name, a depth, or hung under itself."""
-    with pytest.raises(BadRouteUpdate):
-        encode_rows(rows)
+    with pytest.raises(u.BadRouteUpdate):
+        u.encode_rows(rows)
 
 
 @pytest.mark.parametrize(
@@ -157,46 +140,46 @@ def test_rows_that_break_a_rule_are_not_written(rows: list[UpdateRow]) -> None:
         pack("<BBQBQIQQ", 11, 1, 7, 1, 5, 288, 13, 14),  # of unknown kinds
         pack("<BBQIQQ", 3, 0, 5, 288, 13, 14),  # of no backend at all
         pack("<BBQBQBQIQB", 5, 2, 7, 1, 8, 1, 5, 288, 13, 2),  # of a backend that is not there
-        encode_rows(TURN) + b"\0",
-        bytes([3, 1]) + bytes(ROUTE_UPDATE_BYTES_MAX),
+        u.encode_rows(TURN) + b"\0",
+        bytes([3, 1]) + bytes(u.ROUTE_UPDATE_BYTES_MAX),
     ],
 )
 def test_what_breaks_one_rule_is_refused(data: bytes) -> None:
-    with pytest.raises(BadRouteUpdate):
-        decode_rows(data)
+    with pytest.raises(u.BadRouteUpdate):
+        u.decode_rows(data)
 
 
 @pytest.mark.parametrize(
     ("update", "data"),
     [
-        (ProcessUpdate(REMOVED, ENGINE, [(3, 4)]), pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)),
-        (ProcessUpdate(OWNED, ENGINE, [(3, 4), (0, 3600)]), pack("<BBQB2Q2I", 8, 1, 7, 1, 3, 4, 0, 3600)),
+        (u.ProcessUpdate(u.REMOVED, ENGINE, [(3, 4)]), pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)),
+        (u.ProcessUpdate(u.OWNED, ENGINE, [(3, 4), (0, 3600)]), pack("<BBQB2Q2I", 8, 1, 7, 1, 3, 4, 0, 3600)),
         (
-            ProcessUpdate(CHECKPOINTS, ENGINE, [(3, 4), (528, 1056), (0b100111, 1), (5, 0)]),
+            u.ProcessUpdate(u.CHECKPOINTS, ENGINE, [(3, 4), (528, 1056), (0b100111, 1), (5, 0)]),
             pack("<BBQB2Q2I2B2I", 16, 1, 7, 1, 3, 4, 528, 1056, 0b100111, 1, 5, 0),
         ),
     ],
 )
-def test_each_kind_has_its_spelling(update: ProcessUpdate, data: bytes) -> None:
+def test_each_kind_has_its_spelling(update: u.ProcessUpdate, data: bytes) -> None:
     """The protocol: what other nodes read and write."""
-    assert encode_process(update) == data
+    assert u.encode_process(update) == data
     for wrong in (data[:-1], data + b"x", data[:11], data[:1], bytes([data[0], 2]) + data[2:], data[:2] + bytes(9)):
-        with pytest.raises(BadRouteUpdate):
-            decode_process(wrong)
+        with pytest.raises(u.BadRouteUpdate):
+            u.decode_process(wrong)
 
 
 @pytest.mark.parametrize(
     "update",
     [
-        ProcessUpdate(REMOVED, (0, 1), [(1,)]),
-        ProcessUpdate(REMOVED, ENGINE, [()]),
-        ProcessUpdate(REMOVED, ENGINE, [(1, 0)]),
-        ProcessUpdate(REMOVED, ENGINE, [(1,) * (ENTRIES_MAX[REMOVED] + 1)]),
-        ProcessUpdate(OWNED, ENGINE, [(1,), (2**32,)]),
-        ProcessUpdate(CHECKPOINTS, ENGINE, [(3,), (0,), (1,), (0,)]),
-        ProcessUpdate(CHECKPOINTS, ENGINE, [(3,), (1,), (256,), (0,)]),
+        u.ProcessUpdate(u.REMOVED, (0, 1), [(1,)]),
+        u.ProcessUpdate(u.REMOVED, ENGINE, [()]),
+        u.ProcessUpdate(u.REMOVED, ENGINE, [(1, 0)]),
+        u.ProcessUpdate(u.REMOVED, ENGINE, [(1,) * (u.ENTRIES_MAX[u.REMOVED] + 1)]),
+        u.ProcessUpdate(u.OWNED, ENGINE, [(1,), (2**32,)]),
+        u.ProcessUpdate(u.CHECKPOINTS, ENGINE, [(3,), (0,), (1,), (0,)]),
+        u.ProcessUpdate(u.CHECKPOINTS, ENGINE, [(3,), (1,), (256,), (0,)]),
     ],
 )
-def test_what_has_no_place_in_an_update_of_one_process_is_not_written(update: ProcessUpdate) -> None:
-    with pytest.raises(BadRouteUpdate):
-        encode_process(update)
+def test_what_has_no_place_in_an_update_of_one_process_is_not_written(update: u.ProcessUpdate) -> None:
+    with pytest.raises(u.BadRouteUpdate):
+        u.encode_process(update)

@@ -11,26 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.routing.peers import update_log as u
 from ranvier_py.core.routing.peers.route_messages import Entry
 from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
-from ranvier_py.core.routing.peers.update_log import (
-    AGE_MAX_S,
-    BATCH_BYTES_MAX,
-    BATCH_ENTRIES_MAX,
-    ENTRY_BYTES,
-    FORGOTTEN_MAX,
-    FORGOTTEN_S,
-    HELD_MAX_MS,
-    ORIGINS_MAX,
-    PRUNED_AT_ONCE_MAX,
-    ROUTE_UPDATE_BYTES_MEAN,
-    LoggedUpdate,
-    UpdateLogs,
-    VersionVector,
-    fits,
-    term,
-)
 from tests.examples import examples
 
 ME, OTHER, THIRD = 1, 2, 3
@@ -38,22 +22,22 @@ NOW = 1000.0
 TTL_S = 100.0
 
 
-def logs(entries_max: int = 1000, forget_after_s: float = 60.0, ttl_s: float = TTL_S) -> UpdateLogs:
+def logs(entries_max: int = 1000, forget_after_s: float = 60.0, ttl_s: float = TTL_S) -> u.UpdateLogs:
     chosen = RouteGossipSettings(ttl_s=ttl_s, log_entries_max=entries_max, forget_after_s=forget_after_s)
-    return UpdateLogs(ME, chosen, RouteGossipCounters())
+    return u.UpdateLogs(ME, chosen, RouteGossipCounters())
 
 
-def kept(number: int, at: float = NOW) -> LoggedUpdate:
-    return LoggedUpdate(b"%d" % number, at, at)
+def kept(number: int, at: float = NOW) -> u.LoggedUpdate:
+    return u.LoggedUpdate(b"%d" % number, at, at)
 
 
-def extend(target: UpdateLogs, origin: int, count: int, at: float = NOW) -> None:
+def extend(target: u.UpdateLogs, origin: int, count: int, at: float = NOW) -> None:
     assert target.open(origin, at)
     first = target.vector[origin] + 1
     target.extend(origin, [kept(number, at) for number in range(first, first + count)])
 
 
-def read(source: UpdateLogs, origin: int, after: int, now: float = NOW) -> list[bytes]:
+def read(source: u.UpdateLogs, origin: int, after: int, now: float = NOW) -> list[bytes]:
     """Everything after a number, batch by batch."""
     found: list[bytes] = []
     while batch := source.batch(origin, after + len(found), now):
@@ -68,7 +52,7 @@ def read(source: UpdateLogs, origin: int, after: int, now: float = NOW) -> list[
 @settings(max_examples=examples(60))
 @given(st.dictionaries(st.integers(1, 2**64 - 1), st.integers(1, 2**64 - 1), max_size=8), st.randoms())
 def test_the_hash_of_a_vector_does_not_depend_on_the_path_there(numbers: dict[int, int], rng: Random) -> None:
-    direct, winding = VersionVector(), VersionVector()
+    direct, winding = u.VersionVector(), u.VersionVector()
     for origin, number in numbers.items():
         direct.raise_to(origin, number)
     origins = list(numbers)
@@ -84,13 +68,13 @@ def test_the_hash_of_a_vector_does_not_depend_on_the_path_there(numbers: dict[in
 
 
 def test_vectors_that_differ_by_little_have_other_hashes() -> None:
-    seen = {term(origin, number) for origin in (1, 2, 3, 2**64 - 1) for number in range(1000)}
+    seen = {u.term(origin, number) for origin in (1, 2, 3, 2**64 - 1) for number in range(1000)}
     assert len(seen) == 4000
-    assert VersionVector().hash == 0
+    assert u.VersionVector().hash == 0
 
 
 def test_numbers_of_a_session_never_go_back() -> None:
-    vector = VersionVector()
+    vector = u.VersionVector()
     vector.raise_to(1, 5)
     for number in (5, 4):
         with pytest.raises(AssertionError):
@@ -114,26 +98,26 @@ def test_what_was_announced_is_read_back_in_order() -> None:
 def test_a_batch_keeps_all_bounds() -> None:
     """T-size-limits-both-sides: what just fits goes, one byte more goes with the next batch, nothing waits for ever."""
     own = logs()
-    for _ in range(BATCH_ENTRIES_MAX + 1):
+    for _ in range(u.BATCH_ENTRIES_MAX + 1):
         own.append(b"x", NOW)
     assert [len(batch.entries) if (batch := own.batch(ME, after, NOW)) else 0 for after in (0, 1, 2)] == [
-        BATCH_ENTRIES_MAX,
-        BATCH_ENTRIES_MAX,
-        BATCH_ENTRIES_MAX - 1,
+        u.BATCH_ENTRIES_MAX,
+        u.BATCH_ENTRIES_MAX,
+        u.BATCH_ENTRIES_MAX - 1,
     ]
     large = logs()
     for size in (ROUTE_UPDATE_BYTES_MAX, ROUTE_UPDATE_BYTES_MAX, ROUTE_UPDATE_BYTES_MAX):
         large.append(bytes(size), NOW)
     for room, count in (
-        (3 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES), 3),
-        (3 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES) - 1, 2),
-        (2 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES), 2),
+        (3 * (ROUTE_UPDATE_BYTES_MAX + u.ENTRY_BYTES), 3),
+        (3 * (ROUTE_UPDATE_BYTES_MAX + u.ENTRY_BYTES) - 1, 2),
+        (2 * (ROUTE_UPDATE_BYTES_MAX + u.ENTRY_BYTES), 2),
         (1, 1),  # one at least: else it would be tried for ever
     ):
         batch = large.batch(ME, 0, NOW, room)
         assert batch is not None
         assert len(batch.entries) == count
-    assert BATCH_BYTES_MAX >= ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES
+    assert u.BATCH_BYTES_MAX >= ROUTE_UPDATE_BYTES_MAX + u.ENTRY_BYTES
 
 
 def test_ages_are_whole_seconds_rounded_up_and_never_negative() -> None:
@@ -149,7 +133,7 @@ def test_a_batch_states_how_long_its_newest_route_update_was_held() -> None:
     own = logs()
     own.append(b"x", NOW)
     own.append(b"y", NOW + 0.02)
-    for wait_s, held_ms in ((0.02, 0), (0.05, 30), (2.0, 1980), (90.0, HELD_MAX_MS)):
+    for wait_s, held_ms in ((0.02, 0), (0.05, 30), (2.0, 1980), (90.0, u.HELD_MAX_MS)):
         batch = own.batch(ME, 0, NOW + wait_s)
         assert batch is not None
         assert batch.held_ms == held_ms
@@ -160,7 +144,8 @@ def test_of_what_has_expired_only_the_number_is_sent() -> None:
     source = logs()
     assert source.open(OTHER, NOW)
     source.extend(
-        OTHER, [LoggedUpdate(b"young", NOW, NOW), LoggedUpdate(b"old", NOW - 60, NOW), LoggedUpdate(b"young", NOW, NOW)]
+        OTHER,
+        [u.LoggedUpdate(b"young", NOW, NOW), u.LoggedUpdate(b"old", NOW - 60, NOW), u.LoggedUpdate(b"young", NOW, NOW)],
     )
     batch = source.batch(OTHER, 0, NOW + 50)
     assert batch is not None
@@ -170,7 +155,7 @@ def test_of_what_has_expired_only_the_number_is_sent() -> None:
     ancient.append(b"x", 0.0)
     batch = ancient.batch(ME, 0, 100_000.0)
     assert batch is not None
-    assert batch.entries == (Entry(AGE_MAX_S, b""),), "an update would get younger on its way"
+    assert batch.entries == (Entry(u.AGE_MAX_S, b""),), "an update would get younger on its way"
 
 
 @settings(max_examples=examples(60))
@@ -281,8 +266,8 @@ def test_route_updates_go_when_they_expire() -> None:
 
 def test_much_that_expired_at_once_goes_in_steps() -> None:
     """After a long sleep: the loop must not stand still for tens of milliseconds."""
-    target = logs(entries_max=3 * PRUNED_AT_ONCE_MAX)
-    for _ in range(2 * PRUNED_AT_ONCE_MAX + 10):
+    target = logs(entries_max=3 * u.PRUNED_AT_ONCE_MAX)
+    for _ in range(2 * u.PRUNED_AT_ONCE_MAX + 10):
         target.append(b"x", NOW)
     assert [target.prune(NOW + TTL_S) for _ in range(3)] == [False, False, True]
     assert len(target) == 0
@@ -329,7 +314,7 @@ def test_that_an_origin_was_forgotten_is_forgotten_too() -> None:
     target = logs()
     extend(target, OTHER, 1)
     target.prune(NOW + TTL_S)
-    target.prune(NOW + TTL_S + FORGOTTEN_S)
+    target.prune(NOW + TTL_S + u.FORGOTTEN_S)
     assert not target.is_forgotten(OTHER)
 
 
@@ -359,27 +344,27 @@ def test_a_thousand_restarts_leave_nothing_behind() -> None:
     assert len(target) <= 100
     target.present([], now)
     target.prune(now + TTL_S)
-    target.prune(now + TTL_S + FORGOTTEN_S)
+    target.prune(now + TTL_S + u.FORGOTTEN_S)
     assert target.origins() == [ME]
     assert not any(target.is_forgotten(session) for session in range(10, 1010))
 
 
 def test_origins_and_forgotten_ones_are_bounded() -> None:
     target = logs()
-    for session in range(2, ORIGINS_MAX + 10):
+    for session in range(2, u.ORIGINS_MAX + 10):
         target.open(session, NOW)
-    assert len(target.origins()) == ORIGINS_MAX
+    assert len(target.origins()) == u.ORIGINS_MAX
     for round_number in range(1, 4):
         target.prune(NOW + TTL_S * round_number)
-        for session in range(ORIGINS_MAX * round_number, ORIGINS_MAX * (round_number + 1)):
-            target.open(10 * ORIGINS_MAX + session, NOW + TTL_S * round_number)
-    assert sum(map(target.is_forgotten, range(20 * ORIGINS_MAX))) <= FORGOTTEN_MAX
+        for session in range(u.ORIGINS_MAX * round_number, u.ORIGINS_MAX * (round_number + 1)):
+            target.open(10 * u.ORIGINS_MAX + session, NOW + TTL_S * round_number)
+    assert sum(map(target.is_forgotten, range(20 * u.ORIGINS_MAX))) <= u.FORGOTTEN_MAX
 
 
 def test_what_no_batch_could_carry_leaves_its_number_only() -> None:
     """T-poison-item (smg#808): else it is rebuilt and skipped for ever."""
-    assert fits(bytes(ROUTE_UPDATE_BYTES_MAX)) == bytes(ROUTE_UPDATE_BYTES_MAX)
-    assert fits(bytes(ROUTE_UPDATE_BYTES_MAX + 1)) == b""
+    assert u.fits(bytes(ROUTE_UPDATE_BYTES_MAX)) == bytes(ROUTE_UPDATE_BYTES_MAX)
+    assert u.fits(bytes(ROUTE_UPDATE_BYTES_MAX + 1)) == b""
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 70))
@@ -392,7 +377,7 @@ def test_room_for_what_follows_is_reported_without_a_walk(
     for route_update in route_updates:
         kept.append(route_update, NOW)
     there = route_updates[max(after, kept.base(ME)) :]
-    assert kept.bytes_after(ME, after) == sum(len(route_update) + ENTRY_BYTES for route_update in there)
+    assert kept.bytes_after(ME, after) == sum(len(route_update) + u.ENTRY_BYTES for route_update in there)
 
 
 @settings(max_examples=examples(60))
@@ -412,7 +397,7 @@ def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> Non
         elif call == "extend":
             for origin in (OTHER, THIRD):
                 if target.open(origin, now):
-                    target.extend(origin, [LoggedUpdate(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now, now)] * 3)
+                    target.extend(origin, [u.LoggedUpdate(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now, now)] * 3)
         elif call == "adopt":
             target.adopt(OTHER, target.vector[OTHER] + 5)
         elif call == "prune":
@@ -421,8 +406,8 @@ def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> Non
         else:
             target.present([], now)
         held = [update for origin in target.origins() for update in read(target, origin, target.base(origin), NOW)]
-        assert target.bytes_kept == sum(len(update) + ENTRY_BYTES for update in held)
-        assert target.bytes_kept <= 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
+        assert target.bytes_kept == sum(len(update) + u.ENTRY_BYTES for update in held)
+        assert target.bytes_kept <= 40 * (u.ROUTE_UPDATE_BYTES_MEAN + u.ENTRY_BYTES)
         assert len(target) <= 40
 
 
@@ -433,6 +418,6 @@ def test_turns_alone_reach_the_bound_in_route_updates_first() -> None:
     assert (target.base(ME), target.counters.trimmed) == (10, 10)
     for _ in range(10):
         target.append(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
-    assert target.own - target.base(ME) == 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES) // (
-        ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES
+    assert target.own - target.base(ME) == 40 * (u.ROUTE_UPDATE_BYTES_MEAN + u.ENTRY_BYTES) // (
+        ROUTE_UPDATE_BYTES_MAX + u.ENTRY_BYTES
     )
