@@ -26,7 +26,7 @@ from ranvier_py.core.tokenize.tokenize_job import TokenizeJob, TokenizerFacts
 from ranvier_py.core.tokenize.tokenize_service import Tokenizer, TokenizeService
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_process import TokenizerProcess
-from ranvier_py.node.parts import tokenizer_process
+from ranvier_py.node.fingerprints import tokenizer_process
 
 
 class LocalTokenizer(TokenizerProcess):

@@ -9,7 +9,6 @@ import re
 import shlex
 from importlib.util import find_spec
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import trio
@@ -18,11 +17,12 @@ from cluster.demo.demo_view import Column, rows
 from cluster.load.load_report import LoadLog, Report
 from ranvier_py import cli
 from ranvier_py.config.config_model import KEYS
-from ranvier_py.control.control_port import Handlers
-from ranvier_py.control.worker_reports import ReportHandlers
+from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.node.reload import Reloads
 from ranvier_py.replay.oracles import ORACLES
 from tests import documents, house
+from tests.builders.built_nodes import built
 from tests.documents import DOCS, LINK, OPERATORS, PAGES, README, ROOT, anchors, prose, tables
 from tests.node.node_lab import MODEL, lab
 
@@ -76,8 +76,8 @@ def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
 
 
 def test_every_path_of_the_control_port_is_served() -> None:
-    nobody: Any = MagicMock()  # whose methods are named and never called
-    routes = [*Handlers(nobody).table(), *ReportHandlers(nobody, nobody).table()]
+    node = built(more=lambda node: [ControlPort(node), Reloads(node, node.config, None, 0)])
+    routes = [route for part in node.parts for route in part.routes()]
     served = {re.sub("<.*>", "", route.partition(" ")[2]) for route in routes}
     named = set(
         re.findall(r"`[A-Z ]*(/(?:admin|explain|healthz|readyz|metrics|list_|add_|remove_)[a-z_/-]*)", OPERATORS)

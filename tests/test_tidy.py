@@ -35,7 +35,7 @@ READERS_OF_CONFIG = {"config", "node", "commands", "commands.run_serve"}
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {
-    "quart": ("control_port", "control_input", "worker_reports"),
+    "quart": ("control_port",),
     "quart_trio": ("control_port",),
     "werkzeug": ("control_port",),
     "hypercorn": ("control_server",),

@@ -32,9 +32,12 @@ from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.node.fingerprints import tokenizer_process
 from ranvier_py.node.garbage import collected_in_waits
-from ranvier_py.node.node import Node
-from ranvier_py.node.parts import tokenizer_process
+from ranvier_py.node.node import make_node, parts_of
+from ranvier_py.node.part import Node
+from ranvier_py.node.parts.request_parts import PublicPort, RequestPath
+from ranvier_py.node.parts.upkeep import Learner
 
 HISTORIES = 64
 MESSAGE_BYTES = 300
@@ -89,9 +92,6 @@ class ByteTokenizer:
     def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:  # noqa: ARG002
         data = text.encode()
         return np.frombuffer(data[: len(data) // BYTES_PER_TOKEN * BYTES_PER_TOKEN], dtype=np.uint32)
-
-
-# --- clients and engines ----------------------------------------------------------------------------------------------
 
 
 class Peer:
@@ -166,21 +166,19 @@ def message(role: str, text: str) -> str:
     return f'{{"role":"{role}","content":"{text}"}}'
 
 
-# --- the node: the process that is measured -------------------------------------------------------------------------
-
-
 async def run_node(arguments: Sequence[str]) -> None:
     """Run the node. Prints its port; ends learning at the first line of input; prints its thread's time at each."""
     urls = [argument for argument in arguments if argument != CACHE]
-    node, lines = make_node(urls, response_cache=len(urls) < len(arguments)), trio.wrap_file(sys.stdin)
+    node, lines = node_of(urls, response_cache=len(urls) < len(arguments)), trio.wrap_file(sys.stdin)
+    learner = node.part(Learner)
     with collected_in_waits():  # as in a node that runs
         async with trio.open_nursery() as nursery:
-            ((_, port),) = await nursery.start(node.server.serve, "127.0.0.1", 0)
+            ((_, port),) = await nursery.start(node.part(PublicPort).server.serve, "127.0.0.1", 0)
             async with trio.open_nursery() as learning:
-                await learning.start(node.tokenizer_worker.run)
+                learning.start_soon(learner.loop)
                 print(port, flush=True)
                 await lines.readline()
-                while node.tokenizer_worker.counters.queued:  # noqa: ASYNC110  # it tells nobody
+                while learner.view()["queued"]:  # noqa: ASYNC110  # it tells nobody
                     await trio.sleep(0.05)
                 learning.cancel_scope.cancel()
             while True:
@@ -189,17 +187,16 @@ async def run_node(arguments: Sequence[str]) -> None:
                 if not await lines.readline():
                     break
             nursery.cancel_scope.cancel()
-    node.upstream.close()
+    node.part(RequestPath).upstream.close()
 
 
-def make_node(urls: Sequence[str], *, response_cache: bool) -> Node:
+def node_of(urls: Sequence[str], *, response_cache: bool) -> Node:
     config = config_of(backend=list(urls), log_level="warning", response_cache=response_cache)
     key = bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
-    return Node(config, tokenizer, Random(SEED), key)
-
-
-# --- what is asked of both ------------------------------------------------------------------------------------------
+    node, inbox = make_node(config, tokenizer, Random(SEED), key)
+    node.assemble(parts_of(node, tokenizer, inbox))
+    return node
 
 
 def measure(case: Case, requests: int, batches: int) -> dict[str, float]:

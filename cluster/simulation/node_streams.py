@@ -1,7 +1,7 @@
 """A simulated node's event streams of engines: the real streams and engine caches, on simulated connections.
 
-It has the part of `ranvier_py.node.engine_event_parts`: `look` opens and closes the streams that this node is to read
-by the peers' agreement, and carries snapshots; what it asks of the network waits in `take`. It decides nothing.
+It has the part of `ranvier_py.node.engine_cache.engine_event_parts`: `look` opens and closes the streams that this node
+is to read by the peers' agreement, and carries snapshots; what it asks of the network waits in `take`.
 """
 
 from __future__ import annotations

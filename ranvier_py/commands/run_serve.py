@@ -65,12 +65,12 @@ def run_worker(options: argparse.Namespace, config: Config, index: int, key: byt
 
 def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     """Run a node in this process until a signal ends it; `load` reads its configuration anew. Returns the exit code."""
-    from ranvier_py.control.control_port import serve_node
+    from ranvier_py.control.control_port import ControlPort
     from ranvier_py.node.reload import ConfigSource
     from ranvier_py.node.run_node import run
 
     try:
-        trio.run(partial(run, config, serve_node, source=ConfigSource(load, **source)))
+        trio.run(partial(run, config, ControlPort, source=ConfigSource(load, **source)))
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):

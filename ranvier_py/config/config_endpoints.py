@@ -100,9 +100,6 @@ def key_of_their_own(config: Config) -> bool:
     return config.workers > 1 and not endpoints.join and is_loopback(endpoints.listen[0])
 
 
-# --- what can't work ------------------------------------------------------------------------------------------------
-
-
 def problems(config: Config) -> Iterator[Problem]:
     """Yield what is wrong between values that are each good alone. Each must have been checked before."""
     endpoints = gossip_endpoints(config)

@@ -309,9 +309,6 @@ def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
                 return
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
-
-
 def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
     """Validate one backend that came as JSON: no number may be a text. Raises ConfigError with all that is wrong."""
     try:

@@ -429,9 +429,6 @@ def shown(value: Any) -> Any:
     return without_secrets(value) if isinstance(value, str) and "://" in value else value
 
 
-# --- keys -----------------------------------------------------------------------------------------------------------
-
-
 class Key(NamedTuple):
     """One key: the place of its value in a Config, its type, and its option."""
 

@@ -117,8 +117,6 @@ class ContinuumFile:
     given: dict[str, YamlValue] = field(default_factory=dict)  # by the document's names
     bad: dict[str, None] = field(default_factory=dict)  # keys of the root of which some could not be read
 
-    # --- reading ----------------------------------------------------------------------------------------------------
-
     def read(self) -> None:
         """Read the file. All that is wrong becomes `problems`."""
         written = read_yaml(self.file)
@@ -148,8 +146,6 @@ class ContinuumFile:
             else:
                 known = [each[len(path) + 1 :] for each in KNOWN if each.startswith(path + ".")]
                 self._unknown(full, inner.line, [each for each in known if "." not in each])
-
-    # --- what it means ----------------------------------------------------------------------------------------------
 
     def _translate(self) -> None:
         on = {name.partition(".")[0]: self._switch(name) for name in SWITCHES}
@@ -256,8 +252,6 @@ class ContinuumFile:
                     EventSourceEntry(texts["backend_name"], texts["endpoint"], f"{self.file}:{entry.line}")
                 )
 
-    # --- single values ----------------------------------------------------------------------------------------------
-
     def _switch(self, name: str) -> bool:
         found = self.given.get(name)
         if found is not None and type(found.value) is not bool:
@@ -290,8 +284,6 @@ class ContinuumFile:
             self._problem(found.line, name, f"must be {expected(limits)}")
             return None
         return value
-
-    # --- what is found ----------------------------------------------------------------------------------------------
 
     def put(self, key: str, value: Any, line: int, name: str) -> None:
         """Set a key of ours, which the file calls `name`."""

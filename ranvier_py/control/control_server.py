@@ -1,14 +1,10 @@
 """Serves an ASGI application with hypercorn on trio, such that nothing delays the end of the process.
 
-hypercorn sends inside a shield without a deadline, so one client that stops reading keeps its own `serve` from ending
+hypercorn sends inside a shield without a deadline, so one client that stops reading keeps its `serve` from ending
 (hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and connections left after the grace period are
-cut by closing their sockets. hypercorn still does all of HTTP/1.1; this file replaces its accept loop, and keeps it
-from changing to another protocol.
-
-Rules: the number of connections is bounded; the oldest is cut for a new one. Each carries one request: after an answer
-quart-trio cancels the task in which hypercorn would start the idle timer, so kept connections would stay for ever.
-HTTP/2 would keep them, and nothing here speaks WebSocket, so upgrades are not followed. A header must be complete
-within the idle time. There is no access log, which would copy the environment for every line.
+cut by closing their sockets. Rules: connections are bounded; the oldest is cut for a new one. Each carries one request,
+since after an answer quart-trio cancels the task in which hypercorn would start the idle timer. Upgrades are not
+followed. A header must be complete within the idle time. There is no access log: it would copy the environment.
 """
 
 from __future__ import annotations
@@ -203,8 +199,7 @@ class DeadlineStream:
     def __init__(
         self, stream: trio.SocketStream, send_timeout_s: float, on_close: Callable[[], None] = lambda: None
     ) -> None:
-        self.stream = stream
-        self._on_close = on_close
+        self.stream, self._on_close = stream, on_close
         self.socket = stream.socket
         self._send_timeout_s = send_timeout_s
 

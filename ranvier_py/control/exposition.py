@@ -22,33 +22,15 @@ from ranvier_py.core.metrics import Sample
 PREFIX, CONTINUUM_PREFIX = "ranvier_", "continuum_"
 
 CONTINUUM = frozenset(
-    [
-        "prefix_routing_requests",
-        "prefix_routing_backend_distribution",
-        "prefix_routing_prefix_cardinality",
-        "response_cache_requests",
-        "response_cache_entries",
-        "response_cache_size_bytes",
-        "response_cache_evictions",
-        "response_cache_hit_rate",
-        "cache_backend_type",
-        "cache_redis_connections_active",
-        "cache_redis_connections_idle",
-        "cache_redis_latency_seconds",
-        "cache_redis_errors",
-        "cache_fallback_active",
-        "kv_event_received",
-        "kv_event_processed",
-        "kv_event_dropped",
-        "kv_consumer_connected",
-        "kv_consumer_reconnects",
-        "kv_index_entries",
-        "kv_index_events",
-        "kv_index_query_latency_seconds",
-        "kv_index_routing_decisions",
-        "kv_index_overlap_score",
-        "kv_index_event_source_status",
-    ]
+    """
+    prefix_routing_requests prefix_routing_backend_distribution prefix_routing_prefix_cardinality
+    response_cache_requests response_cache_entries response_cache_size_bytes response_cache_evictions
+    response_cache_hit_rate cache_backend_type cache_redis_connections_active cache_redis_connections_idle
+    cache_redis_latency_seconds cache_redis_errors cache_fallback_active
+    kv_event_received kv_event_processed kv_event_dropped kv_consumer_connected kv_consumer_reconnects
+    kv_index_entries kv_index_events kv_index_query_latency_seconds kv_index_routing_decisions kv_index_overlap_score
+    kv_index_event_source_status
+    """.split()  # noqa: SIM905  # by section
 )
 """Names of samples that the document defines (CR22)."""
 
@@ -57,8 +39,7 @@ class Samples(Collector):
     """A collector of one answer's samples."""
 
     def __init__(self, samples: Sequence[Sample], names: str) -> None:
-        self._samples = samples
-        self._names = names
+        self._samples, self._names = samples, names
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families in the order of their first sample."""

@@ -98,15 +98,8 @@ MEMBER_COLUMNS = (
     *("datagrams", "routes"),
 )
 CLUSTER_FACTS = (
-    "lag_ms",
-    "routes",
-    "route_sync",
-    "facts",
-    "sessions",
-    "refused",
-    "discovery",
-    "state_file",
-    "key_file",
+    *("lag_ms", "routes", "route_sync", "facts", "sessions", "refused"),
+    *("discovery", "state_file", "key_file"),
 )
 
 

@@ -81,11 +81,8 @@ class Discovery:
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
-        self.contact = contact
-        self.alone = alone
-        self.rng = rng
-        self.own = own
-        self.family = family
+        self.contact, self.alone, self.rng = contact, alone, rng
+        self.own, self.family = own, family
         self.counters = DiscoveryCounters()
         self._warned = False
         self._alone_since: float | None = None
@@ -146,8 +143,6 @@ class Discovery:
         if addresses:
             self.contact(self.rng.sample(addresses, min(len(addresses), ADDRESSES_MAX)))
 
-    # --- one name ---------------------------------------------------------------------------------------------------
-
     async def _look_up(self, name: Name) -> None:
         self.counters.lookups += 1
         try:
@@ -188,9 +183,6 @@ def family_of(host: str) -> int:
 
 def fits(host: str, family: int) -> bool:
     return family in (socket.AF_UNSPEC, family_of(host))
-
-
-# --- ourselves ------------------------------------------------------------------------------------------------------
 
 
 async def own_host(join: Sequence[HostPort], family: int) -> str:

@@ -172,6 +172,7 @@ class EnginePoller:
         measured: for GET /metrics, else /prometheus/metrics.
         found: for GET /kv_event_sources (vLLM), else /server_info (SGLang).
         received: for any answer of the latter two, whatever it says. A kind without a callback is not polled.
+        server_info: called with whether an engine says that it caches prefixes.
         owns: whether this node, and not a peer, polls the metrics of a backend.
         context: for https backends; by default the system's authorities are trusted.
         faults: records unexpected exceptions.
@@ -185,22 +186,18 @@ class EnginePoller:
         probed: Callable[[BackendId, ProbeResult], object] | None = None,
         measured: Callable[[BackendId, EngineMetrics], object] | None = None,
         found: Callable[[BackendId, tuple[Publisher, ...]], object] | None = None,
-        received: Callable[[BackendId], object] = lambda _: None,
-        owns: Callable[[BackendId], bool] = lambda _: True,
+        received: Callable[[BackendId], object] | None = None,
+        server_info: Callable[[BackendId, bool], object] | None = None,
+        owns: Callable[[BackendId], bool] | None = None,
         context: ssl.SSLContext | None = None,
         faults: Faults | None = None,
     ) -> None:
-        self.owns = owns
-        self.on_server_info: Callable[[BackendId, bool], object] = lambda _, __: None  # whether it caches
         self._faults = faults or Faults()
         self.counters = PollCounters()
-        self._options = options
-        self._rng = rng
-        self._probed = probed
+        self._options, self._rng, self._probed = options, rng, probed
         self._measured = measured if options.metrics_interval_s > 0 else None
-        self._found = found
-        self._received = received
-        self._context = context
+        self._found, self._received, self._server_info = found, received, server_info
+        self._owns, self._context = owns, context
         self._plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
         self._probe_limit = trio.CapacityLimiter(options.probes_at_once_max)
         self._metrics_limit = trio.CapacityLimiter(options.metrics_at_once_max)
@@ -291,8 +288,6 @@ class EnginePoller:
         for engine in list(self._engines.values()):
             await engine.probed.wait()
 
-    # --- tasks ------------------------------------------------------------------------------------------------------
-
     def _start(self, engine: Engine) -> None:
         assert self._nursery is not None
         if self._found is not None and engine.fixed:
@@ -319,13 +314,11 @@ class EnginePoller:
         return self._engines.get(engine.id) is engine
 
     def _note_received(self, engine: Engine) -> None:
-        if self._is_watched(engine):
+        if self._received is not None and self._is_watched(engine):
             self._received(engine.id)
 
     def _jittered(self, interval_s: float) -> float:
         return self._options.jittered(interval_s, self._rng)
-
-    # --- health -----------------------------------------------------------------------------------------------------
 
     async def _probe(self, engine: Engine) -> None:
         result = None
@@ -399,11 +392,9 @@ class EnginePoller:
         except (trio.TooSlowError, httpx.RequestError):
             return Page(0, b"", is_cut=True)
 
-    # --- metrics ----------------------------------------------------------------------------------------------------
-
     async def _measure(self, engine: Engine) -> None:
         interval_s = self._options.metrics_interval_s
-        if self.owns(engine.id):
+        if self._owns is None or self._owns(engine.id):
             async with self._metrics_limit:
                 began = trio.current_time()
                 metrics = await self._metrics(engine)
@@ -437,8 +428,6 @@ class EnginePoller:
             return None
         return EngineMetrics()
 
-    # --- publishers of events ---------------------------------------------------------------------------------------
-
     async def _discover(self, engine: Engine) -> None:
         options = self._options
         async with engine.connection() as transport:
@@ -463,8 +452,10 @@ class EnginePoller:
                 return None
             is_sure = is_sure and page.status in KNOWN_STATUSES
             body = page.body if page.status == 200 and not page.is_cut else b""
-            if read is read_server_info and (reuses := reuse_of_server_info(body)) is not None:
-                self.on_server_info(engine.id, reuses)
+            if self._server_info is not None and read is read_server_info:
+                reuses = reuse_of_server_info(body)
+                if reuses is not None:
+                    self._server_info(engine.id, reuses)
             found = read(body) if page.status == 200 else NOTHING
             if found != NOTHING:
                 addresses = await self._addresses(engine.host)

@@ -38,8 +38,7 @@ class HostNames:
         hosts: Callable[[], Iterable[str]],
         answered: Callable[[str, frozenset[str], bool], object],
     ) -> None:
-        self._hosts = hosts
-        self._answered = answered
+        self._hosts, self._answered = hosts, answered
         self._names: dict[str, NameAddresses] = {}
         self._running: set[str] = set()  # names that are being looked up
 

@@ -114,8 +114,6 @@ def read_keys(path: Path) -> Keys:
         raise ConfigError([f"cluster_key_file: {path} is not text"]) from None
 
 
-# --- reading again --------------------------------------------------------------------------------------------------
-
 Signature = tuple[int, int, int]
 UNREAD: Signature = (0, 0, 0)
 """Of a file that can't be read or used: it is read again at each look, since a change of its mode does not show."""
@@ -127,9 +125,7 @@ class KeyFile:
     def __init__(
         self, path: Path, changed: Callable[[KeyRing], object], *, interval_s: float = LOOK_INTERVAL_S
     ) -> None:
-        self.path = path
-        self.changed = changed
-        self.interval_s = interval_s
+        self.path, self.changed, self.interval_s = path, changed, interval_s
         self._signature = signature_of(path)  # before reading: a change in between is seen later
         self.keys = read_keys(path)
         self._in_use = self.keys.fingerprint_secret

@@ -166,8 +166,6 @@ class LineHandler(logging.Handler):
         self._hurried = Event()
         self._closed = False
 
-    # --- threads that log -------------------------------------------------------------------------------------------
-
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.levelno < logging.CRITICAL:
             record = self._limited(record)
@@ -220,8 +218,6 @@ class LineHandler(logging.Handler):
         """Return the counters, with the gauge up to date."""
         self._counters.waiting_bytes = self._queued_bytes - self._written_bytes
         return self._counters
-
-    # --- the writing thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not (self._closed and self._queue.empty()):
@@ -286,9 +282,6 @@ class LineHandler(logging.Handler):
             if secret in line:
                 line = line.replace(secret, BLACK)
         return BEARER.sub(rf"\1{BLACK}", line) if "earer " in line or "EARER " in line else line
-
-
-# --- what a line looks like, after its time --------------------------------------------------------------------------
 
 
 def text_event(record: logging.LogRecord) -> str:
@@ -377,9 +370,6 @@ def cut(text: str) -> str:
 def escaped(text: str) -> str:
     """Escape line breaks and other control characters."""
     return text if text.isprintable() else json.dumps(text)[1:-1]
-
-
-# --- the operating system -------------------------------------------------------------------------------------------
 
 
 def write_all(descriptor: int, data: bytes) -> bool:

@@ -83,16 +83,13 @@ class Recorder(Observer):
         files_max: int,
     ) -> None:
         self._files = RecordFiles(path, header.line(), bytes_max, files_max)
-        self._started_at = started_at
-        self._clock = clock
+        self._started_at, self._clock = started_at, clock
         self._pending: dict[Attempt, Finished] = {}
         self._pending_bytes = 0
         self._queue: deque[RequestRecord] = deque()
         self._wake = trio.Event()
         self._one = trio.CapacityLimiter(1)  # one thread at a time, even if a write was abandoned
         self._troubled = False
-
-    # --- what a router reports --------------------------------------------------------------------------------------
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         finished = Finished(attempt, outcome, now)
@@ -107,8 +104,6 @@ class Recorder(Observer):
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         if answer is not NOTHING and attempt in self._pending:  # NOTHING: only the prompt; its answer comes later
             self._append(self._released(attempt), end, answer)
-
-    # --- lines ------------------------------------------------------------------------------------------------------
 
     def _append(self, finished: Finished, end: Boundary | None = None, answer: Answer = NOTHING) -> None:
         if len(self._queue) >= QUEUE_MAX:
@@ -177,9 +172,7 @@ class RecordFiles:
     def __init__(self, path: Path, header: bytes, bytes_max: int, files_max: int) -> None:
         self.path = path
         self.counters = RecorderCounters()
-        self._header = header
-        self._bytes_max = bytes_max
-        self._files_max = files_max
+        self._header, self._bytes_max, self._files_max = header, bytes_max, files_max
         self._size = 0  # of the current file; 0: no file has been begun
 
     def write(self, records: Sequence[RequestRecord]) -> str:

@@ -118,8 +118,6 @@ class RedisAnswers:
             self._written = ExpiringSum(responses.ttl_s)
         self.responses = responses
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
         if not self.sharing:
             return self._in_memory(key, max_age_s)
@@ -201,8 +199,6 @@ class RedisAnswers:
         self.counters.fallback_hits += found is not None
         return found
 
-    # --- operators ----------------------------------------------------------------------------------------------------
-
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
         """Invalidate answers; what Redis can't take now is owed. Returns how many: of all, those that this node wrote;
         of a part None, since only a search could count it; if owed, those in memory."""
@@ -272,8 +268,6 @@ class RedisAnswers:
             return True
         self._use(None)
         return await self._send("delete", ("DEL", self._generation_key)) is not None
-
-    # --- Redis --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run for ever."""
@@ -452,8 +446,6 @@ class RedisAnswers:
         if isinstance(reply, tuple) and len(reply) == 2 and all(type(each) is int for each in reply):
             self._server_ms = 1000 * reply[0] + reply[1] / 1000 - 1000 * time.monotonic()
 
-    # --- the control port ---------------------------------------------------------------------------------------------
-
     @property
     def fallback_active(self) -> bool:
         return not self.sharing and self.memory is not None
@@ -479,7 +471,7 @@ class RedisAnswers:
             },
         }
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         """Yield Continuum's metrics under our prefix (CR22), and our own."""
         active, idle = self._commands.active, self._commands.idle
         yield Sample("cache_redis_connections_active", "gauge", "Connections to Redis for answers, in use.", active)

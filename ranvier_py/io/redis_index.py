@@ -51,8 +51,7 @@ class RedisLink:
 
     def __init__(self, shared: SharedIndex, commands: RedisCommands) -> None:
         self.job_s = Histogram(LATENCY_BUCKETS_S)
-        self.shared = shared
-        self._commands = commands
+        self.shared, self._commands = shared, commands
         self._due, self._answered = trio.Event(), trio.Event()
         shared.poke = self.poke
 
@@ -99,7 +98,7 @@ class RedisLink:
             **values(shared.counters),
         }
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         shared = self.shared
         away = int(not shared.sharing)
         yield Sample(

@@ -172,8 +172,6 @@ class ChatTokenizer:
             return self.with_tools.render(chat, generation=generation)
         return self._render(self._normalised(chat), generation=generation)
 
-    # --- parts ------------------------------------------------------------------------------------------------------
-
     def _normalised(self, chat: Chat) -> Chat:
         return Chat([normalise(message, self.profile.parts) for message in chat.messages], chat.tools, chat.template)
 

@@ -73,8 +73,7 @@ class Child:
     """One process, and those of its sockets that are not in use."""
 
     def __init__(self, process: trio.Process, streams: Sequence[trio.SocketStream]) -> None:
-        self.process = process
-        self.streams = streams
+        self.process, self.streams = process, streams
         self.free = {True: list(streams[:FIRST_SOCKETS]), False: list(streams[FIRST_SOCKETS:])}
         self.started_at = time.monotonic()
 
@@ -99,9 +98,7 @@ class TokenizerProcess:
         self, setup: Setup, command: Sequence[str] = COMMAND, *, restart_delay_s: float = RESTART_DELAY_S
     ) -> None:
         self.counters = ProcessCounters()
-        self.setup = setup
-        self._command = command
-        self._restart_delay_s = restart_delay_s
+        self.setup, self._command, self._restart_delay_s = setup, command, restart_delay_s
         self._child: Child | None = None
         self._up = trio.Event()
         self._limiters = {True: trio.CapacityLimiter(FIRST_SOCKETS), False: trio.CapacityLimiter(1)}
@@ -167,8 +164,6 @@ class TokenizerProcess:
             child.free[first].append(stream)
         self.counters.busy_seconds += reply.busy_s
         return reply
-
-    # --- one child after the other ------------------------------------------------------------------------------------
 
     def _take(self, child: Child) -> None:
         self._child = child

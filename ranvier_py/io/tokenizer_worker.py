@@ -126,9 +126,7 @@ class TokenizerWorker:
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self.counters = TokenizerCounters()
-        self._tokenizer = tokenizer
-        self._router = router
-        self._hashes = hashes
+        self._tokenizer, self._router, self._hashes = tokenizer, router, hashes
         self._queue: OrderedDict[Attempt, QueuedPrompt] = OrderedDict()  # oldest first
         self.queue_max = queue_max
         self._queue_bytes = 0
@@ -137,8 +135,6 @@ class TokenizerWorker:
         self._asleep = False
         self._nursery: trio.Nursery | None = None  # while running
         self._tokenizing_first = 0
-
-    # --- the queue --------------------------------------------------------------------------------------------------
 
     def submit(self, attempt: Attempt) -> None:
         """Queue the attempt's prompt, unless it is already tokenized."""
@@ -194,8 +190,6 @@ class TokenizerWorker:
             batch.append(self._take())
         return batch
 
-    # --- before placement -------------------------------------------------------------------------------------------
-
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
         """Tokenize a prompt before it is placed. Returns False if the deadline passed or it can't be tokenized.
 
@@ -229,8 +223,6 @@ class TokenizerWorker:
         elif (result := self._read(found.result)) is not None:
             self._router.absorb(prompt, found.ancestor, result.segments)
             self.counters.tokenized_first += 1
-
-    # --- off the path -----------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tokenize queued prompts until cancelled, batch by batch."""
@@ -284,8 +276,6 @@ class TokenizerWorker:
             self._tokenizer.reject(error)
             self.counters.lost += 1
             return None
-
-    # --- asking -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, batch: Sequence[QueuedPrompt], *, first: bool) -> tuple[list[Found], float]:
         """Return each prompt's result, and the processor time of the batch. Raises TokenizerLost."""

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import trio
@@ -32,7 +31,9 @@ from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.rates.service_rate import ServiceRates
-from ranvier_py.node.cluster_parts import ClusterParts, FingerprintScheme
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.fingerprints import FingerprintScheme
+from ranvier_py.node.part import Handler, Part
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,18 @@ class ClientReaderCounters:
     left_out: int = counter("Prompts not compared with their conversation: too large, or too many at once.")
 
 
-class ClientReader(Observer):
-    """Reads clients' prompts beside the requests. `key` seeds digests: 64 bits."""
+class ClientReader(Part, Observer):
+    """Reads clients' prompts beside the requests. `key` seeds digests: 64 bits.
 
-    def __init__(self, key: int, book: RuleBook, mender: BodyMender | None) -> None:
-        self.book = book  # rules that could help against breaks
-        self.mender = mender  # applies the rules that are turned on
+    `book` has the rules that could help against breaks, `mender` applies those that are turned on.
+    """
+
+    name = "clients"
+    keys = ("client_rules", "client_rules_file", "proof")
+
+    def __init__(self, config: Config, scheme: FingerprintScheme, key: int, clustering: ClusterParts | None) -> None:
+        self._scheme, self._clustering = scheme, clustering
+        self.book, self.mender = self._rules_of(config)
         self.watch = ClientWatch(key)
         self.counters = ClientReaderCounters()
         self.rates = ServiceRates()
@@ -64,8 +71,23 @@ class ClientReader(Observer):
         self._bytes = 0
         self._due = trio.Event()
 
-    async def run(self) -> None:
-        """Run for ever."""
+    def _rules_of(self, config: Config) -> tuple[RuleBook, BodyMender | None]:
+        """Return the rules, and what changes bodies if the operator turned one on. All nodes share verdicts."""
+        book = rule_book(config.client_rules_file, config.client_rules)
+        mender = BodyMender(book, TextHasher(self._scheme.key).digest, config.proof) if book.changing else None
+        if self._clustering is not None:
+            verdicts = self._clustering.peer.verdicts
+            verdicts.mender, verdicts.followed = mender, log_result
+        return book, mender
+
+    def check(self, before: Config, after: Config) -> bool:
+        return rule_book(after.client_rules_file).rules != self.book.rules
+
+    def reload(self, before: Config, after: Config) -> None:
+        """Rules have to prove themselves anew; peers send their verdicts about equal rules again."""
+        self.book, self.mender = self._rules_of(after)
+
+    async def loop(self) -> None:
         worked_s = 0.0
         while True:
             while not self._queue:
@@ -81,7 +103,7 @@ class ClientReader(Observer):
                 await trio.sleep(PAUSE_SHARE * worked_s)
                 worked_s = 0.0
 
-    def started(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
+    def started(self, attempt: Attempt, now: float) -> None:
         prompt = attempt.prompt
         if prompt.kind != "chat":
             return
@@ -94,7 +116,7 @@ class ClientReader(Observer):
         self._bytes += size
         self._due.set()
 
-    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         prompt, service = attempt.prompt, attempt.service
         if prompt.rules and self.mender is not None and not prompt.counts_differ:
             counts_of = (answer.prompt_tokens, answer.cached_tokens)
@@ -108,8 +130,10 @@ class ClientReader(Observer):
         counts.counted_tokens += answer.prompt_tokens
         counts.reused_tokens += answer.cached_tokens
 
+    def routes(self) -> Mapping[str, Handler]:
+        return {"GET /admin/clients": lambda _: self.view()}
+
     def view(self) -> Mapping[str, Any]:
-        """Return the answer of GET /admin/clients."""
         return {
             "clients": client_rows(self.watch),
             "compared": self.counters.compared,
@@ -130,10 +154,10 @@ class ClientReader(Observer):
             "settings": [setting._asdict() for setting in self.book.settings if setting.rule == rule.name],
         }
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         yield from samples("clients", self.counters)
         if self.mender is not None:
-            yield from self.mender.samples()
+            yield from self.mender.metrics()
         for client, counts in self.watch.clients.items():
             label = {"client": client}
             yield Sample("client_turns", "counter", "Chats that came from each kind of client.", counts.turns, label)
@@ -160,23 +184,6 @@ class ClientReader(Observer):
             rule = rule_for(self.book, found.found, prompt.body, api, prompt.client)
             token_s = self.rates[backend].per_token_s if self.rates.fleet.count else 0.0  # 0: no rate is learned yet
             self.watch.broke(prompt.client, found, token_s, rule)
-
-
-def client_reader_of(config: Config, scheme: FingerprintScheme, rng: Random) -> ClientReader:
-    book = rule_book(config.client_rules_file, config.client_rules)
-    return ClientReader(rng.getrandbits(64), book, body_mender_of(config, scheme, book))
-
-
-def body_mender_of(config: Config, scheme: FingerprintScheme, book: RuleBook) -> BodyMender | None:
-    """Return what changes bodies, if the operator turned a rule on."""
-    return BodyMender(book, TextHasher(scheme.key).digest, config.proof) if book.changing else None
-
-
-def share_verdicts(clients: ClientReader, clustering: ClusterParts | None) -> None:
-    """Share verdicts about rules with all nodes from now on. Call this again whenever the rules are replaced."""
-    if clustering is not None:
-        verdicts = clustering.peer.verdicts
-        verdicts.mender, verdicts.followed = clients.mender, log_result
 
 
 def log_result(result: TrialResult) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from ipaddress import ip_address
 from random import SystemRandom
@@ -22,6 +21,7 @@ import trio
 from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
+from ranvier_py.core.errors import NotFound
 from ranvier_py.core.mesh.membership.profile import LAN, WAN
 from ranvier_py.core.mesh.mesh_values import MemberChange
 from ranvier_py.core.mesh.port_traffic import TrafficRates
@@ -32,12 +32,14 @@ from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
-from ranvier_py.core.routing.router import Router
 from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
 from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
+from ranvier_py.node.asked import Asked, ControlAnswer
+from ranvier_py.node.fingerprints import FingerprintScheme
+from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -46,9 +48,6 @@ SYNC_GRACE_S = 2.0
 """A node is ready so long after its start even if no peer has given it its routes: routing works without them."""
 
 LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
-
-FINGERPRINT_VERSION = b"2"
-"""Version of how fingerprints are made from tokens and texts: raise it if core/prompts/fingerprint.py alters them."""
 
 PROFILES = {"lan": LAN, "wan": WAN}
 
@@ -63,26 +62,7 @@ async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
     return file.keys, file
 
 
-@dataclass(frozen=True, slots=True)
-class FingerprintScheme:
-    """How a node makes fingerprints. `identity` names tokenizer, template and block size."""
-
-    identity: str
-    key: bytes
-    texts_match: bool
-
-    @property
-    def schema(self) -> int:
-        """A number that is equal for nodes that make equal fingerprints of equal prompts; only such nodes can use each
-        other's routes."""
-        parts = (FINGERPRINT_VERSION, self.identity.encode(), self.key, b"%d" % self.texts_match)
-        whole = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-        return int.from_bytes(blake2b(whole, digest_size=8, person=b"schema").digest(), "little")
-
-
-async def open_cluster(
-    config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme, faults: Faults
-) -> ClusterParts:
+async def open_cluster(config: Config, keys: Keys, key_file: KeyFile | None, node: Node) -> ClusterParts:
     """Bind the port and make the peer. Raises ListenError, ConfigError."""
     endpoints = gossip_endpoints(config)
     assert endpoints is not None, "there are keys, so there is a place"
@@ -91,10 +71,9 @@ async def open_cluster(
         own = await own_address(endpoints, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
-        peer = RouterPeer(
-            router, peer_settings(config, scheme, own, state), keys.ring, SystemRandom(), time.monotonic()
-        )
-        return ClusterParts(config, peer, sockets, own, key_file, state_file, faults)
+        settings = peer_settings(config, node.scheme, own, state)
+        peer = RouterPeer(node.router, settings, keys.ring, SystemRandom(), time.monotonic())
+        return ClusterParts(config, peer, sockets, own, key_file, state_file, node.faults)
     except BaseException:
         sockets.close()
         raise
@@ -108,8 +87,10 @@ async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> Hos
     return str(ip_address(host)), port or sockets.port
 
 
-class ClusterParts:
+class ClusterParts(Part):
     """The parts of one peer, wired together."""
+
+    name = "cluster"
 
     def __init__(
         self,
@@ -121,11 +102,10 @@ class ClusterParts:
         state_file: StateFile | None,
         faults: Faults,
     ) -> None:
-        self._faults = faults
+        self._faults, self._key_file = faults, key_file
         self.peer, self.own, self.state_file = peer, own, state_file
         self.label = config.cluster_name
         self._started_at = time.monotonic()
-        self._key_file = key_file
         if key_file is not None:
             key_file.changed = peer.sealer.rekey
         self.port = port = GossipPort(peer, sockets, changed=self._log_changes, faults=faults)
@@ -154,7 +134,7 @@ class ClusterParts:
             log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
             task_status.started()
 
-    def read_keys(self) -> None:
+    def reread(self) -> None:
         """Read the cluster's keys again soon."""
         if self._key_file is not None:
             self._key_file.look_soon()
@@ -196,10 +176,10 @@ class ClusterParts:
             self.port.poke()
         return shared
 
-    @property
-    def synced(self) -> bool:
-        """Whether this node has its peers' routes, or has waited for them long enough."""
-        return self.peer.synced or time.monotonic() - self._started_at > SYNC_GRACE_S
+    def unready(self) -> str:
+        """Return why it waits, unless this node has its peers' routes, or has waited for them long enough."""
+        is_ready = self.peer.synced or time.monotonic() - self._started_at > SYNC_GRACE_S
+        return "" if is_ready else "waiting for the routes of a peer"
 
     async def leave(self) -> None:
         """Announce that this node leaves, and wait until that has spread."""
@@ -210,7 +190,8 @@ class ClusterParts:
         left_at = self.peer.members.left_at
         await trio.sleep(max(0.0, min(left_at - time.monotonic(), LEAVE_S_MAX)))
 
-    # --- what it shows ----------------------------------------------------------------------------------------------
+    def routes(self) -> Mapping[str, Handler]:
+        return {"GET /admin/cluster": lambda _: self.view(), "GET /admin/cluster/sums": self._sums}
 
     def view(self) -> dict[str, Any]:
         """Return this node and its peers, for the control port."""
@@ -229,8 +210,7 @@ class ClusterParts:
         parts = {"discovery": self.discovery, "state_file": self.state_file, "key_file": self._key_file}
         return {name: part.counters for name, part in parts.items() if part is not None}
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield the metrics."""
+    def metrics(self) -> Iterator[Sample]:
         peer, port = self.peer, self.port
         yield from samples("gossip", peer.counters)
         yield from samples("gossip_members", peer.members.statistics())
@@ -242,19 +222,25 @@ class ClusterParts:
             yield from samples(f"gossip_{name}", counters)
         lag = "Seconds from learning a route on any node to receiving it here, as senders measured it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.routes.lag)
-        yield Sample(
-            "gossip_lateness_seconds",
-            "histogram",
-            "Seconds by which the timer of gossip woke up late.",
-            port.lateness_s,
-        )
+        lateness = "Seconds by which the timer of gossip woke up late."
+        yield Sample("gossip_lateness_seconds", "histogram", lateness, port.lateness_s)
 
-    async def route_sums(self) -> bytes:
+    async def _sums(self, _: Asked) -> ControlAnswer:
         """Return the sums of the route table's buckets, computed in steps."""
         scan = self.peer.route_sync.copy.sums()
         while (sums := scan.step(time.monotonic())) is None:
             await trio.lowlevel.checkpoint()
-        return sums
+        return ControlAnswer(sums, kind="application/octet-stream")
+
+
+class NoCluster(Part):
+    """What a node without peers answers about them."""
+
+    def routes(self) -> Mapping[str, Handler]:
+        return dict.fromkeys(("GET /admin/cluster", "GET /admin/cluster/sums"), self._refuse)
+
+    def _refuse(self, _: Asked) -> ControlAnswer:
+        raise NotFound("this node does not gossip")
 
 
 def public_address(listen: str, own: str) -> str:

@@ -20,7 +20,8 @@ from ranvier_py.io.gossip.state_file import is_something_else
 from ranvier_py.io.keys import read_keys, rotation_advice
 from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
-from ranvier_py.node.parts import redis_pools_of, tls_context
+from ranvier_py.node.parts.request_parts import tls_context
+from ranvier_py.node.parts.response_parts import redis_pools_of
 
 KEY_FILES = (*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file")
 

@@ -29,7 +29,7 @@ class WaitCollector(Instrument):
     def __init__(self) -> None:
         self._next = 0.0
 
-    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002
+    def before_io_wait(self, timeout: float) -> None:
         now = time.monotonic()
         if now >= self._next:
             gc.collect(0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import trio
 
 from ranvier_py.core.addresses import is_address
 from ranvier_py.core.errors import BadRequest, RequestError
 from ranvier_py.core.routing.backend import normal_url
-from ranvier_py.core.routing.backends import Backend, Registry, Transition
+from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.processes.name_addresses import (
     have_same_addresses,
@@ -19,39 +22,37 @@ from ranvier_py.core.routing.processes.name_addresses import (
 )
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.host_names import HostNames
-from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.part import Node, Part, log_transitions
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.upstream import Upstream
-from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
 
-class NameParts:
+class NameParts(Part):
     """Keeps connections, probes and event streams with the names of backends. `addresses`: of all backends, by URL."""
+
+    name = "names"
 
     def __init__(
         self,
-        registry: Registry,
+        node: Node,
         addresses: Mapping[str, BackendAddress],
         upstream: Upstream,
         poller: EnginePoller,
         engine_events: EngineEvents,
     ) -> None:
-        self._registry = registry
-        self._addresses = addresses
-        self._upstream = upstream
-        self._poller = poller
-        self._engine_events = engine_events
-        self._changed: Callable[[Sequence[Transition]], object] = lambda _: None
+        self._registry, self._faults = node.registry, node.faults
+        self._addresses, self._upstream = addresses, upstream
+        self._poller, self._engine_events = poller, engine_events
         self._compared: dict[str, object] = {}  # by URL: what a backend's place was compared with last
         self.names = HostNames(lambda: [each.host for each in addresses.values()], self._resolved)
-        registry.restarted = self._restarted
+        node.registry.restarted = self._restarted
 
-    async def run(self, faults: Faults, changed: Callable[[Sequence[Transition]], object]) -> None:
-        """Run until cancelled. `changed` gets changes of backends, for the log."""
-        self._changed = changed
-        await self.names.run(faults)
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await self.names.run(self._faults)
 
     def _compare_places(self, backend: Backend, addresses: frozenset[str]) -> None:
         """Note which other backends lead to the same place, if any of that may have changed."""
@@ -110,7 +111,7 @@ class NameParts:
             address = self._addresses.get(backend.url)
             if address is None or address.host != host:
                 continue
-            self._changed(count_caches(backend, now, hosts=hosts))
+            log_transitions(count_caches(backend, now, hosts=hosts))
             self._compare_places(backend, addresses)
             if moved:
                 log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))

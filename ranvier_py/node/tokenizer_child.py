@@ -1,14 +1,10 @@
 """The tokenizer process: python -m ranvier_py.node.tokenizer_child SOCKET …
 
-It loads the tokenizer that the node asks for over the first socket, and answers with the tokenizer's facts or with what
-is wrong. Then it does jobs, with one thread for each socket but the last. A fork of the process serves the last socket,
-for learning: it shares what was loaded, and runs only when nothing else on the machine wants to, since nobody waits for
-it. Therefore it must not hold an interpreter lock that others wait for.
-
-Rules: it ends when the other side closes a socket, and never by a signal for the node. What a client sent is never
-logged: once it has started, the process prints nothing, not even the errors of foreign libraries. Memory is bounded to
-MEMORY_GROWTH_BYTES more than loading took. If the whole machine runs out of memory, the kernel is asked to end this
-process before others: starting a new one costs only matches.
+It loads the tokenizer that the node asks for over the first socket, and answers with its facts or with what is wrong.
+Then it does jobs, with one thread for each socket but the last, which a fork serves for learning: that runs only when
+nothing else on the machine wants to, and so must not hold an interpreter lock that others wait for.
+Rules: it ends when the other side closes a socket, never by a signal for the node; once started it prints nothing, so
+that nothing of a client is logged; its memory grows by MEMORY_GROWTH_BYTES at most, and the kernel ends it first.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class AnswersElsewhere(Protocol):
     def view(self) -> Mapping[str, Any]:
         """Return what the control port shows in addition to, or instead of, the memory's figures."""
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         """Yield its metrics."""
 
 
@@ -230,7 +230,7 @@ class ResponseCache:
         if self.elsewhere is not None:
             self.elsewhere.set_options(options)
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         """Yield the metrics of the cache, wherever its answers are."""
         yield from samples("response_cache", self.store.counters)
         words = "Share of hits among hits and misses since the start."
@@ -238,7 +238,7 @@ class ResponseCache:
         label = {"backend": self.store.options.backend}
         yield Sample("cache_backend_type", "gauge", "1 for where the response cache is kept.", 1, label)
         if self.elsewhere is not None:
-            yield from self.elsewhere.samples()
+            yield from self.elsewhere.metrics()
 
     async def invalidate(
         self, model: str | None = None, tenant: bytes | None = None, older_than_s: float | None = None

@@ -41,8 +41,7 @@ class EventLog:
     def __init__(self, messages_max: int = 100_000, bytes_max: int = 128 << 20) -> None:
         self.runs = 0
         self.dropped = 0
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
+        self._messages_max, self._bytes_max = messages_max, bytes_max
         self._messages: list[tuple[int, bytes]] = []
         self._bytes = 0
 
@@ -98,9 +97,7 @@ class EventRelay:
     """
 
     def __init__(self, head: Mapping[str, Any], log: EventLog, is_connected: Callable[[], bool] = lambda: True) -> None:
-        self._head = head
-        self._log = log
-        self._is_connected = is_connected
+        self._head, self._log, self._is_connected = head, log, is_connected
         self._run = log.runs
         self._next: int | None = None  # the next message to send; None until the router has taken our first report
         self._ask = 0  # the router's question that is being answered; 0: none

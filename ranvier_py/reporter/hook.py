@@ -67,8 +67,7 @@ class PrefixSender:
     def __init__(self, worker: str, model: str, held: Mapping[str, None], sync_s: float = BEAT_S) -> None:
         self.overflowed = 0
         self._head = {"worker_id": worker, **({"model": model} if model else {})}
-        self._held = held
-        self._sync_s = sync_s
+        self._held, self._sync_s = held, sync_s
         self._pending: dict[str, None] = {}  # evicted since the last report that was answered
         self._sent: Sequence[str] = ()
         self._is_sync = False
@@ -163,8 +162,7 @@ class EvictionReporter:
             for _ in self.links
         ]
         self._given = hashes == "given"
-        self._scan = scan
-        self._sync_s = sync_s
+        self._scan, self._sync_s = scan, sync_s
         self._waiting: deque[_Stored | _Freed] = deque()
         self._dropped_before = 0
         self._stopping = False

@@ -110,9 +110,7 @@ class Reporter:
     def __init__(self, options: argparse.Namespace, key: str, sockets: KvSockets, nursery: trio.Nursery) -> None:
         self.faults = Faults()
         self.rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
-        self._options = options
-        self._key = key
-        self._sockets = sockets
+        self._options, self._key, self._sockets = options, key, sockets
         self._nursery = nursery
         self._scope: trio.CancelScope | None = None  # around the streams that are read now
 

@@ -13,9 +13,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control import control_server
-from ranvier_py.control.control_input import raw_body, worker_url
-from ranvier_py.control.control_port import json_response, make_app
+from ranvier_py.control.control_port import make_app
 from ranvier_py.control.control_server import DeadlineStream, serve_app
+from ranvier_py.node.asked import Asked, ControlAnswer
+from ranvier_py.node.part import Handler
 from tests.node.node_lab import chat, lab, turn
 from tests.proxy.wire import NO_TLS
 
@@ -32,29 +33,33 @@ class Routes:
     bug: Exception | None = None
     huge_asked: trio.Event = field(default_factory=trio.Event)
 
-    def table(self, _: ControlSettings) -> Mapping[str, Callable[..., Any]]:
+    def table(self, _: ControlSettings) -> Mapping[str, Handler]:
         return {
-            "GET /healthz": lambda: {"status": "ok"},
-            "GET /readyz": lambda: json_response({"ready": False}, 503),
-            "GET /metrics": dict,
+            "GET /healthz": lambda _: {"status": "ok"},
+            "GET /readyz": lambda _: ControlAnswer({"ready": False}, 503),
+            "GET /metrics": lambda _: {},
             "GET /admin/backends": self.backends,
             "GET /admin/decisions": self.decisions,
             "POST /add_worker": self.add,
-            "POST /explain": raw_body,
+            "POST /explain": explain,
         }
 
-    def backends(self) -> Mapping[str, Any]:
+    def backends(self, _: Asked) -> Mapping[str, Any]:
         if self.bug is not None:
             raise self.bug
         return {"backends": self.added}
 
-    def decisions(self) -> Mapping[str, Any]:
+    def decisions(self, _: Asked) -> Mapping[str, Any]:
         self.huge_asked.set()
         return {"text": "x" * HUGE_CHARACTERS}
 
-    def add(self) -> Mapping[str, Any]:
-        self.added.append(worker_url())
+    def add(self, asked: Asked) -> Mapping[str, Any]:
+        self.added.append(asked.worker_url())
         return {}
+
+
+async def explain(asked: Asked) -> ControlAnswer:
+    return ControlAnswer(await asked.body(), kind="application/octet-stream")
 
 
 @dataclass
@@ -100,9 +105,6 @@ def error_of(response: httpx.Response) -> tuple[int, str, str]:
     return response.status_code, error["code"], error["message"]
 
 
-# --- health and metrics ---------------------------------------------------------------------------------------------
-
-
 async def test_a_node_is_alive_before_it_is_ready() -> None:
     async with lab() as node:
         assert await node.ask("/healthz") == {"status": "ok"}
@@ -110,9 +112,6 @@ async def test_a_node_is_alive_before_it_is_ready() -> None:
         assert (response.status_code, response.json()["reason"]) == (503, "no backend can be asked")
         await node.http.post(f"{node.control}/admin/backends", json={"url": "http://127.0.0.1:1"})
         assert await node.ask("/readyz") == {"ready": True, "reason": ""}
-
-
-# --- backends -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_backend_to_be_removed_may_be_named_in_the_query_or_in_the_body() -> None:
@@ -220,9 +219,6 @@ async def test_a_bug_is_a_500_that_shows_nothing_and_the_log_has_it(
     assert "GET /admin/backends" in caplog.text
 
 
-# --- seeing ---------------------------------------------------------------------------------------------------------
-
-
 async def test_decisions_and_the_tree_of_a_route_can_be_seen() -> None:
     async with lab(engines=1) as node:
         for number in range(3):
@@ -244,8 +240,6 @@ async def test_a_body_above_the_limit_is_refused(nursery: trio.Nursery) -> None:
     async with served.client() as client:
         assert (await client.post("/explain", content=b"{" + b" " * 1001)).status_code == 413
 
-
-# --- who may ask ----------------------------------------------------------------------------------------------------
 
 GUARDED = ["/metrics", "/admin/backends", "/explain", "/nowhere"]
 
@@ -288,9 +282,6 @@ async def test_without_a_key_a_web_page_can_not_command_the_node(served: Served)
         assert (await client.post("/add_worker?url=http://b", headers=own)).status_code == 200
         local = {"host": "localhost:9180"}
         assert (await client.get("/admin/backends", headers=local)).json() == {"backends": ["http://b"]}
-
-
-# --- the end --------------------------------------------------------------------------------------------------------
 
 
 async def raw_client(served: Served) -> trio.SocketStream:

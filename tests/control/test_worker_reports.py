@@ -9,10 +9,9 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.control import worker_reports
-from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
 from ranvier_py.core.ids import BackendId
+from ranvier_py.node.engine_cache import pushed_events as worker_reports
 from tests.control.test_control_port import error_of
 from tests.control.test_control_port import start as start_port
 from tests.node.test_purdue_reports import World, key
@@ -39,7 +38,7 @@ class Served:
 async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     """A control port, on any free port or at this one, in front of a node's core."""
     world = World()
-    port = await start_port(nursery, lambda those: ReportHandlers(world.reports, those).table(), port=at, **options)
+    port = await start_port(nursery, lambda _: world.reports.routes(), port=at, **options)
     return Served(world, port.url)
 
 

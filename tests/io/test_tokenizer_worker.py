@@ -27,7 +27,7 @@ from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, TokenizeJob, Token
 from ranvier_py.core.tokenize.tokenize_service import Tokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
-from ranvier_py.node.push_parts import KeyInbox
+from ranvier_py.node.engine_cache.push_parts import KeyInbox
 from tests.core.routing.test_router import KEY, make_router
 from tests.waiting import until
 

@@ -22,7 +22,7 @@ from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_publisher import KvEndpoints
 from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
-from ranvier_py.control.control_port import serve_node
+from ranvier_py.control.control_port import ControlPort
 from ranvier_py.node.run_node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.proxy.wire import NO_TLS, Wire
@@ -158,7 +158,7 @@ class Lab:
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                await run(config_of(**values), serve_node, tokenizer_of=self.tokenizer_of, task_status=task_status)
+                await run(config_of(**values), ControlPort, tokenizer_of=self.tokenizer_of, task_status=task_status)
 
         return Node(self, await self.nursery.start(serve), scope)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from cluster.local_tokenizer import local_tokenizer
-from ranvier_py.config.config_loader import config_of
-from ranvier_py.control import operations
-from ranvier_py.control.operations import Admin
 from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.peer_access import StreamSharer
 from ranvier_py.core.engine_cache.sources.publishers import of_operator
 from ranvier_py.core.engine_cache.sources.push_messages import read_events, read_sync
 from ranvier_py.core.routing import backends as registry
@@ -29,13 +25,18 @@ from ranvier_py.core.routing.placement.baselines import RoundRobin
 from ranvier_py.core.routing.placement.ttft import Ttft
 from ranvier_py.io import engine_poller
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.node import engine_event_parts, parts
-from ranvier_py.node.engine_event_parts import EngineEvents
-from ranvier_py.node.node import Node
+from ranvier_py.node.engine_cache import engine_event_parts
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.push_parts import WorkerReports
+from ranvier_py.node.part import Node, Part
+from ranvier_py.node.parts import backend_parts, upkeep
+from ranvier_py.node.parts.backend_parts import BackendParts
+from ranvier_py.node.parts.request_parts import RequestPath
+from ranvier_py.node.parts.router_parts import ShadowPolicies
+from ranvier_py.node.parts.upkeep import PeerFollower, Polls
 from ranvier_py.proxy.connection_pool import BackendAddress
-from tests.node.node_lab import PLACES
+from tests.builders.built_nodes import built
 
-KEY = bytes(32)
 FIRST = "http://127.0.0.1:9"
 FIELDS = {"url": "http://127.0.0.1:10", "name": "second", "kv_events": "tcp://*:11"}
 
@@ -48,7 +49,7 @@ def fail(*_: object, **__: object) -> Any:
     raise Bug
 
 
-class Clustering:
+class Clustering(Part):
     """Peers, as far as commands go."""
 
     def __init__(self, *commands: Command | None, is_shared: bool = True) -> None:
@@ -56,7 +57,9 @@ class Clustering:
         self.ordered: list[object] = []
         self.failed: list[Command] = []
         signed_commands = SimpleNamespace(failed=self.failed.append, take_new=self._take)
-        self.peer = SimpleNamespace(transitions=list, doubted=list, signed_commands=signed_commands)
+        keys = SimpleNamespace(key_of=lambda _: None)
+        shared = {"streams": StreamSharer(), "verdicts": SimpleNamespace(), "backends": keys}
+        self.peer = SimpleNamespace(transitions=list, doubted=list, signed_commands=signed_commands, **shared)
         self._commands = commands
 
     def _take(self) -> tuple[Command | None, ...]:
@@ -71,13 +74,11 @@ class Clustering:
 
 
 @asynccontextmanager
-async def built(clustering: Clustering, **settings: Any) -> AsyncIterator[Node]:
+async def polling(clustering: Clustering | None = None, **settings: Any) -> AsyncIterator[Node]:
     """A node whose poller runs, and nothing else."""
-    config = config_of(**PLACES, backend=[FIRST], **settings)
-    node = Node(config, local_tokenizer(config, KEY), Random(1), KEY)
-    node.clustering = clustering  # type: ignore[assignment]
+    node = built(clustering, backend=[FIRST], **settings)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        await nursery.start(node.poller.run)
+        await nursery.start(node.part(Polls).run)
         yield node
         nursery.cancel_scope.cancel()
 
@@ -88,17 +89,17 @@ def leaving(node: Node) -> int:
 
 
 def known(node: Node) -> tuple[list[str], list[str], int]:
-    return [backend.url for backend in node.registry], list(node.addresses), leaving(node)
+    return [backend.url for backend in node.registry], list(node.part(RequestPath).addresses), leaving(node)
 
 
 STEPS = [
     (registry, "Vitals"),
     (BackendAddress, "parse"),
-    (parts, "of_operator"),
+    (upkeep, "of_operator"),
     (engine_poller, "Engine"),
     (EngineEvents, "found"),
     (EnginePoller, "watch"),
-    (operations, "backend_view"),
+    (backend_parts, "backend_view"),
     (Clustering, "order"),
 ]
 
@@ -108,37 +109,33 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
     owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as planted:
-        is_bound_at_the_start = owner is EngineEvents
-        if is_bound_at_the_start:
-            planted.setattr(owner, step, fail)
-        async with built(clustering := Clustering()) as node:
-            probes = node.poller.counters.probes
+        async with polling(clustering := Clustering()) as node:
+            probes, admin = node.part(Polls).poller.counters.probes, node.part(BackendParts)
             planted.setattr(owner, step, fail)
             with pytest.raises(Bug):
-                Admin(node).add_backend(FIELDS)
+                admin.add(FIELDS)
             assert known(node) == ([FIRST], [FIRST], 0)
             assert clustering.ordered == []
             assert node.registry.find("second") is None
             assert probes == 0
-            if not is_bound_at_the_start:
-                planted.undo()
-                assert Admin(node).add_backend(FIELDS)["name"] == "second"
-                assert known(node) == ([FIRST, FIELDS["url"]], [FIRST, FIELDS["url"]], 0)
-                assert clustering.ordered == [("add", FIELDS["url"])]
+            planted.undo()
+            assert admin.add(FIELDS)["name"] == "second"
+            assert known(node) == ([FIRST, FIELDS["url"]], [FIRST, FIELDS["url"]], 0)
+            assert clustering.ordered == [("add", FIELDS["url"])]
 
 
 async def test_a_node_with_backends_is_not_ready_before_its_public_port_is_open() -> None:
-    async with built(Clustering()) as node:
-        assert Admin(node).ready() == (False, "the public port is not open yet")
+    async with polling() as node:
+        assert node.unready() == "the public port is not open yet"
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_whoever_adds_or_removes_a_backend_learns_whether_the_peers_are_sent_it(is_shared: bool) -> None:
-    async with built(Clustering(is_shared=is_shared)) as node:
-        assert Admin(node).add_backend(FIELDS)["shared"] is is_shared
-        assert Admin(node).remove_backend("second")["shared"] is is_shared
-        node.clustering = None
-        assert "shared" not in Admin(node).add_backend(FIELDS)
+    async with polling(Clustering(is_shared=is_shared)) as node:
+        assert node.part(BackendParts).add(FIELDS)["shared"] is is_shared
+        assert node.part(BackendParts).remove("second")["shared"] is is_shared
+    async with polling() as node:
+        assert "shared" not in node.part(BackendParts).add(FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +149,20 @@ async def test_a_command_of_a_peer_is_checked_like_any_other_input(
         None,
         Command(1, 1, "add", "http://127.0.0.1:10", 1.0, "", b""),
     )
-    async with built(Clustering(*commands)) as node:
+    async with polling(clustering := Clustering(*commands)) as node:
         with trio.move_on_after(1):
-            await node.follow(node.clustering)  # type: ignore[arg-type]
+            await node.part(PeerFollower).loop()
         assert known(node)[0] == [FIRST, "http://127.0.0.1:10"]
         assert f"backend.command_refused add {url}: " in caplog.text
-        assert node.clustering.failed == [commands[0]]  # type: ignore[union-attr]
+        assert clustering.failed == [commands[0]]
         assert node.faults.counters.unexpected_errors == {"commands": 1}, "of the one that is none, and cost itself"
 
 
 async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_none_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with built(Clustering()) as node, trio.open_nursery() as nursery:
-        events, (backend,) = node.engine_events, list(node.registry)
+    async with polling() as node, trio.open_nursery() as nursery:
+        events, (backend,) = node.part(EngineEvents), list(node.registry)
         await nursery.start(events.run)
         node.registry.probed(backend.id, ProbeResult(True, models=("m",)), 0.0)
         first, second = of_operator("tcp://127.0.0.1:9", "", 2, "127.0.0.1")
@@ -185,10 +182,11 @@ async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_no
 
 
 async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow() -> None:
-    async with built(Clustering(), policy="ttft", shadow=["affinity", "round_robin"]) as node:
+    async with polling(policy="ttft", shadow=["affinity", "round_robin"]) as node:
         slow, first = node.add_backend("http://127.0.0.1:10", 1.0, "slow"), node.registry.by_url[FIRST].id
-        assert node.shadows is not None
-        policies = (node.router.policy, *(each.router.policy for each in node.shadows.shadows), node.shadows.judge)
+        shadows = node.part(ShadowPolicies).shadows
+        assert shadows is not None
+        policies = (node.router.policy, *(each.router.policy for each in shadows.shadows), shadows.judge)
         for gap_s in (0.1, 10.0) * 100:
             service = Service(first if gap_s < 1 else slow, 1000, gap_s, False, 0, 0)
             for learner in policies:
@@ -207,13 +205,13 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
 
 
 async def test_what_a_removed_worker_reported_is_not_believed_of_the_engine_that_has_its_id() -> None:
-    async with built(Clustering()) as node:
-        worker, reports = node.add_backend("http://127.0.0.1:10", 1.0, "w"), node.worker_reports
+    async with polling() as node:
+        worker, reports = node.add_backend("http://127.0.0.1:10", 1.0, "w"), node.part(WorkerReports)
         node.registry.probed(worker, ProbeResult(True, models=("m",)), 0.0)
         answer = await reports.batched(read_events({"worker_id": "w", "begins": True}))
         await reports.batched(read_events({"worker_id": "w", "ask": answer["replay"]["ask"], "ended": True}))
         await reports.synced(read_sync({"worker_id": "w", "active_hashes": ["5f" * 32]}))
-        assert node.engine_events.level(worker) is Level.EXACT
+        assert node.part(EngineEvents).level(worker) is Level.EXACT
         node.remove_backend("w")
         assert node.add_backend("http://127.0.0.1:11", 1.0, "other") == worker
-        assert (node.engine_events.level(worker), reports.views()) == (Level.ESTIMATED, [])
+        assert (node.part(EngineEvents).level(worker), reports.views()) == (Level.ESTIMATED, [])

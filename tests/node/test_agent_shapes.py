@@ -69,8 +69,6 @@ def test_shapes_are_of_all_agents_and_apis() -> None:
     assert kinds == {"main", "sub", "bg"}
 
 
-# --- what a shape is --------------------------------------------------------------------------------------------------
-
 SECRET = "The plan that nobody may read: meet at nine by the old bridge."
 TOOL = {
     "type": "function",

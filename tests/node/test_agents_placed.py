@@ -168,9 +168,6 @@ async def test_every_turn_reaches_the_engine_of_its_conversation_by_whichever_no
     assert all(later > earlier > 0 for cached in reused for earlier, later in pairwise(cached))
 
 
-# --- what an engine keeps --------------------------------------------------------------------------------------------
-
-
 def at_rest(view: Any) -> bool:
     """Whether no request is in flight anywhere, as far as a node knows."""
     return not any(one["in_flight"] or one["peer_load"] for one in view["backends"])
@@ -279,9 +276,6 @@ async def test_tenants_do_not_reach_what_another_ones_engine_keeps() -> None:
         path = f"{node.url}/v1/responses/{name}"
         assert_lost(await node.http.get(path, headers={"authorization": "Bearer two"}))
         assert (await node.http.get(path, headers={"authorization": "Bearer one"})).status_code == 200
-
-
-# --- sessions --------------------------------------------------------------------------------------------------------
 
 
 SESSIONS: Sequence[tuple[Mapping[str, str], Mapping[str, object]]] = (

@@ -22,8 +22,8 @@ from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
-from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.parts.response_parts import share_answers
 from ranvier_py.proxy.response_cache import ResponseCache
 from tests.builders.machine_net import alike, peer_of
 

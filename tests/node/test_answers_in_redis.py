@@ -13,7 +13,7 @@ import trio
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.control.status_page import response_cache_lines
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.node.parts import INDEX_REDIS, RESPONSES_REDIS, redis_pools_of
+from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, redis_pools_of
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
 from tests.node.node_lab import MODEL, Node, lab
 from tests.node.test_cached_responses import STREAM, ask, counted, results

@@ -260,9 +260,6 @@ async def test_what_peers_would_not_know_of_a_provider_is_refused() -> None:
         assert len(await node.backends()) == 1
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------
-
-
 def test_what_is_wrong_with_rules_is_a_problem_of_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     for text, settings, why in (

@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN
 from ranvier_py.core.splitmix import mix
-from ranvier_py.node.calibration_parts import STALE_INTERVALS, CalibrationParts, looked_at_by
+from ranvier_py.node.engine_cache.calibration_parts import STALE_INTERVALS, CalibrationParts, looked_at_by
 from tests.core.engine_cache.test_prediction import URL, A, World
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn
 
@@ -89,7 +89,7 @@ async def test_a_small_cache_is_named_once_and_its_size_is_learned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The engine reports nothing of its size here: it is learned from cold answers alone."""
-    with caplog.at_level(logging.WARNING, "ranvier_py.node.calibration_parts"):
+    with caplog.at_level(logging.WARNING, "ranvier_py.node.engine_cache.calibration_parts"):
         async with lab(cache_tokens=6000, engine_metrics_interval_s=0) as node:
             chats = [turn(f"{number} asks: where are the maps? " * 20) for number in range(40)]
             for chat in chats:
@@ -135,13 +135,13 @@ def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() 
     world, clock = World(), Clock()
     parts = calibration_parts(world, clock)
     backend = world.router.registry[A]
-    parts.looked(A, EngineMetrics(running=9, waiting=1))
+    parts.measured(A, EngineMetrics(running=9, waiting=1))
     assert backend.load == 0
-    parts.looked(A, EngineMetrics(running=4))
+    parts.measured(A, EngineMetrics(running=4))
     assert backend.load == 4
     attempt = world.start_attempt([1, 2], 100.0)
     assert backend.load == 5
-    parts.looked(A, EngineMetrics(running=4, waiting=1))
+    parts.measured(A, EngineMetrics(running=4, waiting=1))
     assert backend.load == 5
     clock.now += STALE_INTERVALS * 5.0 + 6.0
     parts.tick(clock.now)
@@ -154,7 +154,7 @@ def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
     world, clock = World(), Clock()
     parts = calibration_parts(world, clock)
     world.router.registry.remove(URL)
-    parts.looked(A, EngineMetrics(running=9))
+    parts.measured(A, EngineMetrics(running=9))
     parts.tick(clock.now)
     assert parts.view()["backends"] == []
 
@@ -164,7 +164,7 @@ def test_the_last_answer_of_a_removed_backend_does_not_keep_it_among_the_measure
     parts = calibration_parts(world, clock)
     attempt = world.start_attempt([1, 2], 100.0)
     world.router.registry.remove(attempt.url)
-    parts.forget(attempt.backend)
+    parts.removed(attempt.target)
     world.answer(attempt, 0, 101.0)
     parts.tick(clock.now)
     assert parts.view()["backends"] == []

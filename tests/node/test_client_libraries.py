@@ -47,9 +47,6 @@ async def both(talk: Callable[[str], None]) -> None:
         await trio.to_thread.run_sync(talk, node.url)
 
 
-# --- OpenAI: chat -----------------------------------------------------------------------------------------------------
-
-
 def chat_whole_and_streamed(url: str) -> None:
     with openai_of(url) as client:
         assert [model.id for model in client.models.list().data] == [MODEL]
@@ -145,9 +142,6 @@ async def test_embeddings_come_in_either_encoding() -> None:
     await both(embeddings)
 
 
-# --- OpenAI: responses ------------------------------------------------------------------------------------------------
-
-
 def response_whole_and_streamed(url: str) -> None:
     with openai_of(url) as client:
         cut = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=8)
@@ -221,9 +215,6 @@ def response_of_nobody(url: str) -> None:
 
 async def test_a_response_that_no_engine_keeps_is_not_found() -> None:
     await run(response_of_nobody)
-
-
-# --- Anthropic --------------------------------------------------------------------------------------------------------
 
 
 def claude_whole_and_streamed(url: str) -> None:
@@ -316,9 +307,6 @@ async def test_one_model_is_retrieved_by_either_client_though_its_name_has_a_sla
         await trio.to_thread.run_sync(models_one_by_one, node.url)
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
 def errors_of_engines(url: str) -> None:
     """Each API's own shape, so each library's own classes with its own fields filled in."""
     with openai_of(url) as client, claude_of(url) as claude:
@@ -373,9 +361,6 @@ def errors_without_engines(url: str) -> None:
 
 async def test_without_an_engine_each_library_is_refused_in_its_own_words() -> None:
     await run(errors_without_engines, engines=0)
-
-
-# --- cancellation -----------------------------------------------------------------------------------------------------
 
 
 def leave_chat(url: str) -> None:

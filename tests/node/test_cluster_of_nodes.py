@@ -15,7 +15,8 @@ from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.mesh.wire.records import pack_record
 from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.io.gossip.gossip_port import open_sockets
-from ranvier_py.node.cluster_parts import FingerprintScheme, own_address, public_address
+from ranvier_py.node.cluster_parts import own_address, public_address
+from ranvier_py.node.fingerprints import FingerprintScheme
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn
 from tests.node.node_lab import lab as node_lab
 

@@ -94,9 +94,6 @@ def test_everything_that_is_wrong_is_reported_at_once(
         assert problem in text
 
 
-# --- keys -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file"])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o602])
 def test_a_key_that_every_user_can_read_or_write_is_named(
@@ -122,9 +119,6 @@ def test_a_configuration_that_has_a_secret_is_such_a_file(
             code, printed = checked(capsys, "--config", str(file))
             assert code == exit_codes.EXIT_OK
             assert (f"every user of this machine can read {file}" in printed) is (named and mode == 0o644)
-
-
-# --- the tokenizer --------------------------------------------------------------------------------------------------
 
 
 def test_a_tokenizer_of_this_machine_is_loaded_and_one_of_a_hub_is_named_as_not_tried(

@@ -17,8 +17,8 @@ from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
 from ranvier_py.io.redis_index import RedisOptions
-from ranvier_py.node.index_parts import IndexedTokenizer
-from ranvier_py.node.parts import redis_pools_of
+from ranvier_py.node.engine_cache.index_parts import IndexedTokenizer
+from ranvier_py.node.parts.response_parts import redis_pools_of
 from tests.io.redis_server import needs_redis, pool_of, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import ENGINE, OPENING, index_parts_of, listening, stats
@@ -34,7 +34,9 @@ async def second(node: Node, **settings: Any) -> Node:
 
 @needs_redis
 async def test_cr20_a_node_places_by_what_another_node_has_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranvier_py.node.index_parts.PREPARE_S", DEADLINE_S)  # however busy this machine is
+    monkeypatch.setattr(
+        "ranvier_py.node.engine_cache.index_parts.PREPARE_S", DEADLINE_S
+    )  # however busy this machine is
     with redis_server() as server:
         shared: dict[str, Any] = {"kv_index_backend": "redis", "kv_redis_url": server.url}
         async with listening(**shared) as (node, streams):
@@ -123,7 +125,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
                 nursery.start_soon(index_parts.run)
                 while not shared.sharing:
                     await trio.lowlevel.checkpoint()
-                tokenizer_worker = IndexedTokenizer(Tokenizing(shared), lambda: index_parts)  # type: ignore[arg-type]
+                tokenizer_worker = IndexedTokenizer(Tokenizing(shared), index_parts)  # type: ignore[arg-type]
                 assert await tokenizer_worker.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
                 assert shared.counters.asked == 0, "no policy wants it"
                 index_parts.join(KvScore())
@@ -137,7 +139,7 @@ async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadlin
     index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
     shared = index_parts.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
     index_parts.join(KvScore())
-    tokenizer_worker = IndexedTokenizer(Tokenizing(None), lambda: index_parts)  # type: ignore[arg-type]
+    tokenizer_worker = IndexedTokenizer(Tokenizing(None), index_parts)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all
         shared.sharing = sharing
         with trio.fail_after(DEADLINE_S):

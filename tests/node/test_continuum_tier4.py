@@ -21,7 +21,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.io.engine_events.sse_source import SourceOptions
-from ranvier_py.node.index_parts import IndexedBackend, IndexParts
+from ranvier_py.node.engine_cache.index_parts import IndexedBackend, IndexParts
 from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, lab, opened, turn
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -67,7 +67,10 @@ ENGINE = IndexedBackend(BackendId(0), "vllm-0", "http://127.0.0.1:9/never", "htt
 def index_parts_of(engine_caches: EngineCaches, *backends: IndexedBackend) -> IndexParts:
     """The index of a node with these backends, whose event sources are never there, and of the node's one backend."""
     settings, options = IndexSettings(ttl_s=1.0), SourceOptions(reconnect_s=60.0)
-    return IndexParts(settings, backends, options, Random(1), engine_caches, {ENGINE.url: ENGINE.id}.get)
+    made = IndexParts(settings, options, Random(1), engine_caches, {ENGINE.url: ENGINE.id}.get)
+    for each in backends:
+        made.read(each)
+    return made
 
 
 async def stats(node: Node, holds: Callable[[dict[str, Any]], bool], page: str = "stats") -> dict[str, Any]:
@@ -205,7 +208,7 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     routes = RouteTable(capacity=100)
     routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
     engine_caches = EngineCaches(routes, lambda _: 0)
-    (stream,) = index_parts_of(engine_caches, ENGINE).streams
+    (stream,) = index_parts_of(engine_caches, ENGINE).streams.values()
     stream.started()
     stream.received([IndexEvent(Verb.CREATED, f"{held:016x}", 16), IndexEvent(Verb.CREATED, f"{gone:016x}", 32)])
     assert routes.counters.claims["confirmed"] == 2
@@ -217,7 +220,7 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
 def test_a_prefix_that_came_and_went_in_one_piece_of_the_stream_is_not_confirmed() -> None:
     engine, prefix = BackendId(0), Fingerprint(0xA1)
     routes = RouteTable(capacity=100)
-    (stream,) = index_parts_of(EngineCaches(routes, lambda _: 0), ENGINE).streams
+    (stream,) = index_parts_of(EngineCaches(routes, lambda _: 0), ENGINE).streams.values()
     stream.started()
     stream.received([IndexEvent(Verb.CREATED, f"{prefix:016x}", 16), IndexEvent(Verb.PURGED, f"{prefix:016x}")])
     assert not routes.match([(16, prefix, 0)], [0], time.monotonic())

@@ -11,7 +11,7 @@ import trio
 
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.addresses import host_port
-from ranvier_py.node.parts import within_descriptors
+from ranvier_py.node.parts.request_parts import within_descriptors
 from tests.node.node_lab import ANNOUNCED, PLACES, Lab, chat, first_lines, opened
 from tests.proxy.wire import GOOD, Scripted, Wire, post
 

@@ -15,8 +15,8 @@ from cluster.engine.engine_metrics import metrics_page
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node import event_reader as reading
-from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache import event_reader as reading
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from tests.node import node_lab
 from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, opened
 

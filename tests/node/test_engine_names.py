@@ -14,8 +14,8 @@ import trio
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.zmq_source import SubscriberCounters
-from ranvier_py.node import engine_event_parts as engine_events
-from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache import engine_event_parts as engine_events
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from tests.core.routing.test_router import make_router
 
 ENGINE = BackendId(0)
@@ -44,7 +44,7 @@ async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineEvents]
     monkeypatch.setattr(engine_events, "KvSubscriber", Silent)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
-            made = EngineEvents(make_router(2), Random(1), lambda _: None)
+            made = EngineEvents(make_router(2), Random(1))
             made._nursery = nursery
             yield made
             nursery.cancel_scope.cancel()
@@ -66,7 +66,7 @@ def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
 
 
 def unnamed(made: EngineEvents) -> float:
-    return next(each.value for each in made.samples() if each.name == "engine_events_ambiguous")
+    return next(each.value for each in made.metrics() if each.name == "engine_events_ambiguous")
 
 
 async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatch: pytest.MonkeyPatch) -> None:

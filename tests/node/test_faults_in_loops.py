@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from cluster.engine.kv_publisher import KvEndpoints
-from ranvier_py.node.parts import tokenizer_process
+from ranvier_py.node.fingerprints import tokenizer_process
 from tests.examples import whole
 from tests.house import loops
 from tests.node.node_lab import ClusterLab, Node, opened, start_engine, turn
@@ -28,11 +28,11 @@ TOKENIZED = "ranvier_py.io.tokenizer_process"
 COUNTED = r'ranvier_unexpected_errors_total\{place="\w+"\}|ranvier_server_errors_total\{kind="internal_error"\}'
 
 ELSEWHERE = {
-    "ClusterParts.route_sums": "a part of one request of the control port, where a bug is a logged 500",
+    "ClusterParts._sums": "a part of one request of the control port, where a bug is a logged 500",
     "NameParts.refuse_twin": "a part of one request of the control port, where a bug is a logged 500",
-    "Node.stop_on_signal": "ends the node, as it was asked to",
-    "Node._cut_at_next": "ends the node, as it was asked to",
-    "Reloads.run": "goes round for hang-ups alone, each of which reads one file; test_reload.py has it meet a bug",
+    "PublicPort._stop_on_signal": "ends the node, as it was asked to",
+    "PublicPort._cut_at_next": "ends the node, as it was asked to",
+    "Reloads.loop": "goes round for hang-ups alone, each of which reads one file; test_reload.py has it meet a bug",
     "RedisLink.prepare": "a part of one request; without a Redis it never goes round",
     "Splice._from_backend": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "Splice._from_client": "a part of one WebSocket; test_realtime.py has it meet a bug",

@@ -8,13 +8,12 @@ from random import Random
 import msgpack
 import pytest
 
-from ranvier_py.config.config_model import Config
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
-from ranvier_py.node.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
-from ranvier_py.node.parts import calibration_parts_of
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
+from ranvier_py.node.engine_cache.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
 
@@ -44,7 +43,7 @@ async def test_events_that_report_of_restarts_without_end_cost_few_epochs_and_fe
         assert (
             sum(record.message.startswith("cache_level.changed") for record in caplog.records) <= LEVELS_LOGGED_MAX + 2
         )
-        samples = {each.name: each.value for each in made.samples()}
+        samples = {each.name: each.value for each in made.metrics()}
         assert samples["engine_events_restarts_unbelieved"] == made.restarts_unbelieved
 
 
@@ -91,10 +90,10 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
 def test_calibration_reports_contradictions_to_the_streams() -> None:
     """What answers and events know of each other, in a node as it is put together."""
     router = make_router(2)
-    engine_events = EngineEvents(router, Random(1), lambda _: None)
+    engine_events = EngineEvents(router, Random(1))
     asked: list[BackendId] = []
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibration_parts_of(Config(), router, UsageAsker(), engine_events)
+    made = CalibrationParts(router, UsageAsker(), engine_events, metrics_interval_s=5.0)
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"

@@ -19,12 +19,12 @@ import trio
 
 from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
-from ranvier_py.control.control_port import serve_node
+from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node import node as node_module
-from ranvier_py.node.parts import placement_options
+from ranvier_py.node.parts import request_parts
+from ranvier_py.node.parts.router_parts import placement_options
 from ranvier_py.node.run_node import keep_freed_memory, run
 from tests.core.routing.placement.engines import engines, match_of
 from tests.node.node_lab import (
@@ -271,14 +271,11 @@ def test_freed_memory_is_kept_where_the_c_library_can_be_set_so() -> None:
     assert keep_freed_memory()
 
 
-# --- how it ends ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("same_s", "whole"), [(1000.0, True), (0.0, False)])
 async def test_a_signal_that_comes_twice_at_once_drains_and_a_later_second_one_cuts(
     same_s: float, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "SAME_SIGNAL_S", same_s)
+    monkeypatch.setattr(request_parts, "SAME_SIGNAL_S", same_s)
     begun, ends = trio.Event(), trio.Event()
     received: list[bytes] = []
 
@@ -302,16 +299,13 @@ async def test_a_signal_that_comes_twice_at_once_drains_and_a_later_second_one_c
     assert b"".join(received).endswith(b"data: [DONE]\n\n") is whole
 
 
-# --- how it starts ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", ["chat_template", "tls"])
 async def test_files_that_are_not_what_they_should_be_are_the_configurations_problem(key: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"\xff\xfe\x00")
     files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
     with pytest.raises(ConfigError, match=key):
-        await run(config_of(**PLACES, **files), serve_node, tokenizer_of=local_tokenizer)  # type: ignore[arg-type]
+        await run(config_of(**PLACES, **files), ControlPort, tokenizer_of=local_tokenizer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["listen", "control"])
@@ -319,7 +313,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         with pytest.raises(BaseExceptionGroup) as caught:
-            await run(config_of(**{**PLACES, key: address}), serve_node, tokenizer_of=local_tokenizer)
+            await run(config_of(**{**PLACES, key: address}), ControlPort, tokenizer_of=local_tokenizer)
     assert any(address in str(error) and isinstance(error, ListenError) for error in leaves(caught.value))
 
 
@@ -338,7 +332,7 @@ async def test_an_address_that_is_none_of_this_machine_is_named(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     config = config_of(**{**PLACES, "control_key": KEY, "insecure_gossip": True, "gossip": "127.0.0.1:0", key: address})
     with pytest.raises((BaseExceptionGroup, ListenError)) as caught:
-        await run(config, serve_node, tokenizer_of=local_tokenizer)
+        await run(config, ControlPort, tokenizer_of=local_tokenizer)
     (error,) = leaves(caught.value)
     assert isinstance(error, ListenError)
     assert address in str(error)

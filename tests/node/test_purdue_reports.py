@@ -21,8 +21,8 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
-from ranvier_py.node import push_parts
-from ranvier_py.node.push_parts import LEASE_S, KeyInbox, WorkerReports
+from ranvier_py.node.engine_cache import push_parts
+from ranvier_py.node.engine_cache.push_parts import LEASE_S, KeyInbox, WorkerReports
 from ranvier_py.supervision import Faults
 
 KEY = b"k" * 32
@@ -292,7 +292,7 @@ async def test_what_a_removed_worker_did_not_hold_is_not_withdrawn_from_the_next
         for _ in range(3):
             await trio.lowlevel.checkpoint()
         gone = registry.remove("w0")
-        world.reports.forget(gone.id)
+        world.reports.removed(gone)
         added = registry.add("http://10.0.0.9:8000", name="next")
         assert added.id == gone.id
         registry.probed(added.id, ProbeResult(True, models=("m",)), world.now)

@@ -25,11 +25,12 @@ from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
-from ranvier_py.control.control_port import serve_node
+from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.core.shadows.mirrors import Mirrored
 from ranvier_py.core.shadows.shadow import Shadow
-from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
+from ranvier_py.node.part import Counted, Part
+from ranvier_py.node.reload import NEEDS_RESTART, ConfigSource, Reloads, takes
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
 from tests.proxy.wire import GOOD, Scripted
@@ -59,7 +60,7 @@ class ReloadLab(Lab):
             with scope:
                 source = ConfigSource(loaded, self.own)
                 await run(
-                    loaded().config, serve_node, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
+                    loaded().config, ControlPort, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
                 )
 
         return Node(self, await self.nursery.start(serve), scope)
@@ -82,14 +83,19 @@ async def reloadable(
         yield node, changed
 
 
-# --- every key ------------------------------------------------------------------------------------------------------
+PARTS = (*Part.__subclasses__(), *Counted.__subclasses__())
+
+
+def is_taken(name: str) -> bool:
+    """Whether a part takes a new value of this key while a node runs."""
+    return any(takes(part, name) for part in PARTS)
 
 
 def test_every_key_may_change_or_is_listed_as_needing_a_restart() -> None:
-    assert sorted(name for name in KEYS if (apply_of(name) is None) != (name in NEEDS_RESTART)) == []
-    assert set(APPLY_KEYS) | NEEDS_RESTART <= set(KEYS)
-    assert not set(APPLY_KEYS) & NEEDS_RESTART
-    assert set(APPLY_PARTS) <= {key.path[0] for key in KEYS.values() if len(key.path) > 1}
+    taken = {key for part in PARTS for key in part.keys}
+    assert {name for name in KEYS if not is_taken(name)} == NEEDS_RESTART
+    assert taken <= set(KEYS) | {key.path[0] for key in KEYS.values() if len(key.path) > 1}
+    assert not taken & NEEDS_RESTART
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -128,7 +134,7 @@ def another(name: str) -> Any:
     raise AssertionError(f"no other value of {name}")
 
 
-APPLIED = [name for name in KEYS if apply_of(name) is not None and name not in (*FILES, "backend")]
+APPLIED = [name for name in KEYS if is_taken(name) and name not in (*FILES, "backend")]
 
 
 async def test_every_key_that_may_change_does_and_goes_back(tmp_path: Path) -> None:
@@ -158,9 +164,6 @@ async def test_what_needs_a_restart_is_named_each_time_and_left_as_it_was(tmp_pa
         shown = await node.ask("/admin/config")
         assert (shown["block_size_tokens"], shown["route_capacity"], shown["load_factor"]) == (16, 1_000_000, 3.0)
         assert (await node.chat()).status_code == 200
-
-
-# --- a broken file --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,9 +241,6 @@ async def test_a_node_without_a_file_to_read_has_nothing_to_reload() -> None:
         answer = await node.http.post(f"{node.control}/admin/reload")
         assert answer.status_code == 404
         assert (await node.http.get(f"{node.control}/admin/reload")).status_code == 405
-
-
-# --- what it does ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_policy_changes_between_two_requests_and_keeps_count_of_openings(tmp_path: Path) -> None:
@@ -459,9 +459,6 @@ async def test_fifty_reloads_in_a_row_leave_nothing_behind(tmp_path: Path) -> No
             await trio.sleep(BETWEEN_LOOKS_S)
         assert await node.faults() == {}
         assert (await node.chat()).status_code == 200
-
-
-# --- a hang-up ------------------------------------------------------------------------------------------------------
 
 
 def bug(*_: object) -> None:

@@ -11,7 +11,7 @@ import trustme
 
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.config.config_model import SECRETS
-from ranvier_py.node.config_changes import VALUE_CHARACTERS_MAX, changes
+from ranvier_py.node.reload import VALUE_CHARACTERS_MAX, changes
 from tests.node.node_lab import Node
 from tests.node.test_reload import ReloadLab, reloadable
 
@@ -26,9 +26,6 @@ def file_of(node: Node) -> Path:
 async def reloaded(node: Node) -> tuple[int, str]:
     answer = await node.http.post(f"{node.control}/admin/reload")
     return answer.status_code, answer.text
-
-
-# --- files that are being written -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
@@ -57,9 +54,6 @@ async def test_backends_may_all_go_if_that_is_meant_or_others_are_left(tmp_path:
         assert (await changed(backend=[], reload_allow_empty=True))["applied"] == ["backend", "reload_allow_empty"]
         assert await node.backends() == []
         assert (await changed(backend=[]))["applied"] == ["reload_allow_empty"]  # there are none to lose
-
-
-# --- what changed ---------------------------------------------------------------------------------------------------
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:

@@ -189,9 +189,6 @@ async def test_a_peer_with_another_cluster_secret_shares_nothing_and_harms_nobod
         assert (await peers_of(other))["known"] == 0
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
 async def timed(lab: ClusterLab, url: str, number: int) -> tuple[str, float]:
     """What the cache made of a request, and how long it took."""
     began = time.monotonic()
@@ -234,9 +231,6 @@ async def test_a_peer_that_hangs_or_dies_costs_a_request_its_deadline_at_most_an
         peers = await peers_of(node)
         assert peers["fetches"]["timeout"] - asked["fetches"]["timeout"] <= 3
         assert number != signal.SIGSTOP or peers["passed_over"] > 0
-
-
-# --- the configuration ------------------------------------------------------------------------------------------------
 
 
 def test_sharing_answers_needs_peers_with_a_key_and_no_tenants_that_are_kept_apart(tmp_path: Path) -> None:

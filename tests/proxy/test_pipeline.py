@@ -12,7 +12,7 @@ import trio
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.node import node as node_module
+from ranvier_py.node.parts import request_parts
 from ranvier_py.proxy import failed_tries
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
@@ -354,7 +354,7 @@ async def test_one_engines_odd_list_of_models_costs_no_other_its_own() -> None:
 
 
 async def test_a_second_signal_cuts_the_drain_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "SAME_SIGNAL_S", 0.0)
+    monkeypatch.setattr(request_parts, "SAME_SIGNAL_S", 0.0)
     async with lab(Scripted(STREAM_HEAD, TOKEN, HANG), drain_timeout_s=3600) as node, await node.wire() as client:
         await client.send(post(chat(stream=True)))
         await client.until(TOKEN)

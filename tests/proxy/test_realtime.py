@@ -33,7 +33,7 @@ from wsproto.events import (
 from wsproto.utilities import RemoteProtocolError
 
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.node import node as node_module
+from ranvier_py.node.parts import request_parts
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
 from tests.planted_bugs import Bug, plant
 from tests.proxy.wire import CHUNKED_HEAD, GET, Wire, answer, chunk
@@ -408,7 +408,7 @@ async def test_a_silent_websocket_is_closed() -> None:
 
 
 async def test_a_drain_lets_it_speak_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "SAME_SIGNAL_S", 0.0)
+    monkeypatch.setattr(request_parts, "SAME_SIGNAL_S", 0.0)
     engine = Engine(echo)
     async with lab(engine, drain_timeout_s=3600) as node:
         client = await taken(node)

@@ -16,7 +16,7 @@ from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.push_messages import read_events
 from ranvier_py.core.errors import Unavailable
 from ranvier_py.core.ids import BackendId
-from ranvier_py.node.pushed_events import SILENT_S
+from ranvier_py.node.engine_cache.pushed_events import SILENT_S
 from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, RouterPost
 from tests.examples import examples
 from tests.node.test_purdue_reports import World

@@ -369,7 +369,7 @@ class BodyMender:
         self.fresh[key] = None
         return trial.become(verdict.state, verdict.why, verdict.node)
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         yield from samples("client_rules", self.counters)
         for state in (MEASURING, PROVED, OFF):
             count = sum(trial.state == state for trial in self.trials.values())

@@ -100,9 +100,7 @@ class EventSource:
     ) -> None:
         self.url = url
         self.state = StreamState()
-        self.options = options
-        self._received = received
-        self._started = started
+        self.options, self._received, self._started = options, received, started
         self._rng = rng
         self._log_quota = Quota(LOG_LINES_MAX, LOG_LINE_S)
         self._context: ssl.SSLContext | None = None

@@ -161,9 +161,7 @@ class Wire:
     """One socket with its one connection, and the monitor that reports on it."""
 
     def __init__(self, socket: Any, port: int, room: Room, turn: trio.CapacityLimiter) -> None:
-        self.socket = socket
-        self._port = port
-        self._room = room
+        self.socket, self._port, self._room = socket, port, room
         self._turn = turn
         self._parts: list[bytes] = []
         self._backlog: Backlog | None = None
@@ -186,8 +184,6 @@ class Wire:
         if self._why == CLOSED:
             await self._read(took, waits=False)
         return self._why
-
-    # --- reading ----------------------------------------------------------------------------------------------------
 
     async def _read(self, took: Took, *, waits: bool = True) -> None:
         """Hand over messages for ever; without `waits` those that came before the connection was lost."""
@@ -216,8 +212,6 @@ class Wire:
                 parts, self._parts = self._parts, []
                 took(parts)
         return True
-
-    # --- watching ---------------------------------------------------------------------------------------------------
 
     async def _watch(self, nursery: trio.Nursery, up: Callable[[], object]) -> str:
         """Wait until the connection ends. Returns why."""

@@ -100,13 +100,10 @@ class KvSubscriber:
     ) -> None:
         """`publisher` must have hosts (`publishers.at_home`). `clock` must be that of the stream's other callers."""
         self._faults = faults or Faults()
-        self.publisher = publisher
-        self.stream = stream
+        self.publisher, self.stream = publisher, stream
         self.options = options or SocketOptions()
         self.counters = SubscriberCounters()
-        self._sockets = sockets
-        self._rng = rng
-        self._carried = carried
+        self._sockets, self._rng, self._carried = sockets, rng, carried
         self._clock = clock
         self.is_connected = False
         self.received_at: float | None = None
@@ -144,8 +141,6 @@ class KvSubscriber:
         if wake_at is not None and wake_at < self._asleep_until:
             self._asleep_until = -inf
             self._poked.set()
-
-    # --- the connection ---------------------------------------------------------------------------------------------
 
     def _topics(self) -> tuple[str, ...]:
         """Return the engine's topic, "" (all) if it names none; and LoadStat's, if that comes on the same socket."""
@@ -202,8 +197,6 @@ class KvSubscriber:
             await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
             pause_s = min(2 * pause_s, options.retry_s_max)
 
-    # --- messages ---------------------------------------------------------------------------------------------------
-
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
             increment(self.counters.malformed, "frames")
@@ -238,8 +231,6 @@ class KvSubscriber:
             self._faults.note("event_stream", error)
             return False
         return True
-
-    # --- replay -----------------------------------------------------------------------------------------------------
 
     def _ask(self, effect: AskReplay) -> Sequence[object]:
         """Begin a replay, and give up one that is running. Returns the effects that follow at once."""
@@ -297,8 +288,6 @@ class KvSubscriber:
         if self._asking is scope:  # and no other question replaced it
             counters.replays_failed += not is_whole
             self.hand(stream.replay_ended if is_whole else stream.replay_failed, effect.ask)
-
-    # --- time -------------------------------------------------------------------------------------------------------
 
     async def _keep_time(self) -> None:
         """Tick whenever the stream wants it."""

@@ -132,11 +132,9 @@ class GossipPort:
     ) -> None:
         """`clock` must be the one that the core's other callers use."""
         self.faults = faults or Faults()
-        self.peer = peer
-        self.sockets = sockets
+        self.peer, self.sockets = peer, sockets
         self.options = options or PortOptions()
-        self.changed = changed
-        self.clock = clock
+        self.changed, self.clock = changed, clock
         self.counters = PortCounters()
         self.lateness_s = Histogram(LATENESS_BUCKETS_S)
         self.send_stream: Callable[[Address, Plane, bytes], bool] = lambda *_: True
@@ -168,8 +166,6 @@ class GossipPort:
                 task_status.started((self.sockets.host, self.sockets.port))
         finally:
             self.sockets.close()
-
-    # --- into the core ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, source: Address, plane: Plane) -> None:
         if not data.startswith(OURS):
@@ -204,8 +200,6 @@ class GossipPort:
             self.faults.note(f"gossip_{what}", error)
             went_well = False
         return self.carry(now) and went_well
-
-    # --- out of the core --------------------------------------------------------------------------------------------
 
     def carry(self, now: float) -> bool:
         """Carry out the core's effects, and report addresses that can't be reached. Returns whether nothing raised."""
@@ -259,8 +253,6 @@ class GossipPort:
             address = self._spelled[to] = socket_address(to, ipv6=ipv6)
             return address
 
-    # --- datagrams --------------------------------------------------------------------------------------------------
-
     async def receive_datagrams(self, sock: socket.socket) -> None:
         """Receive until cancelled."""
         pause_s, longest_s = RECEIVE_PAUSE_S
@@ -298,8 +290,6 @@ class GossipPort:
             self.complain("overflow", f"gossip.overflow {total} datagrams found no room in the socket so far")
             self.counters.kernel_drops = total
 
-    # --- time -------------------------------------------------------------------------------------------------------
-
     def poke(self) -> None:
         """Wake the timer if the core wants that earlier than before. Cheap; call it as often as you like."""
         if self._asleep_until > -inf and self.peer.wake_at < self._asleep_until:
@@ -329,8 +319,6 @@ class GossipPort:
         self._asleep_until = -inf
         if sleep.cancelled_caught and sleep_s <= LOOK_S:
             self.lateness_s.observe(max(0.0, self.clock() - wake_at))
-
-    # --- the log ----------------------------------------------------------------------------------------------------
 
     def failed(self, doing: str, error: OSError, address: Address | None = None) -> None:
         """Count an error of the kernel, and log it now and then, as a warning if this machine is to blame."""

@@ -52,18 +52,13 @@ class Port(Protocol):
     def clock(self) -> float: ...
 
 
-# --- outwards -------------------------------------------------------------------------------------------------------
-
-
 class PeerStream:
     """One outward stream: its queue, and the state of its connection."""
 
     __slots__ = ("address", "attempts", "bytes_max", "idle", "plane", "queue", "queued_bytes", "sending")
 
     def __init__(self, address: Address, plane: Plane, bytes_max: int) -> None:
-        self.address = address
-        self.plane = plane
-        self.bytes_max = bytes_max
+        self.address, self.plane, self.bytes_max = address, plane, bytes_max
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.sending = 0  # packets taken from the queue that the kernel has not taken completely
@@ -89,9 +84,7 @@ class OutboundStreams:
 
     def __init__(self, family: int, host: str, port: Port, rng: Random) -> None:
         """`host` is the local address of streams; "" for whichever faces the peer."""
-        self.family = family
-        self.host = host
-        self.port = port
+        self.family, self.host, self.port = family, host, port
         self.counters = port.counters
         self.options = port.options
         self.rng = rng
@@ -282,9 +275,6 @@ async def read(sock: socket.socket, bytes_max: int = RECEIVE_BYTES) -> bytes:
             return sock.recv(bytes_max)
 
 
-# --- inwards --------------------------------------------------------------------------------------------------------
-
-
 class Inbound:
     """One stream that a peer opened."""
 
@@ -292,8 +282,7 @@ class Inbound:
 
     def __init__(self, sock: socket.socket, source: Address) -> None:
         sock.setblocking(False)
-        self.sock = sock
-        self.source = source
+        self.sock, self.source = sock, source
         self.scope = trio.CancelScope()
         self.buffer = bytearray()
         self.frames = 0
@@ -320,8 +309,7 @@ class InboundStreams:
     stream."""
 
     def __init__(self, listener: socket.socket, port: Port) -> None:
-        self.listener = listener
-        self.port = port
+        self.listener, self.port = listener, port
         self.counters = port.counters
         self.options = port.options
         self.inbound: dict[int, Inbound] = {}  # the one that has been silent longest first

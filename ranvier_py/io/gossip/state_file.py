@@ -44,8 +44,7 @@ class StateFile:
     """Reads the state of an earlier run, and writes that of this one."""
 
     def __init__(self, path: Path, *, interval_s: float = WRITE_INTERVAL_S) -> None:
-        self.path = path
-        self.interval_s = interval_s
+        self.path, self.interval_s = path, interval_s
         self._written: bytes | None = None
         self._trouble = ""
         self.counters = StateFileCounters()

@@ -1,32 +1,29 @@
 """Places an engine that has data-parallel ranks as these: each becomes a backend of its own, with `#rank=N` in its URL.
 
-The backend of the URL itself stays, since operators, reloads and peers name it; but it gets no requests
-(`Backend.as_ranks`). Draining, weight and removal of it are those of its ranks.
-
+The backend of the URL itself stays, since operators, reloads and peers name it, but it gets no requests (`as_ranks`).
 Invariant: no client sees that an engine refuses a rank, or can feign it (test_rank_parts.py). Rules: the first look
 decides at once; afterwards two looks in a row must show another number. A look without ranks changes nothing. A rank
 that the engine refuses ends it, until another process answers or another number is shown. Ranks that an operator lists
-go first: then the URL keeps its own requests. Where several processes answer at the URL nothing is split.
-Bound: `ranks.PLACED_MAX` ranks of each configured backend.
+go first. Where several processes answer nothing is split. Bound: `ranks.PLACED_MAX` ranks of each configured backend.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter
+from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.routing.backend import Backend, ProbeResult
-from ranvier_py.core.routing.backends import Registry
-from ranvier_py.core.routing.processes.ranks import RankOptions, entries_of, rank_of, without_rank
+from ranvier_py.core.routing.processes.ranks import entries_of, rank_of, without_rank
+from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
-
-Add = Callable[[str, float, str, BackendSpec | None], BackendId]
 
 
 @dataclass(slots=True)
@@ -50,40 +47,43 @@ class Whole:
     refused: tuple[int, int] = (-1, 0)  # generation and number of ranks of which one was refused
 
 
-class RankParts:
-    """See the module. `add` and `remove` are the node's."""
+class RankParts(Part):
+    """See the module."""
 
-    def __init__(self, registry: Registry, add: Add, remove: Callable[[str], object], options: RankOptions) -> None:
+    name = "ranks"
+    keys = ("ranks",)
+
+    def __init__(self, node: Node) -> None:
         self.counters = RankCounters()
-        self._registry = registry
-        self._add = add
-        self._remove = remove
-        self._options = options
+        self._node = node
+        self._registry = node.registry
         self._wholes: dict[BackendId, Whole] = {}
-        registry.rank_refused = self._refused
+        node.registry.rank_refused = self._refused
 
-    def set_options(self, options: RankOptions) -> None:
-        self._options = options
+    def metrics(self) -> Iterator[Sample]:
+        return samples("ranks", self.counters)
+
+    def reload(self, before: Config, after: Config) -> None:
         for id_, whole in list(self._wholes.items()):
             whole.refused = (-1, 0)
-            if not options.split_ranks:
+            if not after.ranks.split_ranks:
                 self._place(self._registry[id_], whole, 1, "split_ranks is off")
             else:
                 self._look(id_, whole)
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
-        """Take a backend that was added, with its configuration. Of one with an index by URL the ranks have none."""
+        """Of a backend with an index by URL the ranks have none."""
         if backend.rank is None and (spec is None or not spec.kv_index):
             self._wholes[backend.id] = Whole(spec)
 
-    def forget(self, backend: Backend) -> None:
-        """Forget a backend that was removed; one rank of several, if an operator removes that."""
+    def removed(self, backend: Backend) -> None:
+        """It may be one rank of several, if an operator removes that."""
         self._wholes.pop(backend.id, None)
         whole = self._whole_of(backend.url)
         if whole is not None and backend in whole.as_ranks:
             self._registry.place_as(whole, tuple(each for each in whole.as_ranks if each is not backend))
 
-    def make_room(self, url: str) -> None:
+    def adding(self, url: str) -> None:
         """End what stands at the URL of a rank that is being added by somebody else."""
         whole, at = self._whole_of(url), self._registry.find(url)
         if whole is not None and at is not None and at in whole.as_ranks:
@@ -94,21 +94,18 @@ class RankParts:
         whole = self._whole_of(backend.url)
         return whole is not None and backend in whole.as_ranks
 
-    # --- what shows ranks -------------------------------------------------------------------------------------------
-
-    def probed(self, id_: BackendId, result: ProbeResult) -> None:
+    def probed(self, backend: BackendId, result: ProbeResult) -> None:
         """Take a probe's result, before the registry does."""
-        whole = self._wholes.get(id_)
+        whole = self._wholes.get(backend)
         if whole is None or not result.ok or (whole.shown is not None and result.placeable is None):
             return
         whole.shown = result.placeable
-        self._look(id_, whole, result)
+        self._look(backend, whole, result)
 
-    def published(self, id_: BackendId, ranks: Sequence[int]) -> None:
-        """Take the ranks of which an engine publishes events, as far as that is known now."""
-        if (whole := self._wholes.get(id_)) is not None:
-            whole.published = ranks
-            self._look(id_, whole)
+    def found(self, backend: BackendId, publishers: Sequence[Publisher]) -> None:
+        if (whole := self._wholes.get(backend)) is not None:
+            whole.published = [each.rank for each in publishers]
+            self._look(backend, whole)
 
     def _look(self, id_: BackendId, whole: Whole, result: ProbeResult | None = None) -> None:
         backend = self._registry[id_]
@@ -119,7 +116,7 @@ class RankParts:
         if backend.processes > 1:
             wanted = 1
         is_refused = whole.refused == (backend.generation, wanted)
-        if wanted in (None, whole.count) or is_refused or not self._options.split_ranks:
+        if wanted in (None, whole.count) or is_refused or not self._node.config.ranks.split_ranks:
             whole.doubted = 0
             return
         assert wanted is not None
@@ -141,8 +138,6 @@ class RankParts:
             self._place(backend, whole, 1, f"it refuses rank {rank.rank}")
         return True
 
-    # --- what is done about them ------------------------------------------------------------------------------------
-
     def _place(self, backend: Backend, whole: Whole, count: int, why: str, result: ProbeResult | None = None) -> None:
         """Place a backend as so many ranks, or as itself; `why`, in the latter case."""
         if count == whole.count or (count > 1 and self._is_listed(backend)):
@@ -152,7 +147,7 @@ class RankParts:
         self._registry.place_as(backend, ())  # its requests go there if a rank can't be added
         for rank, each in known.items():
             if count == 1 or (rank or 0) >= count:
-                self._remove(each.name)
+                self._node.remove_backend(each.name)
         if count == 1:
             self.counters.joined += 1
             log.warning("backend.placed_whole %s, no more as %d ranks: %s", backend.name, before, why)
@@ -163,7 +158,7 @@ class RankParts:
                 ranks += (known.get(rank) or self._added(backend, whole, rank, result),)
         except RanvierError as error:
             for each in [*ranks, *(each for each in known.values() if not each.removed and each not in ranks)]:
-                self._remove(each.name)
+                self._node.remove_backend(each.name)
             whole.count, whole.refused = 1, (backend.generation, count)
             log.warning("backend.placed_whole %s, not as %d ranks: %s", backend.name, count, error)
             return
@@ -174,7 +169,7 @@ class RankParts:
     def _added(self, backend: Backend, whole: Whole, rank: int, result: ProbeResult | None) -> Backend:
         """Return the backend of one rank. Its engine's models are known, so that no other request finds it first."""
         url, name = f"{backend.url}#rank={rank}", f"{backend.name}#rank={rank}"
-        added = self._registry[self._add(url, backend.weight, name, whole.spec)]
+        added = self._registry[self._node.add_backend(url, backend.weight, name, whole.spec)]
         self._registry.drain(name, backend.draining)
         listed = result if result is not None and result.models is not None else None
         models, cards = (backend.models, backend.cards) if listed is None else (listed.models, listed.cards)

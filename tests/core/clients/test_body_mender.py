@@ -77,7 +77,7 @@ def test_sessions_of_one_cold_prompt_or_without_any_reuse_decide_nothing() -> No
         assert not list(at_work.answered("claude-code", "m", found.uses, 1000, 0))
     (row,) = at_work.rows()
     assert (row["sessions"], row["sessions_left_alone"]) == (0, 0)
-    counted = next(each.value for each in at_work.samples() if each.name == "client_rules_sessions_dropped")
+    counted = next(each.value for each in at_work.metrics() if each.name == "client_rules_sessions_dropped")
     assert counted == 400 - SESSIONS_FACTOR * OPTIONS.sessions
     assert tried(at_work, 400, {True: -1.0, False: -1.0}, Random(1)) == [], "nothing was reused in either group"
     (verdict,) = tried(at_work, 400, {True: 0.9, False: 0.6}, Random(1))
@@ -99,7 +99,7 @@ def test_one_tenant_turns_no_rule_off_for_all() -> None:
     assert verdicts(1) == []
     (row,) = at_work.rows()
     assert (row["state"], row["why"].startswith("no tenant adds more than 1/4")) == ("measuring", True)
-    assert next(each.value for each in at_work.samples() if each.name == "client_rules_sessions_dropped") > 0
+    assert next(each.value for each in at_work.metrics() if each.name == "client_rules_sessions_dropped") > 0
     (verdict,) = verdicts(TENANTS_MIN)
     assert verdict.state == "off"
 
@@ -110,7 +110,7 @@ def test_trials_are_bounded_and_those_that_were_forgotten_are_counted() -> None:
     for number in range(TRIALS_MAX + 3):
         assert not list(at_work.answered("claude-code", f"model {number}", [use], 100, 50))
     assert len(at_work.rows()) == TRIALS_MAX
-    assert next(each.value for each in at_work.samples() if each.name == "client_rules_trials_dropped") == 3
+    assert next(each.value for each in at_work.metrics() if each.name == "client_rules_trials_dropped") == 3
 
 
 def test_a_session_is_left_alone_for_good_and_the_share_is_what_was_asked_for() -> None:

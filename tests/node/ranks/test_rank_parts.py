@@ -13,11 +13,12 @@ import trio
 
 from cluster.engine.engine_ranks import RANK_HEADER, Ranks
 from cluster.engine.kv_publisher import KvEndpoints
+from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.core.engine_cache.sources.publishers import of_operator
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
-from ranvier_py.core.routing.processes.ranks import RankOptions
 from ranvier_py.node.ranks.rank_parts import RankParts
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
@@ -36,9 +37,6 @@ def names(backends: list[dict[str, Any]]) -> list[str]:
 def question(chat: int) -> list[dict[str, Any]]:
     """A conversation that shares no prefix with another one."""
     return [{"role": "user", "content": f"chat {chat}: " + "words and words " * 40}]
-
-
-# --- whole nodes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -272,9 +270,6 @@ async def test_no_client_ends_the_placing_by_ranks_with_a_body_that_an_error_quo
         assert len((await node.backends())[0]["placed_as"]) == 2
 
 
-# --- over time ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Place:
     """A registry with one engine, and what places its ranks."""
@@ -284,22 +279,23 @@ class Place:
     spec: BackendSpec | None = None
 
     def __post_init__(self) -> None:
-        self.parts = RankParts(self.registry, self.add, self.remove, RankOptions())
-        self.id = self.add(URL, 1.0, "engine", self.spec)
+        self.config = Config()
+        self.parts = RankParts(self)  # type: ignore[arg-type]  # as much of a node as it uses
+        self.id = self.add_backend(URL, 1.0, "engine", self.spec)
         self.whole = self.registry[self.id]
 
-    def add(self, url: str, weight: float, name: str, spec: BackendSpec | None) -> BackendId:
-        self.parts.make_room(url)
+    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None) -> BackendId:
+        self.parts.adding(url)
         if url == self.taken:
             raise BadRequest("no room")
         backend = self.registry.add(url, weight=weight, name=name)
         self.parts.added(backend, spec)
         return backend.id
 
-    def remove(self, name: str) -> None:
+    def remove_backend(self, name: str) -> None:
         for each in self.registry.known(name).as_ranks:
-            self.remove(each.name)
-        self.parts.forget(self.registry.remove(name))
+            self.remove_backend(each.name)
+        self.parts.removed(self.registry.remove(name))
 
     def look(self, placeable: int | None, *, ok: bool = True) -> int:
         """As how many backends the engine is placed after a look at its page."""
@@ -339,12 +335,12 @@ def test_ranks_that_stay_keep_their_backends() -> None:
 
 
 def test_ranks_of_events_count_where_no_page_names_any_and_the_engine_is_vllm() -> None:
-    place = Place()
-    place.parts.published(place.id, (0, 1))
+    place, two = Place(), of_operator("tcp://*:1", "", 2, "127.0.0.1")
+    place.parts.found(place.id, two)
     assert place.whole.as_ranks == ()
     assert place.look(None) == 2
     other = Place()
-    other.parts.published(other.id, (0, 1))
+    other.parts.found(other.id, two)
     other.parts.probed(other.id, ProbeResult(True, models=("m",), cards=({"id": "m", "owned_by": "sglang"},)))
     assert other.whole.as_ranks == ()
     assert other.look(1) == 1
@@ -365,7 +361,7 @@ def test_a_refused_rank_is_not_tried_again_until_something_else_is_shown() -> No
 
 def test_a_refusal_of_a_listed_rank_is_the_operators() -> None:
     place = Place()
-    listed = place.registry[place.add(f"{URL}#rank=1", 1.0, "", None)]
+    listed = place.registry[place.add_backend(f"{URL}#rank=1", 1.0, "", None)]
     assert not place.registry.rank_refused(listed)
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
     assert place.whole.as_ranks == ()
@@ -374,7 +370,7 @@ def test_a_refusal_of_a_listed_rank_is_the_operators() -> None:
 def test_a_rank_that_an_operator_removed_stays_away() -> None:
     place = Place()
     place.look(2)
-    place.remove("engine#rank=1")
+    place.remove_backend("engine#rank=1")
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
     assert [each.name for each in place.whole.as_ranks] == ["engine#rank=0"]
 

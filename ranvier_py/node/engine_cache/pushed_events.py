@@ -1,21 +1,16 @@
 """Event batches that reporters push: each data-parallel rank of a worker is an EventStream, as if it were read here.
 
-A reporter sends its engine's own messages with their numbers. The answer to a report asks for missing messages, which
-come with the next reports. So decoder, gap machine, residency and cache levels are the same as for engines that this
-node reads itself.
-
+A reporter sends its engine's own messages with their numbers; the answer to a report asks for those that are missing.
 Rules: a rank's stream begins with its first report, and again when the names of its model change, since they are part
-of every fingerprint. The first report of one rank opens all ranks of its engine: otherwise what an unread rank holds
-would be taken for not held. A reporter that is silent for SILENT_S counts as disconnected. Several reporters of one
-engine send the same messages, which count once.
-Bounds: one stream for each rank of each worker that is a backend, at most `publishers.RANKS_MAX`; those of EventStream.
-After TURN_S other tasks have their turn.
+of every fingerprint. The first report opens all ranks of its engine, else what an unread rank holds would be taken for
+not held. A reporter silent for SILENT_S counts as disconnected; what several reporters of an engine send counts once.
+Bounds: publishers.RANKS_MAX streams of each worker that is a backend. After TURN_S other tasks have their turn.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +20,14 @@ from ranvier_py.core.engine_cache.block_namespaces import Names, base_models
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, LevelChanged
-from ranvier_py.core.engine_cache.sources.push_messages import EventReport
-from ranvier_py.core.errors import Unavailable
+from ranvier_py.core.engine_cache.sources.push_messages import EventReport, Structure, check_structure
+from ranvier_py.core.errors import Forbidden, Unavailable
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.router import Router
+from ranvier_py.node.asked import Asked, object_of
+from ranvier_py.node.part import Handler
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -55,10 +52,7 @@ class PushedStream:
     """The stream of one rank, and the open question to its reporter."""
 
     def __init__(self, stream: EventStream, model: str, now: float) -> None:
-        self.stream = stream
-        self.model = model
-        self.reported_at = now
-        self.connected = False
+        self.stream, self.model, self.reported_at, self.connected = stream, model, now, False
         self.question: AskReplay | None = None  # not yet answered to its end
 
     def connect(self, connected: bool, now: float, *, anew: bool = False) -> Iterable[StreamEffect]:
@@ -73,13 +67,10 @@ class PushedEvents:
     """The streams of all workers that push events."""
 
     def __init__(self, router: Router, engine_caches: EngineCaches, clock: Callable[[], float], faults: Faults) -> None:
-        self._faults = faults
         self.counters = PushedEventCounters()
-        self._registry = router.registry
-        self._hasher = router.hasher.plain()
-        self._namespace_of = router.reader.namespace_of
+        self._registry, self._faults, self._clock = router.registry, faults, clock
+        self._hasher, self._namespace_of = router.hasher.plain(), router.reader.namespace_of
         self._engine_caches = engine_caches
-        self._clock = clock
         self._streams: dict[tuple[BackendId, int], PushedStream] = {}
         self.due = trio.Event()
 
@@ -153,8 +144,6 @@ class PushedEvents:
     def __len__(self) -> int:
         return len(self._streams)
 
-    # Inside
-
     def _opened(self, backend: Backend, report: EventReport, now: float) -> PushedStream:
         """Return this report's stream. Opens all ranks of its engine that the report names, and closes others."""
         for key in [key for key in self._streams if key[0] == backend.id]:
@@ -201,3 +190,43 @@ def names_of(backend: Backend, model: str) -> tuple[str, ...]:
     models = base_models(backend.cards, backend.models or ())
     names = models[0] if len(models) == 1 else ()
     return tuple(dict.fromkeys((model, *names))) if model else names
+
+
+INLINE_BYTES_MAX = 32 * 1024
+"""Larger bodies are parsed in a thread: parsing them takes longer than the hop to a thread."""
+
+READERS_MAX = 2
+"""Large bodies parsed at one time: more would compete with the event loop for its core."""
+
+
+class ReportReader:
+    """Reads the bodies of `/internal/*`. `backend_of` raises NotFound for a worker that is no backend.
+
+    The routes need the control key, or a worker's own credential (`push_credentials`), which opens no other route and
+    speaks for that worker alone. Bodies are bounded; what one would build is counted before it is parsed; nothing
+    of it is logged. A credential of a worker that is no backend is refused before that.
+    """
+
+    def __init__(self, backend_of: Callable[[str], object]) -> None:
+        self._backend_of = backend_of
+        self._readers = trio.CapacityLimiter(READERS_MAX)
+
+    def handler(
+        self, read: Callable[[Mapping[str, Any]], Any], most: Structure, take: Callable[[Any], Awaitable[Any]]
+    ) -> Handler:
+        """Return what has a report taken. Raises BadRequest for its shape, NotFound, Forbidden for another worker's."""
+
+        async def handle(asked: Asked) -> Any:
+            if asked.worker is not None:
+                self._backend_of(asked.worker)
+            data = await asked.body()
+            check_structure(data, most)
+            if len(data) <= INLINE_BYTES_MAX:
+                report = read(object_of(data))
+            else:
+                report = await trio.to_thread.run_sync(lambda: read(object_of(data)), limiter=self._readers)
+            if asked.worker is not None and asked.worker != report.worker:
+                raise Forbidden("worker_id: this credential is another worker's")
+            return await take(report)
+
+        return handle

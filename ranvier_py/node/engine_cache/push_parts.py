@@ -1,18 +1,10 @@
 """Takes what workers push: event batches for event streams (`pushed_events`), and prefix hashes of the Purdue report.
 
-A prefix hash stands for one depth only, so a worker that reports only hashes stays at ESTIMATED. Its report about a
-hash becomes a route, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
-is new to this node is tokenized before it is placed. Its hash comes with its tokens, still before placement, so a
-router that was restarted finds the holders that workers reported.
-
-The router itself speculates: it counts requests in flight, then learns routes as usual. A worker that reports prefix
-hashes has to confirm such a route within a lease, else the route is withdrawn. The lease is needed because a snapshot
-may have been taken before the prompt was cached, so it proves nothing about what was served a moment ago. Routes of a
-silent worker just age.
-
-Rules: everything runs on the event loop.
-Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, of which the oldest is dropped and
-counted: its route then ends by its time to live. A large sync lets other tasks run every few milliseconds.
+A prefix hash stands for one depth only, so a worker that reports only hashes stays at ESTIMATED. Its report becomes a
+route, or a withdrawal, at the fingerprints that the hash stands for (`Links`); a new prompt is tokenized before it is
+placed, so that its hash finds the holders that workers reported. Such a worker has to confirm what traffic taught
+within a lease, since a snapshot may be older than that; else the route is withdrawn. Routes of a silent worker age.
+Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, the oldest dropped and counted.
 """
 
 from __future__ import annotations
@@ -24,6 +16,7 @@ from typing import Any
 
 import trio
 
+from ranvier_py.config.config_model import Config
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
@@ -40,7 +33,16 @@ from ranvier_py.core.engine_cache.sources.push_keys import (
     Links,
 )
 from ranvier_py.core.engine_cache.sources.push_map import PushMap, PushWorker
-from ranvier_py.core.engine_cache.sources.push_messages import EventReport, PrefixReport
+from ranvier_py.core.engine_cache.sources.push_messages import (
+    EVENTS,
+    PREFIXES,
+    EventReport,
+    PrefixReport,
+    hash_in,
+    read_events,
+    read_eviction,
+    read_sync,
+)
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import Sample, samples
@@ -48,9 +50,13 @@ from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.backends import Backend
-from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.core.routing.router import Router
-from ranvier_py.node.pushed_events import PushedEvents
+from ranvier_py.node.asked import Asked
+from ranvier_py.node.engine_cache.pushed_events import PushedEvents, ReportReader
+from ranvier_py.node.fingerprints import FingerprintScheme
+from ranvier_py.node.part import Handler, Part
+from ranvier_py.node.parts.router_parts import POLICY_OPTIONS, placement_options
 from ranvier_py.supervision import Faults
 
 TICK_S = 0.5
@@ -96,20 +102,28 @@ class KeyInbox:
             self.drain()
 
 
+def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
+    """Make what hashes prompts, and notes the prefix hashes that workers which push them would use."""
+    options = placement_options(config).build(StickyLeastLoadedOptions)
+    return KeyInbox(scheme.key, config.block_size_tokens, config.policy, options.prefix_tokens)
+
+
 class PrefixHolder:
     """What a worker holds, by our fingerprints instead of its prefix hashes (`Held` of EngineCaches)."""
 
     def __init__(self, links: Links, worker: PushWorker) -> None:
-        self._links = links
-        self._worker = worker
+        self._links, self._worker = links, worker
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
         hashes, links_of = self._worker.hashes, self._links.of_fingerprint
         return {name: Tier.GPU for name in fingerprints if any(link.key in hashes for link in links_of(name))}
 
 
-class WorkerReports(Observer):
-    """Serves control/worker_reports.py; observes attempts as soon as a worker reports prefix hashes."""
+class WorkerReports(Part, Observer):
+    """Serves worker_reports.py; observes attempts as soon as a worker reports prefix hashes."""
+
+    name = "worker_reports"
+    keys = ("policy", *POLICY_OPTIONS)
 
     def __init__(
         self,
@@ -121,21 +135,30 @@ class WorkerReports(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._faults = faults or Faults()
-        self.map = PushMap()
-        self.links = Links()
+        self.map, self.links = PushMap(), Links()
         self.events = PushedEvents(router, engine_caches, clock, self._faults)
-        self._registry = router.registry
-        self._router = router
-        self._engine_caches = engine_caches
-        self._inbox = inbox
-        self._clock = clock
+        self._registry, self._router = router.registry, router
+        self._engine_caches, self._inbox, self._clock = engine_caches, inbox, clock
         self._models: dict[int, str] = {}  # by the running sum with which the model's prompts begin
         self._models_version = -1
         self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # next to end first
         self._refreshed = 0
         inbox.drain = self.drain
+        self._reader = ReportReader(self.backend_of)
 
-    # --- what control/worker_reports.py calls ------------------------------------------------------------------------
+    def routes(self) -> Mapping[str, Handler]:
+        handler = self._reader.handler
+        return {
+            "POST /internal/eviction": handler(read_eviction, PREFIXES, self.evicted),
+            "POST /internal/sync": handler(read_sync, PREFIXES, self.synced),
+            "POST /internal/events": handler(read_events, EVENTS, self.batched),
+            "GET /internal/workers": self._shown,
+        }
+
+    def _shown(self, asked: Asked) -> Mapping[str, Any]:
+        """Answer the list of workers; with ?hash=5f30… which of them hold that."""
+        text = asked.query.get("hash", "")
+        return {"workers": self.views(hash_in(text, "hash") if text else None)}
 
     async def evicted(self, report: PrefixReport) -> Mapping[str, Any]:
         """Take a report of evicted hashes. Raises NotFound for a worker that is no backend."""
@@ -179,14 +202,17 @@ class WorkerReports(Observer):
             found.append(shown if key is None else {**shown, "holds": key in worker.hashes})
         return found
 
-    def forget(self, backend: BackendId) -> None:
-        """Forget a backend that was removed: another one may have its id."""
-        self._close(backend, self._clock())
-        self.events.forget(backend)
+    def removed(self, backend: Backend) -> None:
+        self._close(backend.id, self._clock())
+        self.events.forget(backend.id)
 
-    # --- attempts: workers must confirm the routes that traffic made -------------------------------------------------
+    def reload(self, before: Config, after: Config) -> None:
+        inbox = self._inbox
+        inbox.prefix_tokens = placement_options(after).build(StickyLeastLoadedOptions).prefix_tokens
+        if after.policy == StickyLeastLoaded.name:
+            inbox.hasher.keep((*inbox.lengths, inbox.prefix_tokens))
 
-    def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
         """Note a prefix length that a request names: hashes of that length are wanted from now on."""
         length, lengths = attempt.prompt.prefix_len, self._inbox.hasher.lengths
         if length and length not in lengths and len(lengths) < LENGTHS_MAX:
@@ -195,11 +221,9 @@ class WorkerReports(Observer):
     def started(self, attempt: Attempt, now: float) -> None:
         self._lease(attempt.backend, attempt.prompt.end, now)
 
-    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         if attempt.first_at is not None:
             self._lease(attempt.backend, end, now)
-
-    # --- regular work -------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End leases, notice silent workers, refresh routes and tick event streams, until cancelled."""
@@ -249,7 +273,7 @@ class WorkerReports(Observer):
             self.links.add(link)
             self._confirm(link)
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         yield from samples("push", self.map.counters)
         yield from samples("push_events", self.events.counters)
         for name, help_text, value in (
@@ -260,14 +284,8 @@ class WorkerReports(Observer):
             ("streams", "Streams of KV events that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
-        yield Sample(
-            "push_links_forgotten",
-            "counter",
-            "Links of prefix hashes forgotten for want of room.",
-            self.links.forgotten,
-        )
-
-    # --- inside -------------------------------------------------------------------------------------------------------
+        help_text = "Links of prefix hashes forgotten for want of room."
+        yield Sample("push_links_forgotten", "counter", help_text, self.links.forgotten)
 
     def backend_of(self, name: str) -> Backend:
         backend = self._registry.find(name)
@@ -327,8 +345,6 @@ class WorkerReports(Observer):
             return False
         return not any(each.key in worker.hashes for each in self.links.of_fingerprint(link.fingerprint))
 
-    # Leases
-
     def _lease(self, backend: BackendId, end: Boundary, now: float) -> None:
         """Begin a lease for what was learned of this worker, unless the worker has reported it already."""
         worker, depth = self.map.workers.get(backend), self._inbox.prefix_tokens
@@ -351,8 +367,6 @@ class WorkerReports(Observer):
             return
         self.map.counters.leases_ended += 1
         self._report(backend, links[:1], Tier.ABSENT)
-
-    # Models
 
     def _known_models(self) -> Mapping[int, str]:
         """Return the models that prompts may name, by the running sum with which such a prompt's hash begins."""

@@ -1,14 +1,10 @@
 """Reads the events of a node's engines: the streams, their connections, and the engine caches that they feed.
 
-For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharer`), it
-has one EventStream and one KvSubscriber per data-parallel rank. Ten times a second `look` compares the streams that run
-with those that should, and begins and ends streams. EngineCaches uses the streams of which this node is the reader, not
-those of which it is the standby. Snapshots to and from peers also pass here.
-
-Rules: a stream begins once its engine's model names are known, and again when they change, since they are part of
-every fingerprint. A restart that a stream notices is reported to the registry, like one that a probe notices. Neither
-start-up nor a request waits for any of this. Without pyzmq other nodes read the engines, or nobody does, as is logged.
-Bounds: one stream for each rank that an engine names, at most publishers.RANKS_MAX.
+For each engine that publishes KV events and that this node subscribes to (`StreamSharer`), it has one EventStream and
+one KvSubscriber per data-parallel rank; `look` begins and ends streams. EngineCaches uses those of which this node is
+the reader, not those of which it is the standby. A stream begins once its engine's model names are known, and again
+when they change, since they are part of every fingerprint. A restart that a stream notices is reported to the registry.
+Without pyzmq other nodes read the engines, or nobody does, as is logged. Bounds: publishers.RANKS_MAX streams each.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from random import Random
@@ -33,18 +29,19 @@ from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
-from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import NoZmq
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.pauses import doubled
-from ranvier_py.core.routing.backends import Backend, Transition
+from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
-from ranvier_py.node.event_reader import SubscribedStream
+from ranvier_py.io.engine_poller import EnginePoller
+from ranvier_py.node.engine_cache.event_reader import SubscribedStream
+from ranvier_py.node.part import Handler, Part, log_transitions
 from ranvier_py.supervision import PAUSE_S, PAUSE_S_MAX, Faults
 
 log = logging.getLogger(__name__)
@@ -63,20 +60,16 @@ LEVELS_LOGGED_MAX, LEVEL_LOGGED_S = 20, 10.0
 """Log lines about one engine's level: so many at once, then one in so many seconds."""
 
 
-class EngineEvents:
-    """See the module.
-
-    Args:
-        log_transitions: gets what the registry makes of restarts that streams notice.
-        faults: records bugs; a bug in one stream loses only that engine's hits.
-    """
+class EngineEvents(Part):
+    """See the module. `sharing` shares streams and snapshots with peers. A bug in one stream loses only its hits."""
 
     def __init__(
         self,
         router: Router,
         rng: Random,
-        log_transitions: Callable[[Sequence[Transition]], None],
         *,
+        polled: EnginePoller | None = None,
+        sharing: SharedStreams | None = None,
         faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,21 +81,16 @@ class EngineEvents:
             restarted=self._restarted,
             block_tokens=router.hasher.block_tokens,
         )
-        self.sharing = StreamSharer()
-        self.shared = False
+        self.sharing, self.shared = StreamSharer() if sharing is None else sharing, sharing is not None
+        if sharing is not None:
+            sharing.give, sharing.moved = self._snapshot, self.wake
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}
         self._levels: dict[BackendId, Quota] = {}
-        self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # set by what counts loads
-        self.discover_soon: Callable[[BackendId], object] = lambda _: None  # set by what looks for publishers
+        self._polled, self._rng, self._clock = polled, rng, clock
         self._faults = faults or Faults()
-        self._hasher = router.hasher.plain()
-        self._namespace_of = router.reader.namespace_of
-        self._registry = router.registry
-        self._checkpoints = router.checkpoints
-        self._rng = rng
-        self._log_transitions = log_transitions
-        self._clock = clock
+        self._hasher, self._namespace_of = router.hasher.plain(), router.reader.namespace_of
+        self._registry, self._checkpoints = router.registry, router.checkpoints
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
         self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # unreadable backends, with their models
@@ -113,18 +101,10 @@ class EngineEvents:
         self._nursery: trio.Nursery | None = None
         self._woken = trio.Event()
 
-    def share(self, sharing: SharedStreams) -> None:
-        """Share streams and snapshots with peers. Call this before `run`."""
-        self.sharing, self.shared = sharing, True
-        sharing.give, sharing.moved = self._snapshot, self.wake
-
-    # What other parts call
-
-    def forget(self, backend: BackendId) -> None:
-        """Forget a backend that was removed."""
+    def removed(self, backend: Backend) -> None:
         for table in (self._found, self._unnamed, self._lost, self._failed, self._restarts, self._levels):
-            table.pop(backend, None)
-        self._end(backend)
+            table.pop(backend.id, None)
+        self._end(backend.id)
 
     def moved(self, backend: BackendId) -> None:
         """Read an engine's events anew: its name has another address, and connections of before lead to the old one."""
@@ -137,7 +117,7 @@ class EngineEvents:
             if known.rank is not None:
                 publishers = tuple(each for each in publishers if each.rank == known.rank)
             ranks = max(known.ranks, len(publishers))
-            self._log_transitions(count_caches(known, self._clock(), ranks=ranks))
+            log_transitions(count_caches(known, self._clock(), ranks=ranks))
         self._found[backend] = publishers
         self.wake()
 
@@ -153,8 +133,6 @@ class EngineEvents:
     def wake(self) -> None:
         """Look soon."""
         self._woken.set()
-
-    # Time
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
@@ -214,10 +192,8 @@ class EngineEvents:
             log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
 
     def sweep(self, now: float) -> None:
-        """Correct the route table, some rows at a time. Call this each second."""
+        """Correct the route table, some rows at a time."""
         self.engine_caches.sweep(now, SWEEP_ROWS_MAX)
-
-    # Inside
 
     def _generation_of(self, id_: BackendId) -> int:
         backend = self._registry.current(id_)
@@ -238,7 +214,7 @@ class EngineEvents:
         if not self._restarts.setdefault(backend, Quota(RESTARTS_MAX, RESTART_S)).allows(now):
             self.restarts_unbelieved += 1
             return known.generation
-        self._log_transitions(self._registry.restart_reported(known, 0.0, now, why))
+        log_transitions(self._registry.restart_reported(known, 0.0, now, why))
         return known.generation
 
     def _names(self, id_: BackendId) -> tuple[tuple[str, ...], ...]:
@@ -326,15 +302,15 @@ class EngineEvents:
         elif isinstance(effect, LevelChanged):
             if self._levels.setdefault(backend, Quota(LEVELS_LOGGED_MAX, LEVEL_LOGGED_S)).allows(self._clock()):
                 log.info("cache_level.changed %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
-            if effect.level is not Level.EXACT:
-                self.discover_soon(backend)  # it may be another process, with other ports
+            if effect.level is not Level.EXACT and self._polled is not None:
+                self._polled.discover_soon(backend)  # it may be another process, with other ports
         elif isinstance(effect, LoadReceived):
             try:
                 load = stream.decoder.decode(effect.payload).load
             except BadBatch:
                 return
-            if load is not None:
-                self.load_reported(backend, load)
+            if load is not None and self._polled is not None:
+                self._polled.load_reported(backend, load)
 
     def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:
         """Return a snapshot for a peer, if the stream is known exactly."""
@@ -347,8 +323,6 @@ class EngineEvents:
     def _name(self, id_: BackendId) -> str:
         backend = self._registry.current(id_)
         return backend.name if backend is not None else f"#{id_}"
-
-    # What it shows
 
     def level(self, backend: BackendId) -> Level:
         """Return how well this engine is known here, or to the peer that reads it."""
@@ -378,7 +352,7 @@ class EngineEvents:
         totals = Counter(applied=0, gaps=0, restarts=0, blocks=0, prefixes=0)
         streams = self.streams.get(backend.id, {}).values()
         for one in streams:
-            totals.update(one.totals())
+            totals.update(one.line())
         role = "" if not streams else "reader" if any(one.stream.is_open for one in streams) else "standby"
         return {
             "name": backend.name,
@@ -432,8 +406,10 @@ class EngineEvents:
         one = next((one for one in streams if one.stream.source == state.source), None)
         return {**shown, **one.view(now)} if one is not None else shown
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield the metrics."""
+    def routes(self) -> Mapping[str, Handler]:
+        return {"GET /admin/engine-cache": lambda _: self.view()}
+
+    def metrics(self) -> Iterator[Sample]:
         yield from samples("engine_cache", self.engine_caches.counters, {})
         help_text = "Engines whose KV events do not say which of several base models each is of."
         yield Sample("engine_events_ambiguous", "gauge", help_text, len(self._unnamed))
@@ -445,4 +421,4 @@ class EngineEvents:
             help_text = "1 for the level at which the engine's cache is known."
             yield Sample("engine_cache_level", "gauge", help_text, 1, {**label, "level": level})
             for one in self.streams.get(backend.id, {}).values():
-                yield from one.samples(label)
+                yield from one.metrics(label)

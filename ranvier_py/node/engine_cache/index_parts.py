@@ -1,13 +1,10 @@
 """Continuum's tier 4 in a node: event sources fill the index, `kv_score` asks it, the control port shows it.
 
 A source whose stream begins anew does not report what happened meanwhile, so all that was known of its backend is
-dropped first (CX18). A prefix named by one of our token fingerprints (16 hex digits) is also reported to EngineCaches,
-and so reaches every policy; since the stream has no numbers its level never exceeds DEGRADED. Continuum's own keys (64
-digits) stay in the index, which `kv_score` asks for the key of a prompt's opening.
-
-Rules: each node has its own index; several nodes may listen to the same sources. With Redis nodes share what they
-receive (`share`), besides their own indexes. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of
-the control port is Continuum's, plus the members that its document promises but its JSON lacks (CX16).
+dropped first (CX18). A prefix named by one of our token fingerprints (16 hex digits) also reaches EngineCaches, and so
+every policy, at DEGRADED at best, since the stream has no numbers; Continuum's own keys (64 digits) stay in the index.
+Each node has its own index; with Redis nodes share what they receive. Source: Continuum Router, «KV cache
+optimization», tier 4; the JSON is Continuum's, plus the members that its document promises but its JSON lacks (CX16).
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -23,6 +20,8 @@ from typing import Any
 
 import trio
 
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, SourceCounts
@@ -34,15 +33,21 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.redis_commands import RedisCommands
+from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
+from ranvier_py.io.redis_pool import RedisPool
+from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.router_parts import POLICY_OPTIONS
 from ranvier_py.proxy.pipeline import PromptTokenizer
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
 FINGERPRINT_DIGITS = 16
+RECEIVED = "Events that an event source of the prefix index sent."
+CONNECTED = "Whether the stream of an event source is connected."
 CHANGED = "Events of event sources that changed the prefix index."
 STATUS = "1 for the state that an event source is in."
 TICK_S = 1.0  # expired entries are never found; a tick only frees their memory
@@ -77,9 +82,7 @@ class IndexedStream:
         self.backend = backend
         self.events = make(backend.endpoint, received=self.received, started=self.started)
         self._source = Source(backend.id, "index")
-        self._index = index
-        self._engine_caches = engine_caches
-        self._find = find
+        self._index, self._engine_caches, self._find = index, engine_caches, find
 
     @property
     def counts(self) -> SourceCounts:
@@ -137,13 +140,12 @@ class IndexedTokenizer:
     A prompt whose routes are well known waits for neither, since they cover more than its opening.
     """
 
-    def __init__(self, tokenizer: PromptTokenizer, index_parts: Callable[[], IndexParts]) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, index_parts: IndexParts) -> None:
         self.submit, self.finish = tokenizer.submit, tokenizer.finish
-        self._tokenizer = tokenizer
-        self._index_parts = index_parts
+        self._tokenizer, self._index_parts = tokenizer, index_parts
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        index_parts, began = self._index_parts(), time.monotonic()
+        index_parts, began = self._index_parts, time.monotonic()
         link = index_parts.asked_link
         opening = prompt.opening(*index_parts.opening).hex() if link is not None else ""
         if link is not None and opening:
@@ -154,18 +156,24 @@ class IndexedTokenizer:
         return is_known
 
 
-class IndexParts:
-    """The index of one node, its sources and its link to Redis. `find` finds the node's backends by their URL."""
+class IndexParts(Part):
+    """The index of one node, its sources and its link to Redis.
+
+    `find` finds the node's backends by their URL; `policy` is the one that may ask the index.
+    """
+
+    name = "kv_index"
+    keys = ("index", "events", "backend_api_key", "backend_api_key_file", "policy", *POLICY_OPTIONS)
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
         settings: IndexSettings,
-        backends: Sequence[IndexedBackend],
         options: SourceOptions,
         rng: Random,
         engine_caches: EngineCaches,
         find: Callable[[str], BackendId | None],
         *,
+        policy: Callable[[], object] = lambda: None,
         api_key: str = "",
         faults: Faults | None = None,
     ) -> None:
@@ -173,10 +181,11 @@ class IndexParts:
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
         made = partial(EventSource, options=options, rng=rng, api_key=api_key)
-        self.streams = [IndexedStream(backend, self.index, engine_caches, find, made) for backend in backends]
+        self._stream = partial(IndexedStream, index=self.index, engine_caches=engine_caches, find=find, make=made)
+        self.streams: dict[BackendId, IndexedStream] = {}
+        self._urls: dict[BackendId, str] = {}
         self._link: RedisLink | None = None
-        self._rng = rng
-        self._find = find
+        self._rng, self._find, self._policy, self._runs = rng, find, policy, False
 
     @property
     def enabled(self) -> bool:
@@ -184,13 +193,12 @@ class IndexParts:
 
     def share(self, commands: RedisCommands, prefix: str) -> RedisLink:
         """Share the index through Redis, in keys with this prefix."""
-        states = {stream.backend.id: stream.events.state for stream in self.streams}
         shared = SharedIndex(
             self.index,
             prefix,
-            {stream.backend.id: stream.backend.url for stream in self.streams},
+            self._urls,
             find=self._find,
-            stands=lambda backend: states[backend].connected,
+            stands=lambda backend: self.streams[backend].events.state.connected,
             rng=self._rng,
         )
         self._link = RedisLink(shared, commands)
@@ -214,27 +222,32 @@ class IndexParts:
             policy.index = self.index
             self._scoring = policy.options
 
-    def taken(self, backend: BackendId, url: str) -> None:
+    def read(self, backend: IndexedBackend) -> None:
+        """Read this backend's events once this runs."""
+        self.streams[backend.id], self._urls[backend.id] = self._stream(backend), backend.url
+
+    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         """Forget what was reported of the backend that had this id before, unless its URL is the same."""
-        for stream in self.streams:
-            if stream.backend.id == backend and stream.backend.url != url:
-                stream.forget()
+        stream = self.streams.get(backend.id)
+        if stream is not None and stream.backend.url != backend.url:
+            stream.forget()
+        if spec is not None and spec.kv_index and not self._runs:
+            self.read(IndexedBackend(backend.id, backend.name, spec.kv_index, backend.url))
 
-    def set_options(self, settings: IndexSettings, options: SourceOptions) -> None:
-        """Use these options for what comes from now on."""
-        self.index.settings = settings
-        for stream in self.streams:
-            stream.events.options = options
+    def reload(self, before: Config, after: Config) -> None:
+        self.index.settings = after.index
+        for stream in self.streams.values():
+            stream.events.options = source_options(after)
+            if before.api_key != after.api_key:
+                stream.events.rekey(after.api_key)
+        self.join(self._policy())
 
-    def rekey(self, api_key: str) -> None:
-        """Use this key for event streams from their next connection on."""
-        for stream in self.streams:
-            stream.events.rekey(api_key)
-
-    async def run(self) -> None:
-        """Run for ever."""
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        self._runs = True
+        self.join(self._policy())
+        task_status.started()
         async with trio.open_nursery() as nursery:
-            for stream in self.streams:
+            for stream in self.streams.values():
                 nursery.start_soon(self._faults.keep, "kv_index_source", stream.events.run)
             if self._link is not None:
                 nursery.start_soon(self._faults.keep, "kv_index_redis", self._link.run)
@@ -246,10 +259,15 @@ class IndexParts:
             self.index.expire(time.monotonic())
             await trio.sleep(TICK_S)
 
-    # --- the control port -------------------------------------------------------------------------------------------
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "GET /admin/kv-index/stats": lambda _: self.view(),
+            "GET /admin/kv-index/backends": lambda _: self.backends(),
+            "POST /admin/kv-index/clear": lambda _: self.clear(),
+        }
 
-    def stats(self) -> Mapping[str, Any]:
-        """Return the answer of GET /admin/kv-index/stats, in Continuum's form (CR26)."""
+    def view(self) -> Mapping[str, Any]:
+        """Return its statistics, in Continuum's form (CR26)."""
         if not self.enabled:
             return {"enabled": False}
         index, counters, ttl_s = self.index, self.index.counters, self.index.settings.ttl_s
@@ -280,7 +298,7 @@ class IndexParts:
                     "events_dropped": stream.events.state.dropped,
                     "last_error": stream.events.state.last_error,
                 }
-                for stream in self.streams
+                for stream in self.streams.values()
             ],
             "routing_decisions": {**counters.routing_decisions, "total": sum(counters.routing_decisions.values())},
             "query_latency_count": counters.query_latency_seconds.count,
@@ -304,7 +322,7 @@ class IndexParts:
                         "index_evicted": stream.counts.evicted,
                     },
                 }
-                for stream in self.streams
+                for stream in self.streams.values()
             ],
         }
 
@@ -316,29 +334,17 @@ class IndexParts:
         log.info("kv_index.cleared %d entries (ordered over the control port)", before)
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
-    def samples(self) -> Iterator[Sample]:
+    def metrics(self) -> Iterator[Sample]:
         """Yield Continuum's metrics under our prefix (CR22), and our own."""
         if not self.enabled:
             return
-        for stream in self.streams:
+        for stream in self.streams.values():
             label, state, counts = {"backend": stream.backend.name}, stream.events.state, stream.counts
             for name, kind, help_text, value, more in (
-                (
-                    "event_received",
-                    "counter",
-                    "Events that an event source of the prefix index sent.",
-                    state.received,
-                    {},
-                ),
+                ("event_received", "counter", RECEIVED, state.received, {}),
                 ("event_processed", "counter", "Events of an event source that could be read.", state.processed, {}),
                 ("event_dropped", "counter", "Events of an event source that could not be read.", state.dropped, {}),
-                (
-                    "consumer_connected",
-                    "gauge",
-                    "Whether the stream of an event source is connected.",
-                    state.connected,
-                    {},
-                ),
+                ("consumer_connected", "gauge", CONNECTED, state.connected, {}),
                 ("consumer_reconnects", "counter", "Tries to connect to an event source again.", state.reconnects, {}),
                 ("index_events", "counter", CHANGED, counts.created, {"type": "created"}),
                 ("index_events", "counter", CHANGED, counts.evicted, {"type": "evicted"}),
@@ -349,7 +355,35 @@ class IndexParts:
         yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend in the index.", len(self.index))
         yield from samples("kv_index", self.index.counters)
         if self._link is not None:
-            yield from self._link.samples()
+            yield from self._link.metrics()
+
+
+def index_parts_of(node: Node, engine_caches: EngineCaches, pool: RedisPool | None) -> IndexParts:
+    """Make the index that event streams of Continuum's form fill. `pool` connects it with other nodes' indexes."""
+    config = node.config
+    made = IndexParts(
+        config.index,
+        source_options(config),
+        Random(node.rng.getrandbits(64)),  # noqa: S311
+        engine_caches,
+        partial(backend_at, node.registry),
+        policy=lambda: node.router.policy,
+        api_key=config.api_key,
+        faults=node.faults,
+    )
+    if pool is not None:
+        made.share(pool, config.redis.prefix)
+    return made
+
+
+def source_options(config: Config) -> SourceOptions:
+    return replace(config.events, idle_s=config.index.ttl_s)
+
+
+def backend_at(registry: Registry, url: str) -> BackendId | None:
+    """Return the backend with this URL, by which peers name it."""
+    found = registry.find(url)
+    return found.id if found is not None else None
 
 
 def tier_of(entry: IndexedPrefix | None) -> Tier:

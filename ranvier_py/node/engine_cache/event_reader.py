@@ -44,8 +44,6 @@ class SubscribedStream:
             self.up_at = now
         return now > self.up_at + LOST_S
 
-    # What it shows
-
     def view(self, now: float) -> dict[str, Any]:
         """Return all figures, for JSON."""
         subscriber = self.subscriber
@@ -61,7 +59,7 @@ class SubscribedStream:
             "stream": self.stream.view(),
         }
 
-    def totals(self) -> dict[str, int]:
+    def line(self) -> dict[str, int]:
         """Return the figures that fit into one line."""
         counters, held = self.stream.machine.counters, self.stream.residency.view()
         return {
@@ -72,7 +70,7 @@ class SubscribedStream:
             "prefixes": held.prefixes,
         }
 
-    def samples(self, label: Mapping[str, str]) -> Iterator[Sample]:
+    def metrics(self, label: Mapping[str, str]) -> Iterator[Sample]:
         """Yield the metrics; `label` names the engine."""
         labels = {**label, "source": self.stream.source.name}
         yield from samples("engine_cache", self.stream.residency.view(), labels)

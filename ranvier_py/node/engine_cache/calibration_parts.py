@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 
 import trio
 
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
+from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
@@ -31,6 +34,8 @@ from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, AUTO, S
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.splitmix import mix
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.part import Handler, Part
 
 log = logging.getLogger(__name__)
 
@@ -50,58 +55,59 @@ class Look(NamedTuple):
     waiting: int
 
 
-class CalibrationParts:
+class CalibrationParts(Part):
     """See the module.
 
     Args:
         metrics_interval_s: between two looks at the metrics of one engine.
-        estimated: whether nobody reports what this backend holds.
-        contradicted: called for an engine whose answers contradict what it is known to hold.
-        state_block: tokens of the blocks of recurrent states in an engine's events; 0 if it has none.
+        events: knows who reports what engines hold, and learns whose answers contradict that.
+        polls: what is shown of the polls beside it.
 
     `configured` is what the operator wrote about a backend's cache.
     """
 
-    def __init__(
+    name = "calibration"
+    keys = ("polls",)
+
+    def __init__(  # the places where signs come from
         self,
         router: Router,
         asking: UsageAsker,
+        events: EngineEvents | None = None,
         *,
         metrics_interval_s: float,
-        estimated: Callable[[BackendId], bool] = lambda _: True,
-        contradicted: Callable[[BackendId], object] = lambda _: None,
-        state_block: Callable[[BackendId], int] = lambda _: 0,
+        polls: Part | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.calibration = Calibration(
             router.routes,
             block_tokens=router.hasher.block_tokens,
-            estimated=estimated,
-            contradicted=contradicted,
+            estimated=lambda backend: events is None or events.level(backend) is Level.ESTIMATED,
+            contradicted=events.contradicted if events is not None else lambda _: None,
             checkpoints=router.checkpoints,
             judged=router.registry.reconsider,
         )
         self.configured: dict[BackendId, str] = {}
-        self._checkpoints = router.checkpoints
-        self._state_block = state_block
+        self._polls, self._events, self._asking, self._clock = polls, events, asking, clock
+        self._registry, self._checkpoints = router.registry, router.checkpoints
         router.observers += (self.calibration,)
-        self._registry = router.registry
-        self._asking = asking
         self.metrics_interval_s = metrics_interval_s
-        self._clock = clock
         self._looks: dict[BackendId, Look] = {}
         self._without_reuse: dict[BackendId, None] = {}  # as the log says
 
-    def forget(self, backend: BackendId) -> None:
-        """Forget a backend that was removed."""
-        self._looks.pop(backend, None)
-        self._without_reuse.pop(backend, None)
-        self.configured.pop(backend, None)
-        self._checkpoints.forget(backend)
-        self.calibration.forget(backend)
+    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
+        self.configured[backend.id] = spec.kv_profile if spec is not None else AUTO
 
-    async def run(self) -> None:
-        """Run until cancelled."""
+    def removed(self, backend: Backend) -> None:
+        for table in (self._looks, self._without_reuse, self.configured):
+            table.pop(backend.id, None)
+        self._checkpoints.forget(backend.id)
+        self.calibration.forget(backend.id)
+
+    def reload(self, before: Config, after: Config) -> None:
+        self.metrics_interval_s = after.polls.metrics_interval_s
+
+    async def loop(self) -> None:
         while True:
             await trio.sleep(TICK_S)
             self.tick(self._clock())
@@ -141,7 +147,6 @@ class CalibrationParts:
             log.info("backend.reuses_prefixes %s again", backend.name)
 
     def server_info(self, backend: BackendId, caches: bool) -> None:
-        """Take what an engine's server info says of its prefix cache."""
         slot = self._registry.current(backend)
         if slot is not None:
             slot.reuse.server_info_read(caches)
@@ -150,7 +155,7 @@ class CalibrationParts:
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
         names = [str(card.get("owned_by")) for card in backend.cards]
-        block = self._state_block(backend.id)
+        block = 0 if self._events is None else self._events.state_block(backend.id)
         return replace(
             backend.signs,
             configured=self.configured.get(backend.id, AUTO),
@@ -161,8 +166,7 @@ class CalibrationParts:
             step_tokens=(own.step_tokens if own is not None else 0) or (known.evidence.step_tokens if known else 0),
         )
 
-    def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
-        """Take an engine's metrics page."""
+    def measured(self, backend: BackendId, metrics: EngineMetrics) -> None:
         slot = self._registry.current(backend)
         if slot is None:
             return
@@ -180,11 +184,8 @@ class CalibrationParts:
     def waiting(self, backend: BackendId) -> int:
         """Return how many requests wait in an engine's queue by the last look; 0 if there was none lately."""
         look = self._looks.get(backend)
-        return (
-            0 if look is None or self._clock() > look.at + STALE_INTERVALS * self.metrics_interval_s else look.waiting
-        )
-
-    # --- what it shows ----------------------------------------------------------------------------------------------
+        is_late = look is None or self._clock() > look.at + STALE_INTERVALS * self.metrics_interval_s
+        return 0 if look is None or is_late else look.waiting
 
     def view(self) -> Mapping[str, Any]:
         """Return the figures for the control port and the status page."""
@@ -195,7 +196,11 @@ class CalibrationParts:
             "asking": values(self._asking.counters),
         }
 
-    def samples(self) -> Iterator[Sample]:
+    def routes(self) -> Mapping[str, Handler]:
+        beside = {} if self._polls is None else {"polls": self._polls.view}
+        return {"GET /admin/calibration": lambda _: {**self.view(), **{name: view() for name, view in beside.items()}}}
+
+    def metrics(self) -> Iterator[Sample]:
         for name, help_text, whole in (
             ("route_precision", "Share of the tokens predicted to be cached that was cached.", "predicted_tokens"),
             ("route_recall", "Share of the cached tokens that was predicted to be cached.", "cached_tokens"),
@@ -212,8 +217,6 @@ class CalibrationParts:
         yield from samples("calibration", self.calibration.counters)
         yield from samples("checkpoint_marks", self._checkpoints.counters)
         yield from samples("usage", self._asking.counters)
-
-    # --- inside -----------------------------------------------------------------------------------------------------
 
     def _share(self, whole: str) -> float | None:
         backends = self.calibration.backends().values()
@@ -292,16 +295,13 @@ def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping
 
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
     """Yield what an engine reports of itself, under our names."""
+    found = hit_share(metrics)
     gauges: Sequence[tuple[str, str, float | None]] = (
         ("engine_running", "Requests that the engine runs now, as it reports.", metrics.running),
         ("engine_waiting", "Requests that wait in the engine's own queue.", metrics.waiting),
         ("engine_cache_usage", "Share of the engine's cache that running requests hold.", metrics.usage),
         ("engine_capacity_tokens", "Tokens for which the engine's cache has room.", metrics.capacity_tokens),
-        (
-            "engine_hit_share",
-            "Share of the prompt tokens looked up in the engine's cache that was found.",
-            hit_share(metrics),
-        ),
+        ("engine_hit_share", "Share of the prompt tokens looked up in the engine's cache that was found.", found),
     )
     for name, help_text, value in gauges:
         if value is not None:

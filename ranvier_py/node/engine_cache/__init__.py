@@ -1,0 +1,1 @@
+"""What a node does to know what its engines hold."""

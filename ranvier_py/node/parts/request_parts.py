@@ -1,0 +1,336 @@
+"""The path of a request through a node: the pipeline, connections to backends, and the public port.
+
+The port opens last and closes first. On SIGTERM or SIGINT the node stops accepting, lets running answers finish up to
+the drain deadline, and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import hmac
+import logging
+import secrets
+import signal
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import orjson
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.answers.usage_injection import UsageAsker
+from ranvier_py.core.errors import ConfigError, listening_on
+from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.routing.backends import Backend
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
+from ranvier_py.io.logs import request_line
+from ranvier_py.node.asked import Asked
+from ranvier_py.node.client_parts import ClientReader
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.part import Handler, Node, Part, log_transitions
+from ranvier_py.node.parts.response_parts import Responses
+from ranvier_py.node.parts.upkeep import Polls
+from ranvier_py.proxy.connection_pool import BackendAddress
+from ranvier_py.proxy.failed_tries import known_short, passed_over
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.pipeline import Pipeline, PromptTokenizer
+from ranvier_py.proxy.server import DataServer
+from ranvier_py.proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+
+class RequestPath(Part):
+    """See the module."""
+
+    name = "request_path"
+    keys = (
+        *("pipeline", "upstream", "debug_headers", "control_key", "control_key_file", "ask_usage"),
+        *("backend_api_key", "backend_api_key_file", "anthropic_cache_control", "log_level", "log_format"),
+        *("client_rules", "client_rules_file", "proof", "responses"),
+    )
+
+    def __init__(
+        self,
+        node: Node,
+        tokenizer: PromptTokenizer,
+        asking: UsageAsker,
+        polls: Polls,
+        responses: Responses,
+        clients: ClientReader,
+    ) -> None:
+        config = node.config
+        self._node, self._responses, self._clients = node, responses, clients
+        self.addresses: dict[str, BackendAddress] = {}
+        self.upstream = Upstream(config.upstream)
+        self.pipeline = Pipeline(
+            node.router,
+            self.upstream,
+            tokenizer,
+            address_of=self._address_of,
+            asking=asking,
+            trouble=polls.poller.probe_soon,
+            changed=log_transitions,
+            ids=request_ids(),
+            tenants=responses.tenants,
+            **self._options(config),
+        )
+
+    def _options(self, config: Config) -> dict[str, Any]:
+        """Return what a pipeline takes of a configuration, also while it runs."""
+        return {
+            "limits": config.pipeline,
+            "report": request_line(),
+            "authorization": authorization_of(config),
+            "may_see": debugger_of(config),
+            "cache_control": config.anthropic_cache_control,
+            "responses": self._responses.cache,
+            "mender": self._clients.mender,
+        }
+
+    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
+        self.addresses[backend.url] = BackendAddress.parse(backend.url)
+        self._look_for_ranks()
+
+    def sweep(self, now: float) -> None:
+        self.upstream.prune()
+
+    def removed(self, backend: Backend) -> None:
+        self._look_for_ranks()
+        if address := self.addresses.pop(backend.url, None):
+            self.upstream.forget(address)
+
+    def _look_for_ranks(self) -> None:
+        """Note whether this node chooses ranks, so that clients do not."""
+        self.pipeline.router_fields.places_ranks = any(backend.rank is not None for backend in self._node.registry)
+
+    def _address_of(self, url: str) -> BackendAddress:
+        """Return the backend's address, parsed when it was added; parse it again if it was removed meanwhile."""
+        return self.addresses.get(url) or BackendAddress.parse(url)
+
+    def check(self, before: Config, after: Config) -> bool:
+        return self._clients.check(before, after)
+
+    def reload(self, before: Config, after: Config) -> None:
+        self.upstream.limits, self.pipeline.asking.enabled = after.upstream, after.ask_usage
+        for name, value in self._options(after).items():
+            setattr(self.pipeline, name, value)
+
+    def metrics(self) -> Iterator[Sample]:
+        yield from samples("upstream", self.upstream.counters)
+        yield from samples("realtime", self.pipeline.realtime.counters)
+        yield from samples("router_fields", self.pipeline.router_fields.counters)
+
+
+def request_ids() -> Iterator[bytes]:
+    """Return ids that are unique among nodes and restarts."""
+    name = secrets.token_hex(4).encode()
+    return (b"%b-%x" % (name, number) for number in count(1))
+
+
+def authorization_of(config: Config) -> bytes:
+    """Return the authorization for backends if the client sends none; may be empty."""
+    return f"Bearer {config.api_key}".encode() if config.api_key else b""
+
+
+def debugger_of(config: Config) -> Callable[[bytes | None], bool]:
+    """Return a predicate: may a request with this key see its routing, which reveals hosts and what others sent?"""
+    key = config.control_key.get_secret_value().encode() if config.control_key else b""
+    if config.debug_headers:
+        return lambda _: True
+    return lambda given: given is not None and key != b"" and hmac.compare_digest(given, key)
+
+
+KEYS_SHOWN_MAX = 64
+"""Depths of a prompt in an explanation, the deepest first: a screen."""
+
+
+class Explanations(Part):
+    """See the module."""
+
+    name = "explanations"
+
+    def __init__(self, pipeline: Pipeline, tokenizer: PromptTokenizer) -> None:
+        self._pipeline, self._tokenizer = pipeline, tokenizer
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {"POST /explain": self.explain}
+
+    async def explain(self, asked: Asked) -> Mapping[str, Any]:
+        """Dry-run a chat or a completion: tokenize it as placing would, but place, learn and count nothing.
+
+        Its fields name its tenant where tenants are kept apart, and the credential for which a backend may pause.
+        """
+        body, headers, pipeline = await asked.body(), asked.fields(), self._pipeline
+        router, tenants, path = pipeline.router, pipeline.tenants, path_of(body)
+        await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
+        body = pipeline.body_as_read(path, body, headers)
+        await trio.lowlevel.checkpoint()
+        prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)
+        request = HttpRequest(b"POST", path, list(headers), body)
+        prompt.avoid = passed_over(router, request, prompt, time.monotonic(), dry=True)
+        if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
+            await self._tokenizer.tokenize_first(prompt, pipeline.limits.tokenize_deadline_s)
+        prompt.avoid = tuple(sorted({*prompt.avoid, *known_short(router.registry, prompt)}))
+        chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
+        return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
+
+
+def path_of(body: bytes) -> bytes:
+    """Return the path to which a client would send this body, judged by members that only one API has."""
+    if excess(body):
+        return CHAT_PATH  # it is too much to parse, for the reader of any API
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return CHAT_PATH  # whose reader reports what is wrong with the body
+    members = asked if isinstance(asked, dict) else {}
+    if "messages" in members:
+        return MESSAGES_PATH if "system" in members else CHAT_PATH
+    return COMPLETION_PATH if "prompt" in members else RESPONSES_PATH if "input" in members else CHAT_PATH
+
+
+def prefix_key_view(tokens: int, token: int, text: int) -> dict[str, Any]:
+    """Return a depth of a prompt with fingerprints as /admin/routes takes them; None for a missing one."""
+    names = {"token_fingerprint": token, "text_fingerprint": text}
+    return {"tokens": tokens, **{name: f"{value:016x}" if value else None for name, value in names.items()}}
+
+
+SAME_SIGNAL_S = 0.5
+"""Signals to stop within this time count as one: the kernel reports the death of a worker's parent once for each of its
+threads, and a service manager may signal a worker as well as the parent, which passes the signal on."""
+
+COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
+
+RESERVED_DESCRIPTORS = 512
+"""For all but clients and their requests to backends: 256 for the control port, 64 probes at once, 64 refusals at once,
+the streams of peers, sockets of the node itself, files."""
+
+RESERVED_PER_BACKEND = 8
+"""Sockets for a backend's events and replays, with those that ZeroMQ needs for them, and for polls of its pages."""
+
+
+class PublicPort(Part):
+    """See the module. `drained` is set once no request is served any more, and the peers know it."""
+
+    name = "public_port"
+    keys = (
+        *("server", "upstream", "pipeline", "log_level", "log_format", "drain_timeout_s"),
+        *("tls_certificate_file", "tls_key_file"),
+    )
+
+    def __init__(self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None) -> None:
+        config, handle, report = node.config, path.pipeline.handle, path.pipeline.report
+        self._node, self._polls, self._clustering = node, polls, clustering
+        self._certificate = tls_context(config)
+        self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
+        path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
+        self.draining = False
+        self.drained = trio.Event()
+        self._collected_at = time.monotonic()
+        self._first_round = trio.CancelScope()  # the wait for the first answers of engines
+
+    def sweep(self, now: float) -> None:
+        if now - self._collected_at > COLLECT_INTERVAL_S and self.server.counters.in_flight == 0:
+            gc.collect()
+            self._collected_at = now
+
+    def unready(self) -> str:
+        if self.draining:
+            return "draining"
+        return "" if self.server.is_open else "the public port is not open yet"
+
+    async def run(self, *, task_status: trio.TaskStatus[Sequence[tuple[str, int]]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until drained. Reports the bound (host, port) pairs. Raises ListenError."""
+        config = self._node.config
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._stop_on_signal)
+            self._first_round.deadline = trio.current_time() + config.polls.probe_timeout_s
+            with self._first_round:  # who serves which model, before the first request asks
+                await self._polls.poller.wait_first_round()
+            host, port = host_port(config.listen)
+            with listening_on(config.listen):
+                bound = await nursery.start(partial(self.server.serve, host, port, reuse_port=config.workers > 1))
+            task_status.started(bound)
+
+    async def _stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drain at the first SIGTERM or SIGINT; a later one cuts the drain short."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                drain_s = self._node.config.drain_timeout_s
+                log.info("node.draining after %s, up to %g s", signal.Signals(number).name, drain_s)
+                break
+            self.draining = True
+            self._first_round.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
+                await self.server.drain(self._node.config.drain_timeout_s)
+                if self._clustering is not None:  # last, so that the last answers are still sent to peers
+                    await self._clustering.leave()
+                nursery.cancel_scope.cancel()
+            await self.server.drain(0)  # cuts what is left after a second signal
+            self.drained.set()
+
+    async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
+        drained_at = trio.current_time()
+        async for _ in signals:  # type: ignore[attr-defined]
+            if trio.current_time() < drained_at + SAME_SIGNAL_S:
+                continue
+            log.info("node.cut at the second signal")
+            scope.cancel()
+
+    def held(self, before: Config, after: Config) -> Iterable[str]:
+        """The port can't change between plain HTTP and TLS."""
+        changes = (before.tls_certificate_file is None) != (after.tls_certificate_file is None)
+        return ("tls_certificate_file", "tls_key_file") if changes else ()
+
+    def check(self, before: Config, after: Config) -> bool:
+        self._certificate = tls_context(after)
+        return self._certificate is not None
+
+    def reload(self, before: Config, after: Config) -> None:
+        """Both sides of a request share the descriptors, so their limits change together."""
+        self.server.tls = self._certificate
+        self.server.conversations.limits = after.server
+        self.server.conversations.report = request_line()
+
+    def metrics(self) -> Iterator[Sample]:
+        return samples("server", self.server.counters)
+
+
+def within_descriptors(config: Config, descriptors: int) -> Config:
+    """Return the configuration with so few clients that each can have one descriptor, and each request one more.
+
+    At most half of the descriptors stay in reserve; if there are many, as many as the rest of a node may need.
+    """
+    server = config.server
+    reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
+    free = descriptors - min(reserved, descriptors // 2)
+    clients = max(free - server.in_flight_max, free // 2, 1)
+    if clients < server.connections_max:
+        text = "node.connections_cut connections_max %d -> %d: this process may have %d files open"
+        log.warning(text, server.connections_max, clients, descriptors)
+        server = replace(server, connections_max=clients)
+    upstream = replace(config.upstream, open_max=min(server.in_flight_max, server.connections_max))
+    return replace(config, server=server, upstream=upstream)
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Make the TLS context of the public port, if it has files. Raises ConfigError if these can't be used."""
+    if config.tls_certificate_file is None or config.tls_key_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
+    return context
