@@ -197,6 +197,7 @@ class Ownership:
     def _begin(self, stream: _Stream, now: float) -> None:
         place = stream.ranking.index(self._me)
         if stream.unread and len(self._members) > 1:
+            # nobody subscribes: the first two begin, then one more at a time
             due = stream.since + SETTLE_S + max(0, place - SUBSCRIBERS + 1) * TURN_S
         elif stream.unread or place < SUBSCRIBERS:
             due = stream.since + (0.0 if stream.unread else STEADY_S)
@@ -208,6 +209,7 @@ class Ownership:
 
     def _leave(self, stream: _Stream, now: float) -> None:
         before_me = [stream.of(member, self._me) for member in stream.ranking[: stream.ranking.index(self._me)]]
+        # what two subscribers before me know of the stream at least
         enough = min(sorted(before_me, reverse=True)[:SUBSCRIBERS], default=ReaderState.NONE)
         if len(before_me) < SUBSCRIBERS or not enough.subscribes:
             stream.surplus_since = inf

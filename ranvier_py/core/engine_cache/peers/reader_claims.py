@@ -1,12 +1,10 @@
 """Which members subscribe to which event stream, and how well they know it: each member's own latest report counts.
 
-How reports spread: see `join_table`. A node sends changed ones together, at most every `REPORT_INTERVAL_S`, and only
-those of live members otherwise. It passes on the reports of others in a cluster whose members are not all peers.
-
-Rules: no node reports about another; a report counts while its member lives, which the user of this table checks. A
-member outbids a report in its name that is not its own. A report whose number is far ahead of the last is dropped.
-Bounds: CLAIMS_MAX reports. Reports that a member reads a stream no more are kept, so that no older one is believed. For
-a new report beyond the bound the oldest of these is dropped, or the new one if there are none; either is counted.
+Rule: no node reports about another; a report counts while its member lives, which the user of this table checks. A
+member outbids a report in its name that is not its own; one whose number is far ahead of the last is dropped. Where
+not all are peers, reports of others are passed on. How they spread: `join_table`.
+Bounds: CLAIMS_MAX reports. That a member reads a stream no more is kept, so that no older one is believed; for a new
+report the oldest of these is dropped, or the new one if there are none; either is counted.
 """
 
 from __future__ import annotations

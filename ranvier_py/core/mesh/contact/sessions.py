@@ -232,7 +232,9 @@ class Sessions:
         return Incoming(Peer(opened.session, known.address), message)
 
     def _may_pass(self, opened: Opened, known: KnownSession | None, source: Address, now: float) -> bool:
-        """Whether to read a packet for us: a stranger's if it is about contact, a known session's if it is new."""
+        """Whether to read a packet for us: a stranger's if it is about contact, a known session's if it is new. Only a
+        Hello may be for any session; a stranger's datagram for another one is challenged, so that a node that comes
+        back meets those that still probe its old session."""
         if known is None:
             if self._codec.topic_of.get(opened.kind) != "contact":
                 self._counters.stranger += 1
@@ -255,7 +257,8 @@ class Sessions:
             self._send(source, opened.session, opened.plane, question)
 
     def _may_answer(self, opened: Opened, to: Address, now: float) -> bool:
-        """Whether to answer a stranger: not a packet that was answered, nor an older one, nor beyond the rate."""
+        """Whether to answer a stranger: not a packet that was answered, nor an older one, nor beyond the rate: replayed
+        packets use up at most one answer each."""
         key = opened.session, opened.plane
         if opened.counter <= max(self._answered.get(key, 0), self._retired.get(opened.session, 0)):
             self._counters.replay += 1
@@ -267,7 +270,8 @@ class Sessions:
         return True
 
     def _hello(self, opened: Opened, hello: Hello, known: KnownSession | None, now: float) -> Incoming | None:
-        """Answer a Hello: prove ourselves, and ask for a proof unless the session has proved this address."""
+        """Answer a Hello: prove ourselves, and ask for a proof unless the session has proved this address. A
+        replayed Hello only makes us write to its author, whose record has the address."""
         record = hello.record
         if record.session != opened.session:
             self._counters.record += 1
@@ -312,7 +316,8 @@ class Sessions:
     def _challenged(
         self, opened: Opened, challenge: Challenge, known: KnownSession | None, source: Address, now: float
     ) -> Incoming | None:
-        """Answer a Challenge of a session that did not know us: prove ourselves, and send the dropped message again."""
+        """Answer a Challenge of a session that did not know us: prove ourselves, and send the dropped message again. A
+        stranger's is heeded only from an address that we wrote to within RESEND_S."""
         address = source if known is None else known.address
         again, sent_at = self._resend.pop(address, (None, now))
         if again is None or sent_at < now - RESEND_S:
@@ -330,7 +335,8 @@ class Sessions:
     # --- proofs -------------------------------------------------------------------------------------------------------
 
     def _prove(self, record: Record, counter: int, now: float) -> KnownSession:
-        """Take up a live session. `counter` is that of its proof: packets with lower ones are refused from now on."""
+        """Take up a live session. `counter` is that of its proof: packets with lower ones are refused from now on. Of
+        two with one name the higher epoch displaces the other at once; membership decides about any others."""
         other = self._by_name.get(record.name, 0)
         if other and self._known[other].record.epoch < record.epoch:
             self._counters.replaced += 1

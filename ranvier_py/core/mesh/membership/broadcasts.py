@@ -67,7 +67,7 @@ class Broadcasts:
         return len(self._tier_of) > STORM
 
     def echoed(self, subject: int) -> None:
-        """In a storm, count the queued update about this member as sent `mult` times: it came back from another."""
+        """In a storm, count the queued update about this member as sent `mult` times. `member_lists` fills the gaps."""
         tier = self._tier_of.get(subject)
         if tier is None or not self.storming:
             return
@@ -126,8 +126,9 @@ class Broadcasts:
 
 
 class MembershipOutbox:
-    """Appends messages to `sends`. `room_bytes` is the room for updates in a datagram. Own pings and those on behalf of
-    others share one series of sequence numbers."""
+    """Appends messages to `sends`: what the receiver must know first, then updates. `room_bytes` is the room for these
+    in a datagram. With datagrams off all go on the PROBE stream, so that bulk never delays a probe. Own pings and those
+    on behalf of others share one series of sequence numbers."""
 
     def __init__(self, sends: list[Outgoing], broadcasts: Broadcasts, room_bytes: int, *, datagrams: bool) -> None:
         self.datagrams = datagrams

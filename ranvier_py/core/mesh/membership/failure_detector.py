@@ -116,7 +116,11 @@ class FailureDetector:
             self._succeed(self._probe)
 
     def unreachable(self, address: Address, plane: Plane, now: float, *, relayed: bool) -> None:
-        """Note that the edge could not send there. `relayed`: we ping there on behalf of a node that follows it up."""
+        """Note that the edge could not send there. `relayed`: we ping there on behalf of a node that follows it up.
+
+        The wait for a direct answer ends at once (memberlist#242: it counted as success). Another member is probed
+        next, but not if `relayed`: all relays would probe the dead member, and then theirs, until every node does.
+        """
         probe = self._probe
         if probe is not None and probe.member.address == address:
             if plane is self._first_plane(probe):

@@ -47,7 +47,8 @@ class Identity:
         self.record = self.record._replace(state=State.LEFT)
 
     def outbid(self, claim: Record) -> None:
-        """Rise above a record that others hold of this session. `claim` is at least as high as our own record."""
+        """Rise above a record that others hold of this session. `claim` is at least as high as our own record. One far
+        above, or the last there is, begins a new epoch (memberlist#358: one such message evicted a member for ever)."""
         epoch, incarnation = self.record.epoch, self.record.incarnation
         if claim.epoch > epoch:
             self._rise(claim.epoch + 1, incarnation)
@@ -61,7 +62,8 @@ class Identity:
         return (self.record.epoch, self.record.session) > (other.epoch, other.session)
 
     def overtake(self, other: Record) -> bool:
-        """Answer a record with our name that outranks ours. Returns whether the name was given up."""
+        """Answer a record with our name that outranks ours, of an earlier run of ours or of a namesake. Returns
+        whether the name was given up: to one that answers our next epoch with the one after it, and so is alive."""
         times = self._namesakes.get(other.session, 0)
         answers = times == 0 or other.epoch == self.record.epoch + 1  # several epochs of one earlier run are no answer
         times += answers and other.state <= State.SUSPECT

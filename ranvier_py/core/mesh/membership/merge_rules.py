@@ -43,7 +43,8 @@ class Bucket:
 
 
 class Allowance(BoundedDict[int, Bucket]):
-    """How much each peer may still change, by session."""
+    """How much each peer may still change, by session: more in large clusters, since lists bring many changes at once
+    when cuts heal. What repeats what is known is free, and so are lists read while joining."""
 
     def __init__(self) -> None:
         super().__init__(PEERS_MAX)
@@ -81,7 +82,9 @@ class MergeRules:
         self._allowance = Allowance()
 
     def merge(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
-        """Merge one record. `listed`: it is from a whole list, not an update. Returns what to send the sender."""
+        """Merge one record. `listed`: it is from a whole list, not an update: a death there is a suspicion, as it may
+        be as old as a cut (memberlist's mergeState). Returns what to send the sender: of a stale record the suspicion
+        or death held here, so that through it the accused learns of it (memberlist#311)."""
         record = update.record
         member = self._table.roster.get(record.session)
         if member is not None and member.record is record and record.state is State.ALIVE:

@@ -1,14 +1,8 @@
 """The timing of membership: every interval, time-out and count of SWIM and Lifeguard, and how they stretch.
 
-LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs little, since
-routes point to backends and outlive the peer that sent them. WAN has memberlist's WAN numbers. The formulas for the
-length of a suspicion and the push-pull interval are memberlist's (suspicion.go, util.go).
-
-`LocalHealth` (Lifeguard, arXiv 1707.00788): a node that is slow itself must not call others dead. Its score, from 0
-(well) to `health_max`, multiplies interval and time-out by score + 1. It falls with each answered probe and rises with
-signs of trouble of our own: a failed probe (by each relay that was silent too), a suspicion of this node, a late tick.
-It measures the network, too: above a share HARD of answered probes that needed help the profile is doubled, below EASY
-it is the plain one again. 10 % loss each way makes 19 % of pings need help, which the fast profile stands; 30 % 51 %.
+Rule: LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs little,
+since routes point to backends and outlive the peer that sent them. WAN has memberlist's WAN numbers. The formulas for
+the length of a suspicion and the push-pull interval are memberlist's (suspicion.go, util.go).
 """
 
 from __future__ import annotations
@@ -80,7 +74,10 @@ WAN = Profile(
 
 
 class LocalHealth:
-    """The score of local health, and the profile that suits the network's state."""
+    """The score of local health, and the profile that suits the network's state (Lifeguard, arXiv 1707.00788): a node
+    that is slow itself must not call others dead. The score, 0 (well) to `health_max`, multiplies interval and time-out
+    by score + 1. Above a share HARD of answered probes that needed help the profile is doubled, below EASY it is the
+    plain one again: 10 % loss each way makes 19 % of pings need help, which the fast profile stands; 30 % 51 %."""
 
     __slots__ = ("_doubled", "_plain", "helped_share", "profile", "score")
 

@@ -1,12 +1,10 @@
 """The packet as it lies on the wire, its body as a flat list of fields, and BadFrame, the one error for other bytes.
 
-    stream      4 length of the packet | packet
+    stream      4 length of the packet | packet        numbers are little-endian
     header      2 magic "RG" | 1 protocol version | 1 key id | 8 session | 1 plane | 8 counter
-    ciphertext  8 receiver's session (0 = any) | 1 message kind | body | 16 tag
-    body        a flat msgpack array of FIELDS_MAX numbers, flags and byte strings at most: nothing can nest
-
-Rule: numbers are little-endian. The header is clear text, authenticated with the cluster's label. Lengths are walked
-before msgpack sees them, so no header can make the reader allocate for bytes that have not arrived.
+    ciphertext  8 receiver's session (0 = any) | 1 message kind | body, of FIELDS_MAX fields: nothing can nest | 16 tag
+Rule: the header is clear text, authenticated with the cluster's label. Lengths are walked before msgpack sees them, so
+no header can make the reader allocate for bytes that have not arrived.
 Invariant: `seal` and `codec` raise BadFrame and nothing else, whatever bytes they get (test_wire.py, test_seal.py).
 """
 

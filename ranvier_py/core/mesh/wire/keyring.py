@@ -1,13 +1,9 @@
-"""The cluster's keys: text of a key file -> KeyRing.
+"""The cluster's keys: text of a key file -> KeyRing. To rotate them: docs/cluster.md.
 
-A line has one key of 32 bytes, as 64 hexadecimal digits or as base64. The first key is the primary, which seals; all
-keys open. `id:key` gives a key its number (1 to 255) in packets; without it the number is made from the key itself, so
-that a key keeps its number when lines move. Empty lines and lines that start with # do not count.
-
-To rotate: give the fingerprints a key of their own (`io/keys`), add the new key as the last line everywhere, then move
-it to the first, and remove the old one once the counters of packets by key show that it is not used any more. At no
-time is anything unsealed accepted.
-Rule: no key is ever part of an error, of a repr or of a log.
+Rule: a line has one key of 32 bytes, as 64 hexadecimal digits or as base64. The first key is the primary, which seals;
+all keys open. `id:key` gives a key its number (1 to 255) in packets; without it the number is made from the key
+itself, so that a key keeps its number when lines move. Empty lines and lines that start with # do not count. At no
+time is anything unsealed accepted. No key is ever part of an error, of a repr or of a log. Bound: KEYS_MAX.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class Fetched(NamedTuple):
 
 @dataclass(slots=True)
 class _Holder:
-    """How one peer answers: `timeouts` counts its failures in a row, `open` its unanswered questions."""
+    """How one peer answers: `timeouts` counts its failures in a row, by silence or by a bad answer: from TIMEOUTS_MAX
+    on it is passed over for a time, which doubles. `open` counts its unanswered questions."""
 
     timeouts: int = 0
     silent_until: float = 0.0

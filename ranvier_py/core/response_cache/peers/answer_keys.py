@@ -1,12 +1,10 @@
 """Which stored answers each node has: our own keys, as peers are sent them, and the keys of peers.
 
-A key of the response cache is named by a hash that is keyed with a secret of all nodes: 8 bytes of the hash advertise
-an answer, 32 ask for it. A reader without the secret learns nothing of a prompt from them. Changes go to all peers
-together every TICK_S, numbered; a peer that finds a number missing is sent the whole list, and so is one that joins.
-Each key carries the age of its answer, so peers forget it when the answer expires, without a message.
-
-Rules: keys yield to all else. They are sent only while routes leave room in the node's budget; changes that wait for
-room are merged, and a lost message costs a fetch that is not made.
+Rule: a key is named by a hash that is keyed with a secret of all nodes, so that it shows nothing of a prompt: 8 bytes
+advertise an answer, 32 ask for it. Changes go to all peers every TICK_S, numbered; a peer that finds a number missing
+is sent the whole list. Each key carries the age of its answer, so peers forget it in time without a message. Keys
+yield to all else: they are sent only while routes leave room in the budget; a lost message costs a fetch that is not
+made.
 Bounds: ADVERTISED_MAX own keys, the oldest goes; KNOWN_MAX keys of all peers, beyond which new ones are dropped.
 """
 

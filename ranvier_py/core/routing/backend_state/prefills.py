@@ -65,7 +65,8 @@ def read_prefill(number: int, backend: int, generation: int, fingerprints: bytes
 
 @dataclass(slots=True)
 class ReceivedPrefill:
-    """A peer's prefill. Its prefixes are claimed here `until` then, if the backend's process lives as long."""
+    """A peer's prefill. Its prefixes are claimed here `until` then: KEPT_S after its end, since the routes that replace
+    it travel separately, or LIFE_S; and while its process lives, since another backend may get the id."""
 
     backend: BackendId
     generation: int

@@ -125,13 +125,14 @@ class SignedCommands(JoinTable[str, Command]):
 
     @property
     def floors(self) -> dict[int, int]:
-        """Return digest of URL -> clock of the last command about it, FLOORS_MAX at most, for the state file."""
+        """Return digest of URL -> clock of its last command, FLOORS_MAX at most: a restarted node refuses older ones."""
         known = {digest_of(url): held.command.clock for url, held in self._known.items()}
         latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
         return dict(latest[:FLOORS_MAX])
 
     def set_wall_clock(self, wall_ms: int, now: float) -> None:
-        """Set the time of day at `now`."""
+        """Set the time of day at `now`. A wrong clock costs that commands of others are refused, and counted, until it
+        is set right; one that was taken is kept by the monotonic clock."""
         self._wall_ms_before = wall_ms - 1000 * now
 
     def _wall_ms(self, now: float) -> int:

@@ -141,7 +141,8 @@ class Pull:
             self.disturbed(now)
 
     def disturbed(self, now: float) -> None:
-        """Schedule audits soon, and ask for side state: a node may have what others lack, and no log shows it."""
+        """Schedule audits soon, and ask for side state: a node may have what others lack, and no log shows it, such as
+        routes of one that died before it sent them to the others. After about log2(N) audits they are everywhere."""
         self._soon = SOON_MORE + self._others.bit_length()
         self._audit_at = min(self._audit_at, now + self._soon_s())
         self._side.want(now + self._settings.soon_interval_s)

@@ -1,14 +1,8 @@
 """Route gossip: what one node learns, all nodes receive. `RouteGossip` composes the parts and takes what peers send.
 
-    update_log              the updates of every origin, numbered, and up to which number each is here
-    eager_push              sends what is new within a tick
-    repair                  digests, vectors and pieces of logs, for peers that missed something
-    pull, snapshot_source   whole tables, and what no row has (side_state), for peers that join or missed too much
-    route_outbox            the live peers, and budgets in bytes
-
-Rules: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
-and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends: when the
-node that served them dies they stay, and still spread.
+Rule: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
+and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends: when
+the node that served them dies they stay, and still spread.
 Invariant: updates in any order, doubled or late, give the same table, and the live peers and `route_settings` bound
 everything (test_route_gossip_spread.py, test_route_gossip.py).
 """

@@ -180,7 +180,8 @@ class RouteSync:
     # --- out --------------------------------------------------------------------------------------------------------
 
     def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
-        """Yield what may be sent now, each update with the time of its evidence, once. `everything`: hold nothing."""
+        """Yield what may be sent now, each update with the time of its evidence, once. `everything`: hold nothing, as
+        before a peer reads the table: what only that peer has, and no log, would be lost to the others when we die."""
         yield from self._removals()
         for update in self.side_updates(SidePiece(self._owners.new.taken(), self._checkpoints.new.taken()), now):
             yield update, now
@@ -190,7 +191,7 @@ class RouteSync:
         yield from self._packed(list(map(self._with_text, self._confirmed.release(now, everything=everything))))
 
     def _fresh(self, *, everything: bool) -> Sequence[PendingRow]:
-        """Return the new rows that need not wait, and hold the others back."""
+        """Return the new rows that need not wait, and hold the others back, as an update with more mostly follows."""
         new, found = self._table.outgoing.new, list[PendingRow]()
         while new:
             routes = new.popleft()
@@ -254,6 +255,7 @@ class RouteSync:
         waiting: dict[int, list[WithdrawnRoute]] = {}
         while withdrawn:
             gone = withdrawn.popleft()
+            # of one second only, since peers keep claims that are younger than a removal
             waiting.setdefault(int(gone.at), []).append(gone)
         for routes in waiting.values():
             entries = [((route.backend, route.generation), (route.fingerprint,)) for route in routes]

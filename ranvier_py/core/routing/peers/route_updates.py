@@ -1,22 +1,11 @@
 """Route updates: what one node sends the others about routes, as bytes.
 
-An update has rows, parents before children. Each row means that one process of a backend holds one more prefix, below
-its parent. Fingerprints are keyed, so an update shows nobody what a prompt contains.
-
-    kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows
-    columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several
-
-With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
-row hangs below the row before. A parent of 0 means the top, or not known. Three other kinds of updates name one process
-of one backend, and have other columns:
-
-    REMOVED      fingerprint u64: the engine has dropped this prefix, and all longer ones
-    OWNED        digest u64, age u32: a response or session that this process alone keeps (`routing.owners`)
-    CHECKPOINTS  fingerprint u64, position u32 in tokens, mark u8, age u32: a checkpoint of a hybrid model; a mark
-                 without STATE says that it is gone (`routing.checkpoints.checkpoint_index`)
-
-An age is in seconds at the time when the update was encoded. Numbers are little-endian. Rules: 1 … ROWS_MAX rows. A row
-has a depth and one fingerprint or two that differ, and is not its own parent. What breaks a rule raises BadRouteUpdate.
+    kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows, or of one process
+    columns of rows: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if several
+Rule: each row, parents before children, means that one process of a backend holds one more prefix, below its parent
+(0: the top, or not known). Without PARENTS the update is a path: the first row names its parent, each other row hangs
+below the row before. Numbers are little-endian, ages in seconds when encoded. Bound: 1 … ROWS_MAX rows; else
+BadRouteUpdate.
 """
 
 from __future__ import annotations
@@ -85,7 +74,13 @@ class UpdateColumns(NamedTuple):
 
 
 class ProcessUpdate(NamedTuple):
-    """What one process of a backend dropped, keeps, or has checkpoints of, column by column (COLUMNS_OF)."""
+    """What one process of a backend dropped, keeps, or has checkpoints of, column by column (COLUMNS_OF).
+
+    REMOVED      fingerprint u64: the engine has dropped this prefix, and all longer ones
+    OWNED        digest u64, age u32: a response or session that this process alone keeps (`routing.owners`)
+    CHECKPOINTS  fingerprint u64, position u32 in tokens, mark u8, age u32: a checkpoint of a hybrid model; a mark
+                 without STATE says that it is gone (`routing.checkpoints.checkpoint_index`)
+    """
 
     kind: int
     backend: tuple[int, int]  # as in UpdateRow

@@ -50,7 +50,8 @@ def term(origin: int, number: int) -> int:
 
 
 class VersionVector:
-    """Origin (session, u64) -> number (u64) up to which all its updates are here. An origin's number only grows."""
+    """Origin (session, u64) -> number (u64) up to which all its updates are here. An origin's number only grows. By the
+    8 bytes of the hash, the XOR of one pseudo-random number for each pair, two nodes compare all of it."""
 
     __slots__ = ("_hash", "_moved", "_numbers")
 
