@@ -125,7 +125,7 @@ class SignedCommands(JoinTable[str, Command]):
 
     @property
     def floors(self) -> dict[int, int]:
-        """Return digest of URL -> clock of its last command, FLOORS_MAX at most: a restarted node refuses older ones."""
+        """Return digest of URL -> clock of its last command, FLOORS_MAX at most: a new run refuses older ones."""
         known = {digest_of(url): held.command.clock for url, held in self._known.items()}
         latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
         return dict(latest[:FLOORS_MAX])
