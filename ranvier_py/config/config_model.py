@@ -58,8 +58,8 @@ from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
+from ranvier_py.proxy.call import PipelineLimits
 from ranvier_py.proxy.connection_pool import UpstreamLimits
-from ranvier_py.proxy.pipeline import PipelineLimits
 from ranvier_py.proxy.request_reader import ServerLimits
 
 SECRETS = (

@@ -240,17 +240,13 @@ class Watchdog:
     """Watches the deadlines of a server's connections, so that a request needs no timer and no task of its own.
 
     `clock` returns steady seconds, in which all deadlines are given. One task wakes every `tick_s`, and examines the
-    connections only if a deadline was armed since it last did, or one is due.
-
-    Attributes:
-        armed: set whenever a deadline is armed.
-        ticks: how often it has woken, for tests.
+    connections only if a deadline was `armed` since it last did, or one is due.
     """
 
     def __init__(self, tick_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.tick_s = tick_s  # how late a missed deadline may be noticed
         self.clock = clock
-        self.ticks = 0
+        self.ticks = 0  # how often it has woken, for tests
         self.armed = False
         self._watched: dict[int, Client] = {}
         self._occupied = trio.Event()

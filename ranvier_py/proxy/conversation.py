@@ -72,13 +72,7 @@ def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handle
 
 
 class Conversations:
-    """Handler, limits and admission of all connections of one server.
-
-    Attributes:
-        limits, report: may be replaced at any time.
-        draining: no connection takes a further request.
-        idle: connections that wait for a request, by descriptor, the one that has waited longest first.
-    """
+    """Handler, limits and admission of all connections of one server. `limits` and `report` may be replaced."""
 
     def __init__(
         self,
@@ -91,8 +85,8 @@ class Conversations:
         self.report = report
         self.limits = limits
         self._counters = counters
-        self.draining = False
-        self.idle: dict[int, Client] = {}
+        self.draining = False  # no connection takes a further request
+        self.idle: dict[int, Client] = {}  # those that wait for one, by descriptor, who has waited longest first
 
     def steps(self, client: Client) -> Steps[bool]:
         """Serve request after request. Returns True if the connection may be closed normally."""
@@ -132,10 +126,8 @@ class Conversations:
         return True
 
     def _serve_one(self, client: Client, data: bytes) -> Steps[bytes]:
-        """Read one request that begins in `data`, and answer it. Returns the bytes after it.
-
-        Raises RanvierError if framing is lost or time is up; the caller answers and closes.
-        """
+        """Read one request that begins in `data`, and answer it. Returns the bytes after it. Raises RanvierError if
+        framing is lost or time is up; the caller answers and closes."""
         limits, counters = self.limits, self._counters
         head = client.last_head
         end = data.find(b"\r\n\r\n") + 4
@@ -223,10 +215,8 @@ class Conversations:
     # --- admission --------------------------------------------------------------------------------------------------
 
     def _check(self, length: int) -> None:
-        """Raise NodeBusy if there are too many requests, or no room for a body whose length is known.
-
-        Room is not reserved: a few clients could otherwise occupy all of it by announcing bodies that never come.
-        """
+        """Raise NodeBusy if there are too many requests, or no room for a body whose length is known. Room is not
+        reserved: a few clients could otherwise occupy all of it by announcing bodies that never come."""
         if self._counters.in_flight >= self.limits.in_flight_max:
             increment(self._counters.refused, "in_flight")
             raise NodeBusy("too many requests at once")
@@ -248,10 +238,7 @@ class Conversations:
 
     def _read_head(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, int]]:
         """Read on a head in several pieces, or after empty lines (RFC 9112 2.2). Returns all bytes, and where it ends.
-
-        All pieces share one deadline.
-        Raises RequestError, ClientGone.
-        """
+        All pieces share one deadline. Raises RequestError, ClientGone."""
         limits = self.limits
         client.arm(WaitPhase.HEADER, limits.header_s)
         fed = 0
@@ -272,10 +259,8 @@ class Conversations:
             data += more
 
     def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
-        """Read on a body of which only `data` is here. Returns all of it, and the bytes after it.
-
-        Each window must bring its share or the body's end, and `body_s` the end. Raises RequestError, NodeBusy.
-        """
+        """Read on a body of which only `data` is here. Returns all of it, and the bytes after it. Each window must
+        bring its share or the body's end, and `body_s` the end. Raises RequestError, NodeBusy."""
         client.body_until = client.watchdog.clock() + self.limits.body_s
         self._begin_window(client)
         if head.waits and not data:
@@ -297,7 +282,7 @@ class Conversations:
 
     def _read_chunks(self, client: Client, data: bytes) -> Steps[tuple[bytes, bytes]]:
         """Read a body in chunks, with other tasks between two pieces: 64 KiB may be 11,000 chunks."""
-        reader, body = ChunkedReader(keep=True), GrowingBody()
+        reader, body = ChunkedReader(), GrowingBody()
         while True:
             try:
                 used = reader.feed(data)
@@ -306,8 +291,7 @@ class Conversations:
             if reader.total > self.limits.body_bytes_max:
                 raise BodyTooLarge(f"the body is larger than {self.limits.body_bytes_max} bytes")
             self._keep(client, reader.came - client.body_bytes)
-            body.add(b"".join(reader.payload or ()))
-            reader.payload = []
+            body.add(reader.payload(data))
             if reader.done:
                 return body.whole(), data[used:]
             yield checkpoint

@@ -65,7 +65,6 @@ def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int 
 
 def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> bytes:
     """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `extra`.
-
     `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
     `connection: close`."""
     lines = [head.fields.lines]

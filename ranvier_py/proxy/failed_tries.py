@@ -103,7 +103,7 @@ class FailedTries:
         exchange.put_back(data)
         if not exchange.head.fields.readable:
             return b""
-        return unchunked(data) if exchange.head.framing == "chunked" else data
+        return payload_of(data) if exchange.head.framing == "chunked" else data
 
     def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
         """Take in how a try ends, and settle who is to blame if it is the last one."""
@@ -132,10 +132,8 @@ class FailedTries:
         return self.elsewhere(attempt, judgement.outcome)
 
     def _after_refusal(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
-        """Ask a longer backend if the prompt is too long for it; else a second one if that is doubtful.
-
-        What two refuse alike, or a proven one, is refused.
-        """
+        """Ask a longer backend if the prompt is too long for it; else a second one if that is doubtful. What two refuse
+        alike, or a proven one, is refused."""
         registry, kind, earlier = self._router.registry, self._kind(attempt), self._refused
         if judgement.names_rank and attempt.target.rank is not None and quotes_no_rank(self._request):
             return self.elsewhere(attempt, judgement.outcome) if registry.rank_refused(attempt.target) else None
@@ -212,38 +210,12 @@ def quotes_no_rank(request: HttpRequest) -> bool:
     return request.fields.readable and not any(RANK_WORDS.search(text) for text in texts)
 
 
-def finished(
-    router: Router,
-    request: HttpRequest,
-    failed: FailedTries | None,
-    attempt: Attempt,
-    outcome: Outcome,
-    *,
-    is_last: bool,
-) -> Sequence[Transition]:
-    """End a try. Returns what that and the tries before it change."""
-    now = time.monotonic()
-    served = serves(router, request, attempt) if outcome is Outcome.SUCCESS else ()
-    settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
-    transitions = router.finish_attempt(attempt, outcome, now)
-    return [*settled, *served, *transitions] if settled or served else transitions
-
-
-def begun(
-    router: Router, request: HttpRequest, failed: FailedTries | None, attempt: Attempt, now: float
-) -> Sequence[Transition]:
-    """Note the first token. With that a backend serves a stream, whatever becomes of it. Returns what this changes."""
-    if not attempt.prompt.stream:
-        return ()
-    served = serves(router, request, attempt)
-    return [*failed.settle(Outcome.SUCCESS, now), *served] if failed is not None else served
-
-
-def serves(router: Router, request: HttpRequest, attempt: Attempt) -> Sequence[Transition]:
-    refusals = router.registry.refusals
+def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transition]:
+    """Note that a backend serves what it or others may have refused. Returns what this changes."""
+    refusals = registry.refusals
     if not (refusals or refusals.rows) or not attempt.judged:
         return ()
-    return refusals.served(attempt.target, kind_of(request.path, attempt.prompt.model), attempt.sent_at)
+    return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)
 
 
 def outcome_of_error(error: UpstreamError) -> Outcome:
@@ -270,18 +242,18 @@ def failure_inside(exchange: Exchange, attempt: Attempt, more: Callable[[], Step
     exchange.put_back(data)
     if not may_fail(data, streamed=streamed, complete=exchange.complete):
         return None
-    payload = unchunked(data) if head.framing == "chunked" else data
+    payload = payload_of(data) if head.framing == "chunked" else data
     return failure_in(payload, attempt.prompt.api, streamed=streamed)
 
 
-def unchunked(data: bytes) -> bytes:
+def payload_of(data: bytes) -> bytes:
     """Return the payload of a chunked body, of which the end may be missing; empty if it is malformed."""
-    reader = ChunkedReader(keep=True)
+    reader = ChunkedReader()
     try:
         reader.feed(data)
     except ChunkError:
         return b""
-    return b"".join(reader.payload or ())
+    return reader.payload(data)
 
 
 def credential_of(router: Router, request: HttpRequest) -> bytes:

@@ -106,13 +106,11 @@ class HeadShape(NamedTuple):
 
 class RequestFields(NamedTuple):
     """What matters of a request's fields: the lines to pass on to a backend, and what the pipeline needs to know.
-
     `readable`: the body is not compressed; only an engine can read one that is. `multipart`: the body is a form.
     `cache_control`: all its directives. `session`: the client's name for its session, or for the one that began it.
     `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
     from a sub-agent that the session began. `reserved`: what only routers may set, which is not among the lines; a
-    request id with an engine's address in it is one of them, and no id.
-    """
+    request id with an engine's address in it is one of them, and no id."""
 
     lines: bytes
     request_id: bytes | None
@@ -168,10 +166,8 @@ NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")
 
 class ResponseFields(NamedTuple):
     """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
-
     `lines` are the status line and the fields that do not belong to one connection. `readable`: the body is not
-    compressed; a compressed one is relayed but not learned.
-    """
+    compressed; a compressed one is relayed but not learned."""
 
     lines: bytes
     names_request: bool
@@ -235,10 +231,8 @@ def dropped_fields(headers: Headers) -> frozenset[bytes]:
 
 @dataclass(slots=True)
 class HttpRequest:
-    """One complete request, as parsed. `target` is in origin-form; `body` has no transfer coding any more.
-
-    `fields` are what matters of `headers`, and `path` is the target without its query: made here unless both are known.
-    """
+    """One complete request, as parsed. `target` is in origin-form; `body` has no transfer coding any more. `fields` are
+    what matters of `headers`, and `path` is the target without its query: made here unless both are known."""
 
     method: bytes
     target: bytes
@@ -265,11 +259,9 @@ NO_REQUEST = HttpRequest(b"", b"", [])
 
 @dataclass(slots=True)
 class HttpResponseHead:
-    """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing.
-
-    Several answers may share one head, so it never changes. `framing` is how the body ends: "length", "chunked",
-    "close" (with the connection) or "none"; "upgraded" if what follows is not HTTP. `fields` are made unless known.
-    """
+    """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing. Several
+    answers may share one head, so it never changes. `framing` is how the body ends: "length", "chunked", "close" (with
+    the connection) or "none"; "upgraded" if what follows is not HTTP. `fields` are made unless known."""
 
     status: int
     reason: bytes

@@ -102,11 +102,8 @@ class Realtime:
 
 
 class Splice:
-    """Relays between one client and one backend.
-
-    `ahead` has the bytes that the client sent before it had its answer. `client_bytes` came from the client,
-    `backend_bytes` from the backend.
-    """
+    """Relays between one client and one backend. `ahead` has the bytes that the client sent before it had its answer.
+    `client_bytes` came from the client, `backend_bytes` from the backend."""
 
     def __init__(self, client: PlainTransport, backend: PlainTransport, ahead: bytes, idle_s: float) -> None:
         self._client, self._backend, self._ahead = client, backend, ahead

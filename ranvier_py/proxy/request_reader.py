@@ -75,14 +75,7 @@ class ServerLimits(Options):
 
 
 class RequestHead:
-    """Parses one request head; the callbacks are httptools'.
-
-    Attributes:
-        request: without its body; an empty one until the head is complete.
-        length: bytes of the body; -1 for chunks.
-        waits: the client expects a 100 before it sends the body.
-        is_large: the head must not be kept after its request.
-    """
+    """Parses one request head; the callbacks are httptools'."""
 
     __slots__ = (
         *("_complete", "_length_at", "_parser", "_shape", "_target"),
@@ -91,9 +84,9 @@ class RequestHead:
 
     def __init__(self) -> None:
         self.headers: Headers = []
-        self.length = 0
-        self.waits = self.is_large = False
-        self.request = NO_REQUEST
+        self.length = 0  # bytes of the body; -1 for chunks
+        self.waits = self.is_large = False  # for a 100 before it sends the body; not to be kept after its request
+        self.request = NO_REQUEST  # without its body, once the head is complete
         self._shape: HeadShape | None = None  # set by `finish`
         self._target = b""
         self._length_at = 0  # index of the content-length in `headers`, if there is one
@@ -149,10 +142,8 @@ class RequestHead:
         return self.request
 
     def again(self, head: bytes, limits: ServerLimits) -> bool:
-        """Whether `head` is the finished one except for its length; if so, set `request` and `length` for it.
-
-        A client sends the same head with each of its requests, so most heads are not parsed.
-        """
+        """Whether `head` is the finished one except for its length; if so, set `request` and `length` for it. A client
+        sends the same head with each of its requests, so most heads are not parsed."""
         digits = self._shape.digits_of(head) if self._shape is not None else None
         if digits is None:
             return False

@@ -50,16 +50,8 @@ REFUSALS_MAX = 64
 
 
 class DataServer:
-    """Serves one address.
-
-    Args:
-        handler: answers one request; see `conversation`.
-        tls: certificate and key; None for plain HTTP.
-        report: called with each request that was refused before the handler got it.
-        clock: steady seconds.
-
-    `readiness` waits for sockets, including those of other parts, and `watchdog` watches deadlines; both run while this
-    serves.
+    """Serves one address. `report` is called with each request that is refused before the handler got it. `readiness`
+    waits for sockets, also those of other parts, and `watchdog` watches deadlines; both run while this serves.
     """
 
     def __init__(
@@ -183,8 +175,7 @@ class DataServer:
 
     async def _displace(self) -> None:
         """Close the connection that has waited longest for a request, if there is one. Afterwards its descriptor is
-        free, unless closing takes longer than the pause.
-        """
+        free, unless closing takes longer than the pause."""
         idle = self.conversations.idle
         if not idle:
             return

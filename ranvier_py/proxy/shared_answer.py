@@ -49,27 +49,17 @@ class Follower:
 
 
 class SharedAnswer:
-    """Receives the answer from the leader's steps, which use it like a Client.
-
-    Attributes:
-        head: of the answer, once it is here, as others get it.
-        over: nothing more will come.
-        is_whole: all of the answer came. is_complete: and it is of status 200.
-        is_private: nobody else may have the answer.
-        failure: why there is no answer, or only its beginning.
-        counts: the event with counts that was removed from the answer.
-        stored: the whole answer, if it was found elsewhere, or once it is kept.
-        asked_at: when it was asked for, by the monotonic clock.
-    """
+    """Receives the answer from the leader's steps, which use it like a Client."""
 
     def __init__(self, question: Question, request: HttpRequest, client: Client, bytes_max: int) -> None:
         self.question = question
         self._codings = codings_of(request)
-        self.head: HttpResponseHead | None = None
-        self.over = self.is_whole = self.is_private = False
-        self.failure: RanvierError | None = None
-        self.counts = b""
-        self.stored: StoredAnswer | None = None
+        self.head: HttpResponseHead | None = None  # once it is here, as others get it
+        self.over = False  # nothing more will come
+        self.is_whole = self.is_private = False  # all of it came; nobody else may have it
+        self.failure: RanvierError | None = None  # why there is no answer, or only its beginning
+        self.counts = b""  # the event with counts that was removed from the answer
+        self.stored: StoredAnswer | None = None  # the whole answer, if it was found elsewhere, or once it is kept
         self.asked_at = time.monotonic()
         self._connection = client  # its steps relay and its deadlines are watched, even after its client left
         self._client: Client | None = client  # None once it has left

@@ -21,8 +21,7 @@ ADDRESSES_MAX = 16  # to try for one connection: at STAGGER_S each, they are wit
 
 async def connect(host: str, port: int, turn: int) -> trio.SocketStream:
     """Return a connection to the host; `turn` chooses the first address. Raises OSError. The time limit is the
-    caller's.
-    """
+    caller's."""
     if is_address(host):
         return await trio.open_tcp_stream(host, port)
     infos = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

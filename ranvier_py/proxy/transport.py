@@ -42,10 +42,8 @@ Progress = Callable[[int], None]
 
 
 class PlainTransport:
-    """A non-blocking TCP socket, which this owns. `readable` is what to wait for before `receive_now`.
-
-    With a `watch`, `readiness` waits for the socket; otherwise trio does.
-    """
+    """A non-blocking TCP socket, which this owns. `readable` is what to wait for before `receive_now`. With a `watch`,
+    `readiness` waits for the socket; otherwise trio does."""
 
     __slots__ = ("_recv", "_sendmsg", "_sock", "fd", "readable", "watch")
 
@@ -124,12 +122,10 @@ class PlainTransport:
 
 
 class TlsTransport(PlainTransport):
-    """A TLS session over a non-blocking TCP socket, which this owns. Call `handshake` first.
-
-    The session is in memory, so waits concern only the socket: one task may send while another one reads, and a wait
-    that is cancelled breaks nothing. Bytes that `send_now` has encrypted count as sent once all of them have left, so a
-    caller for whom fewer counted than it offered must offer the rest again before anything else.
-    """
+    """A TLS session over a non-blocking TCP socket, which this owns. Call `handshake` first. The session is in memory,
+    so waits concern only the socket: one task may send while another one reads, and a wait that is cancelled breaks
+    nothing. Bytes that `send_now` has encrypted count as sent once all of them have left, so a caller for whom fewer
+    counted than it offered must offer the rest again before anything else."""
 
     __slots__ = ("_encrypted", "_encrypted_from", "_holds_more", "_incoming", "_outgoing", "_session")
 
@@ -233,10 +229,8 @@ class TlsTransport(PlainTransport):
         return not self._encrypted
 
     def end(self) -> None:
-        """Send a close_notify, without which the peer can't tell the end of an answer from a cut.
-
-        What has arrived is dropped: unwrap also reads, and nothing can be received any more if it finds data.
-        """
+        """Send a close_notify, without which the peer can't tell the end of an answer from a cut. What has arrived is
+        dropped: unwrap also reads, and nothing can be received any more if it finds data."""
         with contextlib.suppress(OSError):
             while self._decrypted(RECEIVE_BYTES):
                 pass
@@ -267,10 +261,8 @@ def set_nodelay(sock: socket.socket) -> None:
 
 
 async def listen(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Return bound, listening, non-blocking sockets for every address of `host`. Raises OSError.
-
-    With port 0 the kernel picks one, and every address gets the same.
-    """
+    """Return bound, listening, non-blocking sockets for every address of `host`. Raises OSError. With port 0 the kernel
+    picks one, and every address gets the same."""
     found = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:

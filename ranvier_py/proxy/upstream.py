@@ -37,7 +37,7 @@ from ranvier_py.proxy.connection_pool import (
 from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
-from ranvier_py.proxy.response_reader import FramedHead, ResponseParser
+from ranvier_py.proxy.response_reader import FramedHead
 from ranvier_py.proxy.spread import connect
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
@@ -56,13 +56,8 @@ INTERIM_MAX = 16
 
 
 class Upstream:
-    """The connections to all backends of a node.
-
-    Args:
-        tls: for https backends; None verifies against the system's authorities.
-
-    `readiness` may be set while the node has one; it then waits for the sockets of new connections instead of trio.
-    """
+    """The connections to all backends of a node. Without `tls`, https backends are verified against the system's
+    authorities."""
 
     def __init__(
         self,
@@ -74,7 +69,7 @@ class Upstream:
         self._limits = limits
         self._clock = clock
         self._tls = tls
-        self.readiness: Readiness | None = None
+        self.readiness: Readiness | None = None  # waits for the sockets of new connections instead of trio
         self._pools: dict[BackendAddress, ConnectionPool] = {}
         self.counters = UpstreamCounters()
 
@@ -96,11 +91,9 @@ class Upstream:
         extra: Fields = (),
         sent: Callable[[], object] = lambda: None,
     ) -> Steps[Exchange]:
-        """Send the request with `extra` fields, and return once the head of the answer is here.
-
-        `sent` is called once, when nothing is left to do before the first wait. The time limit is the caller's.
-        Raises NodeExhausted, ConnectFailed, UpstreamClosed, UpstreamGarbled.
-        """
+        """Send the request with `extra` fields, and return once the head of the answer is here. `sent` is called once,
+        when nothing is left to do before the first wait. The time limit is the caller's. Raises NodeExhausted,
+        ConnectFailed, UpstreamClosed, UpstreamGarbled."""
         pool = self._pool(address)
         parts = (request_head(pool, request, extra), request.body)
         connection = pool.take()
@@ -245,29 +238,22 @@ class Upstream:
 
 
 class Exchange:
-    """One answer being received: raw bytes in the backend's own framing, and where they end.
-
-    Attributes:
-        head: the final head.
-        complete: the message ended as its framing promised; only then can the connection serve again.
-    """
+    """One answer being received: raw bytes in the backend's own framing, and where they end. `head` is the last."""
 
     __slots__ = ("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable", "complete", "head")
 
     def __init__(
         self, connection: Connection, reading: FramedHead, pending: bytes, *, whole: bool, dechunked: bool
     ) -> None:
-        self.head, self._left, reusable, chunks = reading
+        self.head, self._left, reusable = reading
         self._connection: Connection | None = connection
         self._pending = pending
         self._put_back = b""  # what was taken and is to be taken again
         self._reusable = reusable and whole
-        self._chunks: ResponseParser | ChunkedReader | None = chunks
-        self.complete = False
-        if dechunked and chunks is not None:
-            chunks.close()
+        self._chunks = ChunkedReader() if self.head.framing == "chunked" else None
+        self.complete = False  # it ended as its framing promised; only then can the connection serve again
+        if dechunked and self._chunks is not None:
             self.head = replace(self.head, framing="close", fields=NO_RESPONSE_FIELDS)
-            self._chunks = ChunkedReader(keep=True)
         if self.head.framing == "none":
             self._ended(len(pending))
             self._pending = b""
@@ -279,9 +265,9 @@ class Exchange:
         return self._connection.transport.readable
 
     @property
-    def marks(self) -> ResponseParser | None:
-        """What notes where the chunks of the body begin and end; None if it has none."""
-        return self._chunks if isinstance(self._chunks, ResponseParser) else None
+    def chunks(self) -> ChunkedReader | None:
+        """What follows the chunks that are passed on; None if there are none."""
+        return self._chunks if self.head.framing == "chunked" else None
 
     @property
     def transport(self) -> PlainTransport:
@@ -315,8 +301,6 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if isinstance(self._chunks, ResponseParser):
-            self._chunks.close()
         if self.complete and self._reusable:
             connection.pool.put(connection)
         else:
@@ -333,9 +317,8 @@ class Exchange:
             if chunks.done:
                 self._ended(len(data) - used)
                 data = data[:used]
-            if isinstance(chunks, ChunkedReader):
-                data = b"".join(chunks.payload or ())
-                chunks.payload = []
+            if self.head.framing == "close":
+                data = chunks.payload(data)
         elif self.head.framing == "length":
             surplus = len(data) - self._left
             if surplus >= 0:
@@ -382,8 +365,7 @@ def received_by(connection: Connection) -> bytes:
 
 async def send_rest(connection: Connection, rest: memoryview) -> tuple[bool, bytes]:
     """Send the rest of a request while listening, since a backend that refuses early need not read it. Returns whether
-    it took everything, and what it answered meanwhile.
-    """
+    it took everything, and what it answered meanwhile."""
     whole, early = False, bytearray()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_listen, connection, early, nursery.cancel_scope)
@@ -408,8 +390,7 @@ async def _listen(connection: Connection, early: bytearray, sending: trio.Cancel
 
 def is_interim(data: bytes | bytearray) -> bool:
     """Whether these are only interim answers, the last one perhaps incomplete. No interim answer makes the rest of the
-    request unwanted (RFC 9110 15.2), except a change of protocols.
-    """
+    request unwanted (RFC 9110 15.2), except a change of protocols."""
     heads = data.split(b"\r\n\r\n")
     return all(b"HTTP/1.1 1".startswith(head[:10]) and head[10:12] != b"01" for head in heads)
 

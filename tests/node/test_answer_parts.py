@@ -24,7 +24,7 @@ from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, Pee
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.parts.response_parts import share_answers
-from ranvier_py.proxy.response_cache import ResponseCache
+from ranvier_py.proxy.stages.response_cache import ResponseCache
 from tests.builders.machine_net import alike, peer_of
 
 KEY, TENANT, SECRET = b"k" * 32, b"t" * 16, b"a secret"

@@ -117,7 +117,7 @@ async def test_a_stream_is_relayed_without_its_task_piece_by_piece() -> None:
     assert tasks.steps == 0
 
 
-@pytest.mark.parametrize(("part", "call"), [(UsageAsker, "body"), (Router, "announce")], ids=["unsent", "sent"])
+@pytest.mark.parametrize(("part", "call"), [(UsageAsker, "splice"), (Router, "announce")], ids=["unsent", "sent"])
 async def test_a_bug_is_a_500_and_leaves_nothing_in_flight(
     part: type, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

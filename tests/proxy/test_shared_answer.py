@@ -14,13 +14,13 @@ from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.cache_keys import Question
+from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client, ServerCounters, Watchdog
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead
 from ranvier_py.proxy.request_reader import ServerLimits
-from ranvier_py.proxy.response_cache import ResponseCache
-from ranvier_py.proxy.served_request import ServedRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
+from ranvier_py.proxy.stages.response_cache import ResponseCache
 from ranvier_py.proxy.transport import PlainTransport
 
 QUESTION = Question(b"key", "chat", "m", stream=True, wants_usage=False, max_age_s=60.0)
@@ -43,14 +43,14 @@ def clients(count: int) -> Iterator[list[Client]]:
 REQUEST = HttpRequest(b"POST", b"/v1/chat/completions", [(b"host", b"h")], BODY)
 
 
-def served(client: Client) -> ServedRequest:
-    return ServedRequest(REQUEST, client, b"id", time.monotonic())
+def served(client: Client) -> Call:
+    return Call(REQUEST, client, time.monotonic(), id=b"id")
 
 
 async def test_who_asks_when_all_others_have_just_left_gets_an_answer_of_its_own() -> None:
-    asked: list[ServedRequest] = []
+    asked: list[Call] = []
 
-    def forward(request: ServedRequest) -> Steps[None]:
+    def forward(request: Call) -> Steps[None]:
         asked.append(request)
         yield trio.sleep_forever
 

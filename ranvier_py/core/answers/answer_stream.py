@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
 CHAT_TOKEN = re.compile(
@@ -44,12 +44,9 @@ NOT_PLAIN = (b'"tool_calls"', b'"reasoning', b'"function_call"', b'"index":1', b
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one finished answer contains.
-
-    `message` is the assistant message as a client will send it back in the next turn, or None if the next prompt will
-    not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The counts
-    are the engine's, or None.
-    """
+    """What one finished answer contains. `message` is the assistant message as a client will send it back in the next
+    turn, or None if the next prompt will not contain it as it was generated (several choices, reasoning, cut off,
+    unreadable). `text` is its text. The counts are the engine's, or None."""
 
     message: Mapping[str, Any] | None = None
     text: str = ""
@@ -288,9 +285,7 @@ WHOLE_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})[ \n]*[,}]")
 
 def counted_prompt(raw: bytes, api: str) -> int | None:
     """Return the engine's count of the prompt's tokens, as `read_answer` finds it, from the ends of an answer alone.
-
-    None: there is none, or the frames of the transfer cut it.
-    """
+    None: there is none, or the frames of the transfer cut it."""
     tokens: int | None = None
     for name in PROMPT_COUNTS.get(api, (MARKED_COUNT,)):
         number = last_number(raw[-USAGE_BYTES:], name)
@@ -339,12 +334,3 @@ def counts_of(prompt: object, cached: object, completion: object) -> Counts:
 
 def count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < COUNT_END else None
-
-
-def unchunked(raw: bytes) -> bytes:
-    """Return the data of a complete chunked body. Raises ValueError if it is not one."""
-    reader = ChunkedReader(keep=True)
-    reader.feed(raw)
-    if not reader.done:
-        raise ValueError("the chunked body is not complete")
-    return b"".join(reader.payload or ())

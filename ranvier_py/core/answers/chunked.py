@@ -26,20 +26,16 @@ class ChunkError(ValueError):
 
 
 class ChunkedReader:
-    """Follows one chunked message.
+    """Follows one chunked message."""
 
-    Attributes:
-        done: the message has ended, trailers included.
-        total: bytes of payload announced so far, also those of the current chunk that did not arrive yet.
-        payload: pieces of payload in order, when `keep` was asked for; the caller may take and clear them.
-    """
+    __slots__ = ("_held", "_left", "_pattern", "_trailers", "chunks", "done", "last", "spans", "total")
 
-    __slots__ = ("_held", "_left", "_pattern", "_trailers", "done", "payload", "total")
-
-    def __init__(self, *, keep: bool = False) -> None:
-        self.done = False
-        self.total = 0
-        self.payload: list[bytes] | None = [] if keep else None
+    def __init__(self) -> None:
+        self.done = False  # the message has ended, trailers included
+        self.total = 0  # bytes of payload announced so far, also those of the current chunk that did not arrive yet
+        self.chunks = 0  # that have ended since this was set to 0
+        self.spans: list[tuple[int, int]] = []  # where in the last piece its payload is
+        self.last = b""  # the line of the last chunk, and what stood behind it in its piece; empty before
         self._left = 0  # bytes of the current chunk that are still to come
         self._held = b""  # an unfinished line
         self._pattern = SIZE
@@ -50,52 +46,64 @@ class ChunkedReader:
         """Bytes of payload that have arrived."""
         return self.total - self._left
 
-    def feed(self, data: bytes) -> int:
-        """Read on. Returns how many bytes of `data` belong to this message: all of them until `done`.
+    @property
+    def inside(self) -> bool:
+        """Whether the last piece ended within a chunk, or a line."""
+        return bool(self._left or self._held) or self._pattern is not SIZE
 
-        Raises ChunkError.
-        """
+    def feed(self, data: bytes) -> int:
+        """Read on. Returns how many bytes of `data` are of this message: all until `done`. Raises ChunkError."""
+        if self._pattern is SIZE and (line := SIZE.match(data)) is not None and not self._held:
+            at, size = line.end(), len(data)
+            if at + int(line[1], 16) == size - 2 > at and data.endswith(b"\r\n") and at <= LINE_BYTES_MAX:
+                self.total += size - 2 - at  # one whole chunk, as engines send nearly all of a stream
+                self.chunks += 1
+                self.spans = [(at, size - 2)]
+                return size
+        self.spans = spans = []
         if self.done:
             return 0
         held = len(self._held)
-        if held:
-            data = self._held + data
-            self._held = b""
-        return self._advance(data) - held
-
-    def _advance(self, data: bytes) -> int:
+        data, self._held = self._held + data, b""
         at, size = 0, len(data)
-        while at < size:
+        while at < size and not self.done:
             if self._left:
-                at = self._read_payload(data, at)
-                continue
-            line = self._pattern.match(data, at)
-            if line is None:
-                self._hold(data[at : at + LINE_BYTES_MAX + 1])
-                return size
-            if line.end() - at > LINE_BYTES_MAX:
-                raise ChunkError("a chunk's line is too long")
-            at = line.end()
-            if self._pattern is not TRAILER:
-                self._begin_chunk(int(line[1], 16))
-            elif line[1] is None:
-                self.done = True
-                return at
+                end = min(at + self._left, size)
+                spans.append((at - held, end - held))
+                self._left -= end - at
+                at = end
+                if not self._left and data.startswith(b"\r\n", at):
+                    at += 2
+                    self.chunks += 1
+                    self._pattern = SIZE
+            elif (line := self._pattern.match(data, at)) is not None:
+                self._read_line(line, data)
+                at = line.end()
             else:
-                self._count_trailer()
-        return at
+                self._hold(data[at : at + LINE_BYTES_MAX + 1])
+                at = size
+        return at - held
 
-    def _begin_chunk(self, size: int) -> None:
-        self._left = size
-        self.total += size
-        self._pattern = NEXT_SIZE if size else TRAILER
+    def payload(self, data: bytes) -> bytes:
+        """Return the payload of the last piece, which was `data`."""
+        return b"".join([data[start:end] for start, end in self.spans])
 
-    def _read_payload(self, data: bytes, at: int) -> int:
-        end = min(at + self._left, len(data))
-        self._left -= end - at
-        if self.payload is not None:
-            self.payload.append(data[at:end])
-        return end
+    def _read_line(self, line: re.Match[bytes], data: bytes) -> None:
+        if line.end() - line.start() > LINE_BYTES_MAX:
+            raise ChunkError("a chunk's line is too long")
+        if self._pattern is not TRAILER:
+            self.chunks += self._pattern is NEXT_SIZE
+            self._left = int(line[1], 16)
+            self.total += self._left
+            if not self._left:
+                self.last = data[line.start(1) :]
+            self._pattern = NEXT_SIZE if self._left else TRAILER
+        elif line[1] is None:
+            self.done = True
+        else:
+            self._trailers += 1
+            if self._trailers > TRAILER_LINES_MAX:
+                raise ChunkError("too many trailers")
 
     def _hold(self, line: bytes) -> None:
         start = 2 if self._pattern is NEXT_SIZE else 0  # the CRLF that ends the chunk before
@@ -103,7 +111,11 @@ class ChunkedReader:
             raise ChunkError("malformed chunk")
         self._held = line
 
-    def _count_trailer(self) -> None:
-        self._trailers += 1
-        if self._trailers > TRAILER_LINES_MAX:
-            raise ChunkError("too many trailers")
+
+def unchunked(raw: bytes) -> bytes:
+    """Return the payload of a complete chunked body. Raises ChunkError, a ValueError, if it is not one."""
+    reader = ChunkedReader()
+    reader.feed(raw)
+    if not reader.done:
+        raise ChunkError("the chunked body is not complete")
+    return reader.payload(raw)

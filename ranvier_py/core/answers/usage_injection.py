@@ -18,7 +18,7 @@ import orjson
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
-from ranvier_py.core.prompts.body_json import members_at, object_of
+from ranvier_py.core.prompts.body_json import Splice, members_at, object_of
 from ranvier_py.core.prompts.body_members import ABSENT, OWN
 from ranvier_py.core.prompts.request_body import Prompt
 
@@ -68,8 +68,8 @@ class UsageAsker:
         known = self._terms.get(backend)
         return known[1] if known is not None and known[0] == generation else Terms.UNKNOWN
 
-    def body(self, prompt: Prompt, backend: BackendId, generation: int, sent: bytes = b"") -> bytes | None:
-        """Return the body that asks for counts; None: leave it unchanged. `sent`: the body, if not the prompt's."""
+    def splice(self, prompt: Prompt, body: bytes, backend: BackendId, generation: int) -> Splice | None:
+        """Put the question for counts into a body; None: leave it unchanged."""
         if not self.enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
@@ -77,7 +77,7 @@ class UsageAsker:
         if prompt.stream_options == OWN:
             self.counters.own += 1
             return None
-        asking = asking_body(sent or prompt.body, prompt.stream_options)
+        asking = asking_splice(body, prompt.stream_options)
         if asking is None:
             self.counters.unasked += 1
             return None
@@ -105,21 +105,19 @@ class UsageAsker:
             self._terms[backend] = (generation, Terms.UNASKED)
 
 
-def asking_body(body: bytes, options: str) -> bytes | None:
-    """Return the body of a stream with the request for counts; None if inserting it takes too much.
-
-    `options` is ABSENT or OPEN, as noted when the body was read.
-    """
+def asking_splice(body: bytes, options: str) -> Splice | None:
+    """Put the question for counts into the body of a stream; None if that takes too much. `options` is ABSENT or OPEN,
+    as noted when the body was read."""
     if len(body) > ASKING_BYTES_MAX:
         return None
     if options == ABSENT:
         place = body.find(b"{") + 1
         # first, so that of a member that we overlooked, the client's own, engines that take the last of two take that
-        return b"%b%b%b" % (body[:place], MEMBER, body[place:]) if place else None
+        return (place, place, MEMBER) if place else None
     for place, _ in members_at(body, b'"stream_options"'):  # rewritten if near an end, flat and free of escapes
         own = OWN_OPTIONS.match(body, place)
         found = object_of(b'{"own":%b}' % own[1]) if own is not None else None
         if own is not None and found is not None:
             asking = orjson.dumps({**(found["own"] or {}), "include_usage": True})
-            return b"%b%b%b" % (body[: own.start(1)], asking, body[own.end(1) :])
+            return own.start(1), own.end(1), asking
     return None

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import UpstreamGarbled
 
 MARK = b'"prompt_tokens"'  # quotes in generated text are escaped, so text cannot contain it
 EVENT_END = re.compile(rb"\n\r?\n|\r\r")
-NEXT_CHUNK = re.compile(rb"(?:\r\n)?([0-9A-Fa-f]{1,16})[^\r\n]*\r\n")
 
 HELD_BYTES_MAX = 64 * 1024
 """A longer event is not one of counts, which have some 300 bytes; it is passed on as it comes."""
@@ -29,121 +29,69 @@ USUAL = frozenset(
 )
 """Members of an event of counts by OpenAI's API, which is all there is to know of them."""
 
-LINE_BYTES_MAX = 4096 + 4
-"""Bytes of the line before a chunk, as in `core.chunked`."""
-
-
-class Marks(Protocol):
-    """The response reader, which follows the chunks for the connection's sake."""
-
-    inside: bool  # whether the last piece ended in the middle of a chunk
-    chunks: int  # chunks that ended since this was set to 0
-
 
 class UsageRemover:
-    """Filters the body of one answer. `marks`: for a chunked body; None for others.
-
-    Attributes:
-        removed: events that were removed.
-        counts: the last of them.
-        counts_anyway: an event with output had counts, for which we did not ask.
-        has_more: an event with counts has something else, which clients would not get were it removed.
-    """
+    """Filters the body of one answer. `chunks` follows those of a chunked body; None for others."""
 
     __slots__ = (
-        "_aligned",
-        "_blank",
-        "_end",
-        "_ended",
-        "_held",
-        "_left",
-        "_line",
-        "_marks",
-        "_passing",
-        "counts",
-        "counts_anyway",
-        "has_more",
-        "removed",
+        *("_aligned", "_blank", "_chunks", "_end", "_held", "_own", "_passing"),
+        *("counts", "counts_anyway", "has_more", "removed"),
     )
 
-    def __init__(self, framing: str, marks: Marks | None) -> None:
-        self._marks = marks
+    def __init__(self, framing: str, chunks: ChunkedReader | None) -> None:
+        self._chunks = chunks
+        self._own: ChunkedReader | None = None  # follows chunks that do not pass unchanged
         self._blank = framing == "length"
-        self._end = b"\n\n\r\n" if marks is not None else b"\n\n"
+        self._end = b"\n\n\r\n" if chunks is not None else b"\n\n"
         self._aligned = True  # everything so far was whole events in whole chunks
         self._held = b""  # the beginning of an incomplete event
         self._passing = False  # the first part of this event was passed on already
-        self._left = 0  # bytes of the chunk that are still to come
-        self._line = b""  # the beginning of the line before a chunk
-        self._ended = False  # the last chunk has begun
-        self.removed = 0
-        self.counts = b""
-        self.counts_anyway = self.has_more = False
+        self.removed, self.counts = 0, b""  # events that were removed, and the last of them
+        self.counts_anyway = False  # an event with output had counts, for which we did not ask
+        self.has_more = False  # an event with counts has something else, which clients would not get were it removed
 
     def feed(self, data: bytes, complete: bool) -> bytes:
         """Return what goes on to the client of this piece and of what was held. `complete`: the message ends with it.
-
-        Raises UpstreamGarbled.
-        """
+        Raises UpstreamGarbled."""
         if not data and not complete:
             return data
-        marks = self._marks
-        chunks = 0
-        if marks is not None:
-            chunks, marks.chunks = marks.chunks, 0
-        if self._aligned and (self.counts_anyway or (MARK not in data and self._is_whole(data, chunks, complete))):
+        chunks, ended = self._chunks, 0
+        if chunks is not None:
+            ended, chunks.chunks = chunks.chunks, 0
+        if self._aligned and (self.counts_anyway or (MARK not in data and self._is_whole(data, ended, complete))):
             return data
-        if marks is None:
+        if chunks is None:
             kept = self._kept(data)
             if complete:
                 kept, self._held = kept + self._held, b""
             self._aligned = not self._held and not self._passing
             return kept
-        return self._rechunked(data, marks)
+        return self._rechunked(data)
 
-    def _is_whole(self, data: bytes, chunks: int, complete: bool) -> bool:
+    def _is_whole(self, data: bytes, ended: int, complete: bool) -> bool:
         """Whether a piece that begins with an event ends with one, and so does each of its chunks."""
-        if not complete and (not data.endswith(self._end) or (self._marks is not None and self._marks.inside)):
+        if not complete and (not data.endswith(self._end) or (self._chunks is not None and self._chunks.inside)):
             return False
-        return chunks < 2 or data.count(self._end) >= chunks - complete  # the last chunk is empty
+        return ended < 2 or data.count(self._end) >= ended
 
-    def _rechunked(self, data: bytes, marks: Marks) -> bytes:
+    def _rechunked(self, data: bytes) -> bytes:
         """Filter a chunked piece, and put what is kept into a new chunk."""
-        if self._ended:
+        if self._own is None:
+            self._own = ChunkedReader()  # since here a chunk begins
+        own, has_last = self._own, bool(self._own.last)
+        if has_last:
             return data
-        payload, last = self._payload(data)
-        kept = self._kept(payload)
-        if last:
+        try:
+            own.feed(data)
+        except ChunkError as error:
+            raise UpstreamGarbled("the backend's chunks can't be followed") from error
+        kept = self._kept(own.payload(data))
+        if own.last:
             kept, self._held = kept + self._held, b""
-        self._aligned = not (self._held or self._passing or self._left or marks.inside) and self._line in (b"", b"\r\n")
+        self._aligned = not (self._held or self._passing or own.inside)
         if self._aligned:
-            self._line = b""
-        return b"%x\r\n%b\r\n%b" % (len(kept), kept, last) if kept else last
-
-    def _payload(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the payload of these bytes, and, once it has come, the last chunk with all that follows it."""
-        data, self._line = self._line + data, b""
-        found: list[bytes] = []
-        at = 0
-        while at < len(data):
-            if self._left:
-                end = min(at + self._left, len(data))
-                found.append(data[at:end])
-                self._left -= end - at
-                at = end
-                continue
-            line = NEXT_CHUNK.match(data, at)
-            if line is None:
-                self._line = data[at:]
-                if len(self._line) > LINE_BYTES_MAX:
-                    raise UpstreamGarbled("the backend's chunks can't be followed")
-                break
-            self._left = int(line[1], 16)
-            at = line.end()
-            if not self._left:
-                self._ended = True
-                return b"".join(found), data[line.start(1) :]
-        return b"".join(found), b""
+            self._own = None
+        return b"%x\r\n%b\r\n%b" % (len(kept), kept, own.last) if kept else own.last
 
     def _kept(self, payload: bytes) -> bytes:
         """Return the whole events of this payload and of what was held, without the counts."""

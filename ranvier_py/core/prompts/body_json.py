@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,19 @@ NAME_CHARACTERS_MAX = 512
 ROUNDED_FROM, ROUNDED_TO = float(1 << 63), 1e40
 """orjson reads smaller integers exactly, and writes numbers from 1e16 on with "e+". Larger numbers are limits that
 clients spell as floats, such as JavaScript's MAX_VALUE: no integer of that length is meant to the last digit."""
+
+
+Splice = tuple[int, int, bytes]
+"""A change of a body: from where to where, and the bytes that stand there then."""
+
+
+def spliced(body: bytes, splices: Iterable[Splice]) -> bytes:
+    """Return the body with these changes, which lie apart, all made at once."""
+    pieces, at = list[bytes](), 0
+    for start, end, text in sorted(splices):
+        pieces += (body[at:start], text)
+        at = end
+    return b"".join((*pieces, body[at:]))
 
 
 def excess(data: bytes) -> str:

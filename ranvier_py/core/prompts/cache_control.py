@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from ranvier_py.core.prompts.body_json import excess, members_at, object_of
+from ranvier_py.core.prompts.body_json import Splice, excess, members_at, object_of
 
 MARKERS_MAX = 4
 BLOCKS_MAX = 256  # of a system prompt: clients send a handful
@@ -26,8 +26,8 @@ SYSTEM = b'"system"'
 BEFORE_VALUE = re.compile(rb'"system"[ \t\r\n]*:[ \t\r\n]*')
 
 
-def marked_body(body: bytes) -> bytes | None:
-    """Return the body with a marker on its system prompt; None if the body is to be sent on unchanged."""
+def marker_splice(body: bytes) -> Splice | None:
+    """Mark a body's system prompt; None if the body is to be sent on unchanged."""
     if SYSTEM not in body or body.count(MARKER) >= MARKERS_MAX or excess(body):
         return None
     system = (object_of(body) or {}).get("system")
@@ -42,7 +42,7 @@ def marked_body(body: bytes) -> bytes | None:
     value, end = json.JSONDecoder().raw_decode(text)
     if value != system:  # of two such members the last one counts
         return None
-    return b"%b%b%b" % (body[: name.end()], orjson.dumps(blocks), text[end:].encode())
+    return name.end(), name.end() + len(text[:end].encode()), orjson.dumps(blocks)
 
 
 def marked_blocks(system: object) -> list[Any] | None:

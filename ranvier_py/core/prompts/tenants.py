@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.prompts.body_json import Splice
 from ranvier_py.core.prompts.body_members import is_short
 from ranvier_py.core.prompts.fingerprint import TextHasher
 
@@ -95,14 +96,15 @@ def demand_object(body: bytes) -> None:
         raise BadRequest(NO_OBJECT)
 
 
-def salted_body(body: bytes, salt: str) -> bytes:
-    """Return the body with `cache_salt` as its last member, the one that counts. Raises BadRequest for no JSON object.
+def salt_splices(body: bytes, salt: str) -> Sequence[Splice]:
+    """Put `cache_salt` into a body as its last member, the one that counts. Raises BadRequest for no JSON object.
 
     This also refuses encodings that some libraries accept, such as UTF-16.
     """
+    blanks = len(body) - len(body.lstrip(BLANKS))
     inside = body.strip(BLANKS)
     if inside[:1] != b"{" or inside[-1:] != b"}":
         raise BadRequest(NO_OBJECT)
     members = inside[:-1].rstrip(BLANKS)
     comma = b"" if members == b"{" else b","
-    return b'%b%b"cache_salt":"%b"}' % (members, comma, salt.encode())
+    return (0, blanks, b""), (blanks + len(members), len(body), b'%b"cache_salt":"%b"}' % (comma, salt.encode()))

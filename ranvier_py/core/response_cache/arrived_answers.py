@@ -93,10 +93,10 @@ def portions_of(arrived: Arrived) -> Portions[Sequence[Portion]]:
     body = arrived.body
     if arrived.framing != "chunked":
         return (Portion(body, array("Q", (len(body),))),)
-    reader, found, begun = ChunkedReader(keep=True), [], b""
+    reader, found, begun = ChunkedReader(), [], b""
     for start in range(0, len(body), READ_BYTES):
-        reader.feed(body[start : start + READ_BYTES])
-        pieces, reader.payload = reader.payload or [], []
+        reader.feed(portion := body[start : start + READ_BYTES])
+        pieces = [portion[low:high] for low, high in reader.spans]
         if begun:
             pieces[:1] = [b"".join((begun, *pieces[:1]))]
         begun = pieces.pop() if pieces and reader.came < reader.total and len(pieces[-1]) < READ_BYTES else b""

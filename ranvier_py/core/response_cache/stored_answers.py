@@ -137,14 +137,15 @@ def merged_answer(stored: StoredAnswer) -> Portions[bytes | None]:
 
 def unchunked_in_portions(body: bytes) -> Portions[bytes]:
     """Return the data of chunks, without the last one. Raises ChunkError."""
-    reader = ChunkedReader(keep=True)
+    reader, found = ChunkedReader(), list[bytes]()
     for start in range(0, len(body), PORTION_BYTES):
-        reader.feed(body[start : start + PORTION_BYTES])
+        reader.feed(portion := body[start : start + PORTION_BYTES])
+        found.append(reader.payload(portion))
         yield
     reader.feed(LAST_CHUNK)
     if not reader.done:
         raise ChunkError("the answer is not complete")
-    return b"".join(reader.payload or ())
+    return b"".join(found)
 
 
 def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> None:

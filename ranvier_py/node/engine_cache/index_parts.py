@@ -40,7 +40,7 @@ from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.router_parts import POLICY_OPTIONS
-from ranvier_py.proxy.pipeline import PromptTokenizer
+from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)

@@ -38,10 +38,11 @@ from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.response_parts import Responses
 from ranvier_py.node.parts.upkeep import Polls
+from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.failed_tries import known_short, passed_over
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.pipeline import Pipeline, PromptTokenizer
+from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.proxy.upstream import Upstream
 
@@ -81,20 +82,14 @@ class RequestPath(Part):
             changed=log_transitions,
             ids=request_ids(),
             tenants=responses.tenants,
-            **self._options(config),
+            limits=config.pipeline,
+            report=request_line(),
+            authorization=authorization_of(config),
+            may_see=debugger_of(config),
+            cache_control=config.anthropic_cache_control,
+            responses=responses.cache,
+            mender=clients.mender,
         )
-
-    def _options(self, config: Config) -> dict[str, Any]:
-        """Return what a pipeline takes of a configuration, also while it runs."""
-        return {
-            "limits": config.pipeline,
-            "report": request_line(),
-            "authorization": authorization_of(config),
-            "may_see": debugger_of(config),
-            "cache_control": config.anthropic_cache_control,
-            "responses": self._responses.cache,
-            "mender": self._clients.mender,
-        }
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         self.addresses[backend.url] = BackendAddress.parse(backend.url)
@@ -120,9 +115,12 @@ class RequestPath(Part):
         return self._clients.check(before, after)
 
     def reload(self, before: Config, after: Config) -> None:
-        self.upstream.limits, self.pipeline.asking.enabled = after.upstream, after.ask_usage
-        for name, value in self._options(after).items():
-            setattr(self.pipeline, name, value)
+        pipeline, edits = self.pipeline, self.pipeline.edits
+        pipeline.set_limits(after.pipeline)
+        pipeline.report, pipeline.responses = request_line(), self._responses.cache
+        pipeline.forward.authorization, pipeline.relay.may_see = authorization_of(after), debugger_of(after)
+        edits.marks, edits.asking.enabled = after.anthropic_cache_control, after.ask_usage
+        self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
 
     def metrics(self) -> Iterator[Sample]:
         yield from samples("upstream", self.upstream.counters)
@@ -170,15 +168,15 @@ class Explanations(Part):
         Its fields name its tenant where tenants are kept apart, and the credential for which a backend may pause.
         """
         body, headers, pipeline = await asked.body(), asked.fields(), self._pipeline
-        router, tenants, path = pipeline.router, pipeline.tenants, path_of(body)
+        router, tenants, path = pipeline.match.router, pipeline.read.tenants, path_of(body)
         await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
-        body = pipeline.body_as_read(path, body, headers)
+        body = pipeline.mend.body_as_read(path, body, headers)
         await trio.lowlevel.checkpoint()
         prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)
         request = HttpRequest(b"POST", path, list(headers), body)
         prompt.avoid = passed_over(router, request, prompt, time.monotonic(), dry=True)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
-            await self._tokenizer.tokenize_first(prompt, pipeline.limits.tokenize_deadline_s)
+            await self._tokenizer.tokenize_first(prompt, pipeline.match.limits.tokenize_deadline_s)
         prompt.avoid = tuple(sorted({*prompt.avoid, *known_short(router.registry, prompt)}))
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}

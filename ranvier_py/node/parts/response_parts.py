@@ -35,7 +35,7 @@ from ranvier_py.node.asked import Asked
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.fingerprints import COMMON_KEY, FingerprintScheme, has_shared_key
 from ranvier_py.node.part import Handler, Node, Part
-from ranvier_py.proxy.response_cache import ResponseCache
+from ranvier_py.proxy.stages.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
 

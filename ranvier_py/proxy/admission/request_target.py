@@ -62,11 +62,9 @@ def origin_form(target: bytes, method: bytes) -> bytes:
 
 
 def misleads(path: bytes) -> bool:
-    """Whether an engine that decodes a path, resolves its dots or cuts its parameters may read another path.
-
-    It could then serve its own administration under a path that looks harmless. What ids may need does not mislead:
-    other escapes, dots within a segment, semicolons.
-    """
+    """Whether an engine that decodes a path, resolves its dots or cuts its parameters may read another path. It could
+    then serve its own administration under a path that looks harmless. What ids may need does not mislead: other
+    escapes, dots within a segment, semicolons."""
     if SUSPECT.search(path) is None:
         return False
     if b"#" in path:

@@ -47,10 +47,8 @@ def tenant_of(tenants: Tenants, request: HttpRequest) -> bytes:
 
 
 def check_names(tenants: Tenants | None, request: HttpRequest, prompt: Prompt) -> Steps[None]:
-    """Raise BadRequest if the body names, or may name, what an engine keeps, other than a response with an owner.
-
-    Only where tenants are kept apart.
-    """
+    """Raise BadRequest if the body names, or may name, what an engine keeps, other than a response with an owner. Only
+    where tenants are kept apart."""
     if tenants is None or not may_name(request.method, request.path):
         return
     found = prompt.reserved

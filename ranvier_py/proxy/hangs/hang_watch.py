@@ -22,7 +22,7 @@ from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.blame.hangs import SUSPICION_SHARE, Hangs, Silence
 from ranvier_py.core.routing.retries import may_repeat
 from ranvier_py.core.routing.router import Router
-from ranvier_py.proxy.served_request import ServedRequest
+from ranvier_py.proxy.call import Call
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +31,10 @@ MOVES_MAX = 64  # in one look: each is matched and placed twice, which takes a m
 
 
 class HangWatch:
-    """See the module.
-
-    Args:
-        serving: the requests in flight, oldest first.
-        probe: has a backend probed at once. reported_waiting: how many requests wait in its queue, by its own count.
-        sent_event_at: when its last event came; 0 if never. changed: called with changes of health.
-    """
-
     def __init__(  # noqa: PLR0913  # the places where evidence comes from
         self,
         router: Router,
-        serving: Mapping[int, ServedRequest],
+        serving: Mapping[int, Call],
         hang_s: float,
         *,
         probe: Callable[[BackendId], object],
@@ -53,11 +45,11 @@ class HangWatch:
     ) -> None:
         self.hangs = Hangs(hang_s)
         self._router = router
-        self._serving = serving
-        self._probe = probe
-        self._changed = changed
-        self._reported_waiting = reported_waiting
-        self._sent_event_at = sent_event_at
+        self._serving = serving  # the requests in flight, oldest first
+        self._probe = probe  # has a backend probed at once
+        self._changed = changed  # called with changes of health
+        self._reported_waiting = reported_waiting  # how many requests wait in its queue, by its own count
+        self._sent_event_at = sent_event_at  # when its last event came; 0 if never
         self._clock = clock
 
     async def run(self) -> None:
@@ -79,18 +71,18 @@ class HangWatch:
             if backend.id in waiting and self._hangs(backend, waiting[backend.id], now):
                 self._move(backend, waiting[backend.id], now)
 
-    def _waiting(self, quiet: Sequence[Backend]) -> dict[BackendId, list[ServedRequest]]:
+    def _waiting(self, quiet: Sequence[Backend]) -> dict[BackendId, list[Call]]:
         """Return the requests for inference in flight at these backends, by backend, in order of their arrival."""
-        found: dict[BackendId, list[ServedRequest]] = {}
+        found: dict[BackendId, list[Call]] = {}
         ids = {backend.id for backend in quiet}
-        for served in self._serving.values():
-            attempt = served.attempt
+        for call in self._serving.values():
+            attempt = call.attempt
             if attempt is not None and attempt.backend in ids and not attempt.finished and attempt.judged:
-                found.setdefault(attempt.backend, []).append(served)
+                found.setdefault(attempt.backend, []).append(call)
         return found
 
-    def _hangs(self, backend: Backend, waiting: Sequence[ServedRequest], now: float) -> bool:
-        sent_at = min(served.attempt.sent_at for served in waiting if served.attempt is not None)
+    def _hangs(self, backend: Backend, waiting: Sequence[Call], now: float) -> bool:
+        sent_at = min(call.attempt.sent_at for call in waiting if call.attempt is not None)
         silence = self.hangs.judge(backend, sent_at, lambda: self._router.policy.predicted_s(backend, 0, now), now)
         if silence is Silence.SUSPECTED:
             self._probe(backend.id)
@@ -101,36 +93,36 @@ class HangWatch:
             self._changed(self._router.registry.hangs(backend, why, now))
         return silence is Silence.HANGS
 
-    def _move(self, backend: Backend, waiting: Sequence[ServedRequest], now: float) -> None:
+    def _move(self, backend: Backend, waiting: Sequence[Call], now: float) -> None:
         """Have requests placed again for as long as others have room."""
         taken = Counter(each.attempt.backend for each in self._serving.values() if each.attempt and waits_moved(each))
         moved = 0
-        for served in [each for each in waiting if self._may_move(each)][:MOVES_MAX]:
-            target = self._target(served, taken, now)
+        for call in [each for each in waiting if self._may_move(each)][:MOVES_MAX]:
+            target = self._target(call, taken, now)
             if target is None:
                 self.hangs.counters.without_room += 1
                 continue
-            served.moved = True
+            call.moved = True
             moved += 1
             taken[target.id] += 1
-            served.client.interrupt(UpstreamHangs("the backend hangs", target.id))
+            call.client.interrupt(UpstreamHangs("the backend hangs", target.id))
         self.hangs.counters.moved += moved
         if moved:
             words = "engine.hangs %s: %d of %d requests in flight there are placed again"
             log.warning(words, backend.name, moved, len(waiting))
 
-    def _may_move(self, served: ServedRequest) -> bool:
-        if served.moved or served.stays or served.first_byte_at or served.client.started:
+    def _may_move(self, call: Call) -> bool:
+        if call.moved or call.stays or call.first_byte_at or call.client.started:
             return False
-        request, failed = served.request, served.failed_tries
+        request, failed = call.request, call.failed_tries
         if not may_repeat(request.method, request.path, request.body) or (failed is not None and failed.is_over):
-            served.stays = True  # never looked at again: reading a body for its `store` takes a while
+            call.stays = True  # never looked at again: reading a body for its `store` takes a while
             return False
         return True
 
-    def _target(self, served: ServedRequest, taken: Counter[BackendId], now: float) -> Backend | None:
+    def _target(self, call: Call, taken: Counter[BackendId], now: float) -> Backend | None:
         """Return where the policy would place it among those that have room; None if none has."""
-        router, attempt = self._router, served.attempt
+        router, attempt = self._router, call.attempt
         assert attempt is not None
         has_room = {each.id for each in router.registry if self._has_room(each, taken[each.id], now)}
         without = [each.id for each in router.registry if each.id == attempt.backend or each.id not in has_room]
@@ -145,6 +137,6 @@ class HangWatch:
         return self.hangs.has_room(backend, moved, self._reported_waiting(backend.id), predicted_s, now)
 
 
-def waits_moved(served: ServedRequest) -> bool:
+def waits_moved(call: Call) -> bool:
     """Whether it was moved, and nothing of its answer has come."""
-    return served.moved and not served.first_byte_at
+    return call.moved and not call.first_byte_at

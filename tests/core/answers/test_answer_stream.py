@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_stream import has_finished, has_token, read_answer, unchunked
+from ranvier_py.core.answers.answer_stream import has_finished, has_token, read_answer
+from ranvier_py.core.answers.chunked import unchunked
 
 
 def event(delta: dict[str, object], **more: object) -> bytes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsker
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.body_json import spliced
 from ranvier_py.core.prompts.body_members import ABSENT, stream_options
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
@@ -26,7 +27,8 @@ def prompt(body: bytes, *, stream: bool = True, kind: str = "chat") -> Prompt:
 
 def asking_body(body: bytes) -> bytes | None:
     """What an engine of which nothing is known gets."""
-    return UsageAsker().body(prompt(body), BackendId(3), 1)
+    splice = UsageAsker().splice(prompt(body), body, BackendId(3), 1)
+    return None if splice is None else spliced(body, [splice])
 
 
 PLAIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
@@ -100,19 +102,19 @@ def test_whatever_is_sent_means_the_same_but_for_the_question(fields: dict[str, 
 def test_only_streams_are_asked_and_only_where_it_is_wanted() -> None:
     asking = UsageAsker()
     backend = BackendId(3)
-    assert asking.body(prompt(PLAIN, stream=False), backend, 1) is None
-    assert asking.body(prompt(PLAIN, kind="opaque"), backend, 1) is None
-    assert UsageAsker(enabled=False).body(prompt(PLAIN), backend, 1) is None
-    assert asking.body(prompt(PLAIN, kind="completion"), backend, 1) is not None
+    assert asking.splice(prompt(PLAIN, stream=False), PLAIN, backend, 1) is None
+    assert asking.splice(prompt(PLAIN, kind="opaque"), PLAIN, backend, 1) is None
+    assert UsageAsker(enabled=False).splice(prompt(PLAIN), PLAIN, backend, 1) is None
+    assert asking.splice(prompt(PLAIN, kind="completion"), PLAIN, backend, 1) is not None
 
 
 def test_a_backend_that_refuses_is_not_asked_again_until_it_is_another_process() -> None:
     asking = UsageAsker()
     backend, other = BackendId(3), BackendId(4)
     asking.refused(backend, 1, 200)
-    assert asking.body(prompt(PLAIN), backend, 1) is None
-    assert asking.body(prompt(PLAIN), other, 1) is not None
-    assert asking.body(prompt(PLAIN), backend, 2) is not None
+    assert asking.splice(prompt(PLAIN), PLAIN, backend, 1) is None
+    assert asking.splice(prompt(PLAIN), PLAIN, other, 1) is not None
+    assert asking.splice(prompt(PLAIN), PLAIN, backend, 2) is not None
 
 
 def test_a_backend_that_refuses_the_body_itself_is_still_unknown() -> None:
@@ -127,7 +129,7 @@ def test_a_backend_that_reports_unasked_is_not_asked() -> None:
     remover = UsageRemover("close", None)
     remover.counts_anyway = True
     asking.answered(remover, BackendId(3), 1)
-    assert asking.body(prompt(PLAIN), BackendId(3), 1) is None
+    assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
 
 
 def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
@@ -135,5 +137,5 @@ def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
     remover = UsageRemover("close", None)
     remover.has_more = True
     asking.answered(remover, BackendId(3), 1)
-    assert asking.body(prompt(PLAIN), BackendId(3), 1) is None
-    assert asking.body(prompt(PLAIN), BackendId(3), 2) is not None
+    assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
+    assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 2) is not None

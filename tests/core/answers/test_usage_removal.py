@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.chunked import ChunkedReader, unchunked
 from ranvier_py.core.answers.usage_removal import HELD_BYTES_MAX, UsageRemover
 from ranvier_py.core.errors import UpstreamGarbled
-from ranvier_py.proxy.response_reader import chunk_parser
 from tests.examples import examples
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -41,7 +40,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 def through(pieces: list[bytes], framing: str) -> tuple[list[bytes], UsageRemover]:
     """What leaves for each piece, as an exchange would feed them."""
-    parser = chunk_parser() if framing == "chunked" else None
+    parser = ChunkedReader() if framing == "chunked" else None
     remover = UsageRemover(framing, parser)
     out = []
     for number, piece in enumerate(pieces):
@@ -49,13 +48,6 @@ def through(pieces: list[bytes], framing: str) -> tuple[list[bytes], UsageRemove
             assert parser.feed(piece) == len(piece)
         out.append(remover.feed(piece, parser.done if parser is not None else number == len(pieces) - 1))
     return out, remover
-
-
-def payload_of(data: bytes) -> bytes:
-    reader = ChunkedReader(keep=True)
-    assert reader.feed(data) == len(data)
-    assert reader.done
-    return b"".join(reader.payload or ())
 
 
 streams = st.tuples(
@@ -73,7 +65,7 @@ def test_chunks_and_reads_may_cut_it_anywhere(stream: tuple[list[bytes], list[by
     before, after, chunk_cuts, reads = stream
     wire = chunked(cut(b"".join([*before, COUNTS, *after]), chunk_cuts))
     out, remover = through(cut(wire, reads), "chunked")
-    assert payload_of(b"".join(out)) == b"".join([*before, *after])
+    assert unchunked(b"".join(out)) == b"".join([*before, *after])
     assert remover.removed == 1
 
 
@@ -95,7 +87,7 @@ def test_what_nobody_asked_for_twice_passes_byte_by_byte_in_its_own_order(
     before, after, chunk_cuts, reads = stream
     wire = chunked(cut(b"".join([b":\n\n", *before, *after]), chunk_cuts))
     out, remover = through(cut(wire, reads), "chunked")
-    assert payload_of(b"".join(out)) == b"".join([b":\n\n", *before, *after])
+    assert unchunked(b"".join(out)) == b"".join([b":\n\n", *before, *after])
     assert remover.removed == 0
 
 
@@ -141,7 +133,7 @@ def test_counts_are_found_by_their_data_alone(form: str, framing: str) -> None:
     before, counts = delta("a"), OTHER_FORMS[form]
     pieces = [before, counts[:-20], counts[-20:], DONE]
     out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
-    left = payload_of(b"".join(out)) if framing == "chunked" else b"".join(out)
+    left = unchunked(b"".join(out)) if framing == "chunked" else b"".join(out)
     assert left.startswith(before)
     assert b'usage"' not in left
     assert (remover.removed, remover.counts, remover.has_more) == (1, counts, False)
@@ -157,7 +149,7 @@ def test_what_stands_beside_counts_goes_on_without_them(framing: str) -> None:
     counts = b"id: 9\n" + event({"object": "x", "choices": [], "usage": USAGE, "timings": timings})
     pieces = [delta("a"), counts, DONE]
     out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
-    left = payload_of(b"".join(out)) if framing == "chunked" else b"".join(out)
+    left = unchunked(b"".join(out)) if framing == "chunked" else b"".join(out)
     rest = b"id: 9\n" + event({"object": "x", "choices": [], "timings": timings})
     if framing == "length":
         rest = rest[:-2].ljust(len(counts) - 2) + b"\n\n"
@@ -194,9 +186,5 @@ def test_an_event_of_nothing_but_line_ends_is_not_held_either(piece: bytes) -> N
 
 
 def test_chunks_that_can_not_be_followed_end_the_stream() -> None:
-    class Never:
-        inside = True
-        chunks = 0
-
     with pytest.raises(UpstreamGarbled):
-        UsageRemover("chunked", Never()).feed(b"z" * 5000, complete=False)
+        UsageRemover("chunked", ChunkedReader()).feed(b"z" * 5000, complete=False)

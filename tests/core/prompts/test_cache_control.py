@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.prompts.cache_control import BLOCKS_MAX, marked_body
+from ranvier_py.core.prompts.body_json import spliced
+from ranvier_py.core.prompts.cache_control import BLOCKS_MAX, marker_splice
 
 EPHEMERAL = {"type": "ephemeral"}
 USER = {"role": "user", "content": "hello"}
@@ -20,6 +21,11 @@ USER = {"role": "user", "content": "hello"}
 
 def body(system: Any, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "system": system, "messages": [USER], **fields}).encode()
+
+
+def marked_body(data: bytes) -> bytes | None:
+    splice = marker_splice(data)
+    return None if splice is None else spliced(data, [splice])
 
 
 def marked(data: bytes) -> dict[str, Any]:

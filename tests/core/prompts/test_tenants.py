@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX
+from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, spliced
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.prompts.tenants import Tenants, checked_isolation, salted_body
+from ranvier_py.core.prompts.tenants import Tenants, checked_isolation, salt_splices
 
 TEXTS, HASHER = TextHasher(b"k" * 32), TokenHasher(b"k" * 32)
 ALICE, BOB = (Tenants("credential", TEXTS).of([(b"Authorization", b"Bearer " + name)]) for name in (b"alice", b"bob"))
@@ -112,14 +112,15 @@ def test_isolation_that_is_none_is_refused(text: str) -> None:
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5)), st.sampled_from(["", " ", "\r\n\t"]))
 def test_the_salt_of_a_body_is_the_one_that_counts_and_nothing_else_changes(fields: dict[str, Any], blank: str) -> None:
     data = (blank + json.dumps({**fields, "cache_salt": "theirs"}) + blank).encode()
-    assert json.loads(salted_body(data, "ours")) == {**fields, "cache_salt": "ours"}
-    assert json.loads(salted_body(f"{blank}{{{blank}}}".encode(), "ours")) == {"cache_salt": "ours"}
+    assert json.loads(spliced(data, salt_splices(data, "ours"))) == {**fields, "cache_salt": "ours"}
+    data = f"{blank}{{{blank}}}".encode()
+    assert json.loads(spliced(data, salt_splices(data, "ours"))) == {"cache_salt": "ours"}
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{", b"", b"null", '{"a":1}'.encode("utf-16"), '{"a":1}'.encode("utf-32-le")])
 def test_what_could_be_read_as_an_object_without_a_salt_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest):
-        salted_body(data, "ours")
+        salt_splices(data, "ours")
 
 
 def test_a_tenant_asked_for_again_with_the_same_fields_is_the_same_and_with_others_its_own() -> None:

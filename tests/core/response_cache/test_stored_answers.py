@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ranvier_py.core.answers.answer_stream import unchunked
+from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.response_cache import arrived_answers
 from ranvier_py.core.response_cache.arrived_answers import Arrived
 from ranvier_py.core.response_cache.cache_keys import Question

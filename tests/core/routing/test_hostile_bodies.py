@@ -21,7 +21,8 @@ import pytest
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.core.prompts.body_json import excess, marks_of
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.body_json import excess, marks_of, spliced
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.router import CHAT_PATH, Router
@@ -40,6 +41,11 @@ few, and 4 MiB of text with one emoji are 16 MiB of characters."""
 KEPT_BYTES = 512 * 1024  # by a small request, whatever is in it; 4096 of them may be in flight
 SOAK_S = 60.0
 POLICIES = ("affinity", "ttft", "sticky_least_loaded", "chwbl")
+
+
+def asking_body(prompt: Prompt, backend: BackendId) -> bytes:
+    splice = UsageAsker().splice(prompt, prompt.body, backend, 1)
+    return prompt.body if splice is None else spliced(prompt.body, [splice])
 
 
 class Clock:
@@ -66,7 +72,7 @@ def served(router: Router, hostile: Hostile, clock: Clock) -> Prompt | None:
     clock("sent", lambda: router.too_little(prompt, found))
     decision = clock("sent", lambda: router.place(prompt, found))
     attempt = clock("sent", lambda: router.start_attempt(prompt, decision, 0.0, b"", found, quiet=True))
-    clock("sent", lambda: UsageAsker().body(prompt, decision.backend, 1))
+    clock("sent", lambda: asking_body(prompt, decision.backend))
     clock("announced", lambda: router.announce(attempt))
     clock("learned", lambda: router.first_token(attempt, 0.1))
     clock("finished", lambda: router.finish_attempt(attempt, Outcome.SUCCESS, 0.2))
@@ -118,7 +124,7 @@ def test_no_known_shape_of_a_body_takes_much_more_memory_than_its_size() -> None
             prompt = router.read(hostile.path, hostile.body)
             kept, _ = tracemalloc.get_traced_memory()
             found = router.find(prompt, 0.0)
-            UsageAsker().body(prompt, router.place(prompt, found).backend, 1)
+            asking_body(prompt, router.place(prompt, found).backend)
             _, peak = tracemalloc.get_traced_memory()
         except BadRequest:
             continue

@@ -29,9 +29,9 @@ from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.refused_credentials import RefusedCredentials
 from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, StoredAnswer
 from ranvier_py.core.routing.health import outcome_of
+from ranvier_py.proxy.call import BYPASS, HIT, MISS, Call
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import Fields, HttpRequest
-from ranvier_py.proxy.served_request import BYPASS, HIT, MISS, ServedRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
 RESULTS = {HIT: "hit", MISS: "miss", BYPASS: "skip"}
@@ -43,53 +43,31 @@ REFUSALS = (401, 403)
 WAITS_MAX = 2
 """A request waits for so many others. The first may turn out to be of another kind, and not to be convertible."""
 
-Forward = Callable[[ServedRequest], Steps[None]]
+Forward = Callable[[Call], Steps[None]]
 Made = TypeVar("Made")
 
 CHUNKING_BYTES = 65_536  # room for the framing of an answer that comes in chunks
 
 
 class AnswersElsewhere(Protocol):
-    """Answers that are kept outside this process.
+    """Answers that are kept outside this process. Nothing here raises, or waits but `find`, which has a deadline."""
 
-    Attributes:
-        backend: its name in the configuration.
-        uses_memory: answers found or kept there are also kept in this process's memory.
-    """
+    backend: str  # its name in the configuration
+    uses_memory: bool  # answers found or kept there are also kept in this process's memory
 
-    backend: str
-    uses_memory: bool
-
-    def refuse(self, credential: bytes) -> None:
-        """Have all answers of this credential dropped. Raises nothing and does not wait."""
-
-    def set_options(self, responses: ResponseCacheOptions) -> None:
-        """Use these options from now on."""
-
-    async def run(self) -> None:
-        """Run for ever."""
-
-    async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
-        """Return the answer, if it is no older than that. Raises nothing, and has a deadline of its own."""
-
-    def keep(self, key: bytes, answer: StoredAnswer, asked_at: float) -> None:
-        """Have an answer kept that was asked for at that time. Raises nothing and does not wait."""
-
-    async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
-        """Drop all answers of this model and tenant that are older. Returns how many; None if that is unknown."""
-
-    def view(self) -> Mapping[str, Any]:
-        """Return what the control port shows in addition to, or instead of, the memory's figures."""
-
-    def metrics(self) -> Iterator[Sample]:
-        """Yield its metrics."""
+    def refuse(self, credential: bytes) -> None: ...  # drops all answers of this credential
+    def set_options(self, responses: ResponseCacheOptions) -> None: ...
+    async def run(self) -> None: ...
+    async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None: ...
+    def keep(self, key: bytes, answer: StoredAnswer, asked_at: float) -> None: ...
+    async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None: ...
+    def view(self) -> Mapping[str, Any]: ...  # in addition to, or instead of, the memory's figures
+    def metrics(self) -> Iterator[Sample]: ...
 
 
 class ResponseCache:
-    """The response cache of a node. `tenants` determines which clients share answers.
-
-    `voids` is called with what an operator invalidates: scope, moment and time.
-    """
+    """The response cache of a node. `tenants` determines which clients share answers. `voids` is called with what an
+    operator invalidates: scope, moment and time."""
 
     def __init__(self, store: AnswerStore, tenants: Tenants, elsewhere: AnswersElsewhere | None = None) -> None:
         self.store = store
@@ -101,37 +79,37 @@ class ResponseCache:
         self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, giver=1)
         self._shared: dict[bytes, SharedAnswer] = {}  # answers in progress, by key
 
-    def answer(self, served: ServedRequest, forward: Forward) -> Steps[None]:
+    def answer(self, call: Call, forward: Forward) -> Steps[None]:
         """Answer a request; `forward` sends it to a backend."""
-        asker = self._askers.of(served.request.headers)
+        asker = self._askers.of(call.request.headers)
         try:
-            question = self._question(served.request, asker)
-            result = BYPASS if question is None else (yield from self._answer(served, question, asker, forward))
+            question = self._question(call.request, asker)
+            result = BYPASS if question is None else (yield from self._answer(call, question, asker, forward))
             if result == BYPASS:
-                self._count(served, result)
-                yield from forward(served)
+                self._count(call, result)
+                yield from forward(call)
         finally:
-            if served.status in REFUSALS:
+            if call.status in REFUSALS:
                 self._refuse(asker.credential)
 
-    def _answer(self, served: ServedRequest, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
+    def _answer(self, call: Call, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
         """Answer a question. Returns BYPASS if the cache could not."""
         for _ in range(WAITS_MAX + 1):
             stored = self.store.find(question.key, time.monotonic(), question.max_age_s)
             if stored is not None:
                 self._refused.answered(asker.credential)
-                return (yield from self._replay(served, question, stored))
+                return (yield from self._replay(call, question, stored))
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
             if shared is not None and (shared.is_left or self._is_void(question, asker.owner, shared.asked_at)):
                 del self._shared[question.key]  # requests that wait for it get it, later ones do not
                 shared = None
             if shared is None:
-                return (yield from self._lead(served, question, asker, forward))
-            if (yield from self._follow(served, question, shared)):
-                return served.cached
+                return (yield from self._lead(call, question, asker, forward))
+            if (yield from self._follow(call, question, shared)):
+                return call.cached
             stored = shared.stored
             if stored is not None and time.monotonic() - stored.stored_at <= question.max_age_s:
-                return (yield from self._replay(served, question, stored))
+                return (yield from self._replay(call, question, stored))
             if not (shared.is_complete or shared.stored):
                 break
         return BYPASS
@@ -161,42 +139,42 @@ class ResponseCache:
         else:
             store.counters.refused_unspread += 1
 
-    def _count(self, served: ServedRequest, result: bytes) -> None:
-        served.cached = result
+    def _count(self, call: Call, result: bytes) -> None:
+        call.cached = result
         increment(self.store.counters.requests, RESULTS[result])
 
-    def _replay(self, served: ServedRequest, question: Question, stored: StoredAnswer) -> Steps[bytes]:
+    def _replay(self, call: Call, question: Question, stored: StoredAnswer) -> Steps[bytes]:
         """Answer with a stored answer. Returns BYPASS if it can't be converted to the kind that is asked for."""
         body = yield from in_portions(stored.reply(question))
         if body is None:
             return BYPASS
         kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
-        self._count(served, HIT)
-        served.client.respond(200, body, ((b"x-cache", HIT), (b"age", age)), kind, chunked=question.stream)
-        self._served(served, 200, stored.tokens, len(body))
+        self._count(call, HIT)
+        call.client.respond(200, body, ((b"x-cache", HIT), (b"age", age)), kind, chunked=question.stream)
+        self._served(call, 200, stored.tokens, len(body))
         return HIT
 
-    def _served(self, served: ServedRequest, status: int, tokens: tuple[int, int], sent_bytes: int) -> None:
-        served.status, served.outcome, served.sent_bytes = status, outcome_of(status).value, sent_bytes
-        served.first_byte_at = served.first_byte_at or time.monotonic()
+    def _served(self, call: Call, status: int, tokens: tuple[int, int], sent_bytes: int) -> None:
+        call.status, call.outcome, call.sent_bytes = status, outcome_of(status).value, sent_bytes
+        call.first_byte_at = call.first_byte_at or time.monotonic()
         counters = self.store.counters
         counters.saved_prompt_tokens += tokens[0]
         counters.saved_output_tokens += tokens[1]
 
-    def _lead(self, served: ServedRequest, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
+    def _lead(self, call: Call, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
         """Look outside, or let a backend answer, for this client and for those that ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
-        shared = SharedAnswer(question, served.request, served.client, bytes_max)
+        shared = SharedAnswer(question, call.request, call.client, bytes_max)
         self._shared.setdefault(question.key, shared)
         try:
             if self.elsewhere is not None and question.max_age_s > 0:
                 shared.stored = yield partial(self._find_elsewhere, question)
             if shared.stored is None:
-                self._count(served, MISS)
-                served.shared = shared
-                yield from forward(served)
+                self._count(call, MISS)
+                call.shared = shared
+                yield from forward(call)
                 yield from self._keep(question, asker, shared)
         except RanvierError as error:
             if not isinstance(error, ClientGone):
@@ -206,10 +184,10 @@ class ResponseCache:
             if self._shared.get(question.key) is shared:
                 del self._shared[question.key]
             shared.end()
-        if served.shared is None:
+        if call.shared is None:
             assert shared.stored is not None
             self._refused.answered(asker.credential)
-            return (yield from self._replay(served, question, shared.stored))
+            return (yield from self._replay(call, question, shared.stored))
         while shared.lags:
             yield shared.flush
         if not shared.has_client:
@@ -278,22 +256,22 @@ class ResponseCache:
         """Whether what was asked for at that time was invalidated since."""
         return self.store.invalidations.void(question.model, owner, asked_at)
 
-    def _follow(self, served: ServedRequest, question: Question, shared: SharedAnswer) -> Steps[bool]:
+    def _follow(self, call: Call, question: Question, shared: SharedAnswer) -> Steps[bool]:
         """Give the client the leader's answer as it comes. Returns False if this client can't use it. Raises the error
         that the leader met before it had one."""
-        client = served.client
+        client = call.client
         with shared.followed() as follower:
-            while not (serves := shared.serves(question, served.request)) and not shared.is_decided:
+            while not (serves := shared.serves(question, call.request)) and not shared.is_decided:
                 yield shared.change
             head = shared.head
             if head is None or not serves:
                 if shared.failure is not None:
                     raise copy(shared.failure)  # without its traceback
                 return False
-            self._count(served, HIT if head.status == 200 else MISS)
-            named = () if head.fields.names_request else ((b"x-request-id", served.request_id),)
+            self._count(call, HIT if head.status == 200 else MISS)
+            named = () if head.fields.names_request else ((b"x-request-id", call.id),)
             age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
-            client.relay_head(head, ((b"x-cache", served.cached), *age, *named))
+            client.relay_head(head, ((b"x-cache", call.cached), *age, *named))
             while not (shared.over and shared.is_at_end(follower)):
                 piece = shared.next_piece(follower)
                 if piece:
@@ -306,7 +284,7 @@ class ResponseCache:
             raise UpstreamClosed("the answer that was waited for broke off")
         self.store.counters.shared += head.status == 200
         tokens = shared.stored.tokens if shared.stored is not None else (0, 0)
-        self._served(served, head.status, tokens, follower.at)
+        self._served(call, head.status, tokens, follower.at)
         return True
 
 

@@ -77,8 +77,7 @@ class RouterFields:
         self.places_ranks = False
 
     def admitted(self, request: HttpRequest, options: RouterFieldOptions) -> HttpRequest:
-        """Return the request with those reserved fields of its head that may pass. Its head may be another request's,
-        too."""
+        """Return the request with those reserved fields of its head that may pass. Others may share its head."""
         fields, passed, request_id = request.fields, [request.fields.lines], request.fields.request_id
         for name, value in fields.reserved:
             key = name.lower()

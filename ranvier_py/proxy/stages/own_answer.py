@@ -18,6 +18,7 @@ from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.model_list import card_of, model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PATHS, REALTIME_PATH
 from ranvier_py.proxy.admission.request_target import misleads
+from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
 
@@ -25,8 +26,17 @@ MODELS_PATH = b"/v1/models"
 ONE_MODEL = MODELS_PATH + b"/"
 
 
-def own_answer(backends: Iterable[Backend], request: HttpRequest, client: Client) -> tuple[int, bytes] | None:
-    """Return status and body of what the node answers itself; None for what goes to a backend. Raises RequestError."""
+def answer_ourselves(backends: Iterable[Backend], call: Call) -> None:
+    """Answer what no backend has to. Raises RequestError."""
+    body = own_answer(backends, call.request, call.client)
+    if body is not None:
+        call.status = 200
+        call.client.respond(200, body)
+        call.outcome = "success"
+
+
+def own_answer(backends: Iterable[Backend], request: HttpRequest, client: Client) -> bytes | None:
+    """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError."""
     path, method = request.path, request.method
     of_v1 = path.startswith(b"/v1/")
     if request.fields.upgrades and method == b"GET" and path != REALTIME_PATH and (of_v1 or path in PATHS):
@@ -37,10 +47,10 @@ def own_answer(backends: Iterable[Backend], request: HttpRequest, client: Client
         return None
     if method in (b"GET", b"HEAD"):
         if path == b"/health":
-            return 200, b'{"status":"ok"}'
+            return b'{"status":"ok"}'
         found = models_answer(backends, request, client) if path.startswith(MODELS_PATH) else None
         if found is not None:
-            return 200, found
+            return found
     if not of_v1:
         raise NotFound(
             "no such path: this port serves /health, /v1/ and paths of engines' inference, such as /generate"
@@ -52,9 +62,7 @@ def own_answer(backends: Iterable[Backend], request: HttpRequest, client: Client
 
 def models_answer(backends: Iterable[Backend], request: HttpRequest, client: Client) -> bytes | None:
     """Return the list of models, or one of them; None if that is not asked for, or no backend has listed its own.
-
-    Raises ModelNotFound.
-    """
+    Raises ModelNotFound."""
     path = request.path
     claude = any(name.lower() == b"anthropic-version" for name, _ in request.headers)
     client.api = "anthropic" if claude else client.api

@@ -1,0 +1,145 @@
+"""One request of a client from head to end: what each stage found, in a slot of its own, and how it ends.
+
+Stages (`proxy/stages/`) read the slots before theirs and fill their own. The log's line is made from these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ranvier_py.core.errors import RanvierError, words_of
+from ranvier_py.core.options import Options, option, part, seconds
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.attempt import Attempt, PoolMatch
+from ranvier_py.core.routing.retries import RetryLimits
+from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.failed_tries import FailedTries
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
+from ranvier_py.proxy.realtime import RealtimeLimits
+from ranvier_py.proxy.shared_answer import SharedAnswer
+from ranvier_py.proxy.stages.strip import RouterFieldOptions
+
+ERROR_CHARACTERS_MAX = 500  # of the reasons of failed attempts in one line; then the last one alone
+
+HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
+"""What the response cache did with a request, as the field X-Cache names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits(Options):
+    """Deadlines of one request, in seconds."""
+
+    SECTION = "Limits"
+
+    tokenize_deadline_s: float = option(
+        0.15, "Longest wait for tokens before placing by load. 0 never waits.", most=60.0, section="Tokens"
+    )
+    first_byte_s: float = seconds(
+        600.0,
+        "Longest wait for a backend to begin its answer; of a stream, whose head may come before the prefill, longest "
+        "silence until its first token.",
+        key="first_byte_timeout_s",
+    )
+    stall_s: float = seconds(  # OpenAI's SDK waits as long; engines are silent while they buffer calls of tools
+        600.0, "Longest silence within an answer that has begun.", key="stall_timeout_s"
+    )
+    retries: RetryLimits = part(RetryLimits)
+    realtime: RealtimeLimits = part(RealtimeLimits)
+    router_fields: RouterFieldOptions = part(RouterFieldOptions)
+
+
+class PromptTokenizer(Protocol):
+    """Tokenizes before placement, or off the path: io/tokenizer_worker.py; `IndexedTokenizer` also asks Redis."""
+
+    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
+    def submit(self, attempt: Attempt) -> None: ...
+    def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
+
+
+class ReadRequest(NamedTuple):
+    """What a request is, once its body is as engines get it."""
+
+    request: HttpRequest  # without members that only routers may set, and as the operator's rules made it
+    unmended: HttpRequest | None  # without such members, as it came; None if no rule changed it
+    prompt: Prompt
+    tenant: bytes  # in the prompt's chain; empty where tenants are not kept apart
+    judged: bool  # it asks for inference, so its outcome shows how well its engine is
+    upgrades: bool  # it asks for a WebSocket
+    is_kept: bool  # an engine may keep its answer, under an id that the answer names
+
+
+@dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
+class Call:
+    """One request of a client. Each slot names the stage that fills it."""
+
+    request: HttpRequest  # identify: as it came, but for what only routers may set in its head
+    client: Client
+    started_at: float
+    id: bytes = b""  # identify
+    cached: bytes = b""  # response cache: HIT, MISS or BYPASS; empty without one
+    shared: SharedAnswer | None = None  # response cache: set if others may get its answer, too
+    read: ReadRequest = field(init=False)  # read
+    match: PoolMatch = field(init=False)  # match
+    attempt: Attempt | None = None  # plan: the latest leg
+    tries: int = 0  # plan
+    failed_tries: FailedTries | None = None  # forward: once a leg has failed
+    error: str = ""  # forward: of the legs that failed
+    outcome: str = "cancelled"
+    status: int = 0  # relay
+    first_byte_at: float = 0.0  # relay
+    sent_bytes: int = 0  # relay
+    moved: bool = False  # it was placed again because its engine hung
+    stays: bool = False  # that is not allowed
+
+    def failed(self, error: RanvierError) -> None:
+        """Note why the latest leg failed, with the cause, which clients do not see."""
+        words, cause = str(error), words_of(error)
+        self.note(words + (f": {cause}" if cause not in words else ""))
+
+    def note(self, reason: str) -> None:
+        """Note why the latest leg failed."""
+        assert self.attempt is not None
+        before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
+        self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
+
+    def own_fields(self, attempt: Attempt, head: HttpResponseHead, may_see: Callable[[bytes | None], bool]) -> Fields:
+        """Return the fields that are added to the head of an answer."""
+        fields = []
+        if may_see(self.request.fields.control_key):
+            decision = attempt.decision
+            fields = [
+                (b"x-ranvier-backend", decision.backend_name.encode()),
+                (b"x-ranvier-reason", decision.reason.encode()),
+                (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
+            ]
+        if self.cached:
+            fields.append((b"x-cache", self.cached))
+        if not head.fields.names_request:  # else the backend's own id stays
+            fields.append((b"x-request-id", self.id))
+        return fields
+
+    def summary(self, now: float) -> RequestSummary:
+        """Return its line in the log."""
+        request, attempt = self.request, self.attempt
+        decision = attempt.decision if attempt is not None else None
+        return RequestSummary(
+            id=self.id.decode("latin-1"),
+            method=request.method.decode("latin-1"),
+            path=request.path.decode("latin-1"),
+            status=self.status,
+            outcome=self.outcome,
+            backend=decision.backend_name if decision is not None else "",
+            policy=decision.policy if decision is not None else "",
+            reason=decision.reason if decision is not None else "cache" if self.cached == HIT else "",
+            source=decision.source if decision is not None else "",
+            matched_tokens=decision.matched_tokens if decision is not None else 0,
+            prompt_tokens=attempt.prompt_tokens if attempt is not None else 0,
+            tries=self.tries,
+            first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
+            total_ms=round(1000 * (now - self.started_at), 3),
+            sent_bytes=self.sent_bytes,
+            error=self.error,
+        )

@@ -1,0 +1,47 @@
+"""What of a body is changed for an engine, and in which order:
+
+    strip   members that only routers may set   before the body is read
+    mend    what the operator's rules are of    before the body is read; not for a hosted provider
+    usage   the question for a stream's counts  for each leg, as its backend takes it
+    salt    the tenant's, as the last member    for each leg, as its backend takes it
+    mark    `cache_control` of a system prompt  for each leg, if the operator wants that
+
+The first two make the body that the prompt is read from. The others are splices of that body, each made by its feature
+without a look at the others, and applied at once. All other bytes stay as the client wrote them.
+"""
+
+from dataclasses import dataclass
+
+from ranvier_py.core.answers.usage_injection import UsageAsker
+from ranvier_py.core.prompts.body_json import Splice, spliced
+from ranvier_py.core.prompts.cache_control import marker_splice
+from ranvier_py.core.prompts.tenants import salt_splices
+from ranvier_py.core.routing.attempt import Attempt, RouterCounters
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH
+from ranvier_py.proxy.call import ReadRequest
+from ranvier_py.proxy.http_values import HttpRequest
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LegEdits:
+    asking: UsageAsker
+    counters: RouterCounters
+    marks: bool  # whether the operator wants markers on system prompts
+
+    def made(self, read: ReadRequest, attempt: Attempt, *, asks: bool = True) -> tuple[HttpRequest, bool]:
+        """Return the request as this leg's backend gets it, and whether it is asked for counts."""
+        request, prompt, splices = read.request, attempt.prompt, list[Splice]()
+        if read.unmended is not None and attempt.target.hosted:  # a provider that was added since the body was read
+            request = read.unmended
+        body = request.body
+        usage = self.asking.splice(prompt, body, attempt.backend, attempt.generation) if asks else None
+        if usage is not None:
+            splices.append(usage)
+        if prompt.salt:
+            if attempt.target.takes_salt(request.path):
+                splices += salt_splices(body, prompt.salt)
+            else:  # by its model cards it keeps no prompts apart
+                self.counters.unsalted += 1
+        if self.marks and request.path == MESSAGES_PATH and (mark := marker_splice(body)) is not None:
+            splices.append(mark)
+        return (request.with_body(spliced(body, splices)) if splices else request), usage is not None

@@ -1,0 +1,1 @@
+"""The stages of a call, one module each. `pipeline` has them in order."""

@@ -1,0 +1,181 @@
+"""Asks one backend after another until a client has its answer.
+
+A leg that fails before a byte was relayed leads to another plan without its backend, a bounded number of times, if the
+request may be sent again (`failed_tries`); after the first byte it only ends.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
+from ranvier_py.core.answers.usage_removal import UsageRemover
+from ranvier_py.core.errors import NodeExhausted, ResponseLost, UpstreamError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.attempt import Attempt, PoolMatch
+from ranvier_py.core.routing.backends import Transition
+from ranvier_py.core.routing.blame.judgements import SERVED
+from ranvier_py.core.routing.health import FAULTS, Outcome
+from ranvier_py.core.routing.processes.ranks import RANK_FIELD
+from ranvier_py.core.routing.router import Router
+from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
+from ranvier_py.proxy.connection_pool import BackendAddress
+from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.edits import LegEdits
+from ranvier_py.proxy.failed_tries import FailedTries, failure_inside, outcome_of_error, serves, waited_long
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
+from ranvier_py.proxy.stages.plan import next_leg
+from ranvier_py.proxy.stages.relay import RelayStage
+from ranvier_py.proxy.upstream import Exchange, Upstream
+
+
+@dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
+class ForwardStage:
+    router: Router
+    upstream: Upstream
+    limits: PipelineLimits
+    tokenizer: PromptTokenizer
+    edits: LegEdits
+    relay: RelayStage
+    address_of: Callable[[str], BackendAddress]  # from a backend's URL
+    authorization: bytes  # sent if the client sends none; may be empty
+    trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
+    changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests caused
+
+    def __call__(self, call: Call) -> Steps[None]:
+        elsewhere: PoolMatch | None = call.match
+        while elsewhere is not None:
+            elsewhere = yield from self._leg(call, next_leg(self.router, call, elsewhere))
+
+    def _leg(self, call: Call, attempt: Attempt) -> Steps[PoolMatch | None]:
+        """Ask one backend, relay its answer and finish the leg. Returns whom to ask instead; None at the end."""
+        outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
+        try:
+            exchange, is_asked = yield from self._ask(call, attempt)
+            attempt.status = exchange.head.status
+            judgement, inside = SERVED, None
+            if attempt.status == 200 and attempt.judged:
+                inside = yield from failure_inside(exchange, attempt, partial(self.relay.first_data, call, exchange))
+                attempt.status = 200 if inside is None else inside.status
+            if attempt.status >= 300:
+                failed = self._failed_tries(call)
+                judgement = yield from failed.judge(attempt, exchange, inside)
+                if judgement.outcome is not Outcome.SUCCESS:
+                    call.note(f"it answered {attempt.status}{'' if inside is None else ', within a 200'}")
+                elsewhere = failed.after_answer(attempt, judgement)
+                if elsewhere is not None:
+                    outcome = judgement.outcome
+                    return elsewhere
+            if attempt.status == 101:
+                yield from self.relay.websocket(call, attempt, exchange)
+            else:
+                remover = self._remover(attempt, exchange) if is_asked else None
+                yield from self.relay.answer(call, attempt, exchange, remover)
+                if remover is not None:
+                    self.edits.asking.answered(remover, attempt.backend, attempt.generation)
+            outcome = judgement.outcome
+        except NodeExhausted as error:
+            outcome = Outcome.NOT_SENT
+            call.failed(error)
+            raise
+        except UpstreamError as error:
+            outcome = outcome_of_error(error)
+            call.failed(error)
+            self.trouble(attempt.backend)
+            elsewhere = yield from self._after_error(call, attempt, outcome, error)
+            return elsewhere
+        finally:
+            if exchange is not None:
+                exchange.release()
+            self._finish(call, attempt, outcome, is_last=elsewhere is None)
+        call.outcome = outcome.value
+        return None
+
+    def _after_error(
+        self, call: Call, attempt: Attempt, outcome: Outcome, error: UpstreamError
+    ) -> Steps[PoolMatch | None]:
+        """Return whom to ask after a try without an answer; None if the client got one after all. Raises `error`."""
+        if call.client.started:
+            raise error
+        failed = self._failed_tries(call)
+        is_late = waited_long(call.started_at, attempt, self.limits.first_byte_s)
+        elsewhere = failed.after_error(attempt, error, is_late=is_late)
+        if elsewhere is not None:
+            return elsewhere
+        if failed.kept is None:
+            if attempt.prompt.response_key and outcome is Outcome.CONNECT_ERROR:
+                raise ResponseLost("the engine that keeps this response is not there") from error
+            raise error
+        yield from self.relay.answer(call, *failed.kept, None)
+        call.outcome = Outcome.OVERLOADED.value
+        return None
+
+    def _finish(self, call: Call, attempt: Attempt, outcome: Outcome, *, is_last: bool) -> None:
+        failed = self._failed_tries(call) if outcome in FAULTS else call.failed_tries
+        now = time.monotonic()
+        served = serves(self.router.registry, call.request.path, attempt) if outcome is Outcome.SUCCESS else ()
+        settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
+        transitions = self.router.finish_attempt(attempt, outcome, now)
+        if transitions or settled or served:
+            self.changed([*settled, *served, *transitions])
+
+    def _failed_tries(self, call: Call) -> FailedTries:
+        if call.failed_tries is None:
+            call.failed_tries = FailedTries(call.read.request, call.client, self.router, self.limits.retries)
+        return call.failed_tries
+
+    # --- ask --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, call: Call, attempt: Attempt) -> Steps[tuple[Exchange, bool]]:
+        """Send the request, if possible with a question for counts. Returns the answer, and whether that was asked. If
+        the backend refuses, perhaps because of the question, the request is sent once more without it."""
+        asking = self.edits.asking
+        request, is_asked = self.edits.made(call.read, attempt)
+        exchange = yield from self._send(call, attempt, request)
+        if not is_asked:
+            return exchange, False
+        status = exchange.head.status
+        if status not in REFUSALS or asking.terms(attempt.backend, attempt.generation) is Terms.TAKES:
+            if status == 200:
+                asking.taken(attempt.backend, attempt.generation)
+            return exchange, True
+        try:
+            exchange.take()  # to release a connection that can be used again: a refusal is mostly complete here
+        finally:
+            exchange.release()
+        request, _ = self.edits.made(call.read, attempt, asks=False)
+        exchange = yield from self._send(call, attempt, request)
+        asking.refused(attempt.backend, attempt.generation, exchange.head.status)
+        return exchange, False
+
+    def _send(self, call: Call, attempt: Attempt, request: HttpRequest) -> Steps[Exchange]:
+        """Send the request, and wait for the head of the answer. Raises UpstreamError."""
+        extra = []  # fields that a backend gets in addition to the client's own
+        fields = request.fields
+        if fields.request_id is None:
+            extra.append((b"x-request-id", call.id))
+        if self.authorization and not fields.authorized:
+            extra.append((b"authorization", self.authorization))
+        if attempt.target.rank is not None:
+            extra.append((RANK_FIELD, b"%d" % attempt.target.rank))
+        call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+        if call.read.upgrades:
+            return self.upstream.upgrade(self.address_of(attempt.url), request, extra)
+        return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
+
+    def _sent(self, attempt: Attempt) -> None:
+        """Do what no request needs to wait for: notify observers, and have the prompt tokenized."""
+        if not attempt.announced:
+            self.router.announce(attempt)
+            self.tokenizer.submit(attempt)
+
+    def _remover(self, attempt: Attempt, exchange: Exchange) -> UsageRemover | None:
+        """Return what removes the counts from a stream again, since only we asked for them; None if it is no stream."""
+        fields = exchange.head.fields
+        if b"text/event-stream" not in fields.lines:
+            return None
+        if not fields.readable:
+            self.edits.asking.unreadable(attempt.backend, attempt.generation)
+            return None
+        return UsageRemover(exchange.head.framing, exchange.chunks)

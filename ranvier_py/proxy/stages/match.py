@@ -1,0 +1,60 @@
+"""Finds who holds how much of a prompt; tokens come first only if the texts find too little, and within a deadline."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from ranvier_py.core.routing.router import Router
+from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
+from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.failed_tries import known_short, passed_over
+
+OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
+"""If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
+may be on its way. Without peers it does not wait."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class MatchStage:
+    router: Router
+    limits: PipelineLimits
+    tokenizer: PromptTokenizer
+
+    def __call__(self, call: Call) -> Steps[None] | None:
+        router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
+        if read.judged and (router.registry.pauses or router.registry.refusals):
+            prompt.avoid = passed_over(router, read.request, prompt, now)
+        key, owners = prompt.response_key, router.owners
+        if key and owners.collecting and owners.find(key, now) is None:
+            return self._once_owned(call)
+        return self._find(call)
+
+    def _find(self, call: Call) -> Steps[None] | None:
+        call.match = self.router.find(call.read.prompt, time.monotonic())
+        if self.router.too_little(call.read.prompt, call.match):
+            return self._tokens_first(call)
+        self._pass_over_short(call)
+        return None
+
+    def _once_owned(self, call: Call) -> Steps[None]:
+        yield partial(self._await_owner, call.read.prompt.response_key)
+        yield from self._find(call) or ()
+
+    async def _await_owner(self, digest: int) -> None:
+        """Wait for a peer's report of who owns this response: it may be on its way."""
+        with trio.move_on_after(OWNER_WAIT_S):
+            while self.router.owners.find(digest, time.monotonic()) is None:  # noqa: ASYNC110  # the core has no events
+                await trio.sleep(OWNER_PAUSE_S)
+
+    def _tokens_first(self, call: Call) -> Steps[None]:
+        yield partial(self.tokenizer.tokenize_first, call.read.prompt, self.limits.tokenize_deadline_s)
+        call.match = self.router.find(call.read.prompt, time.monotonic())
+        self._pass_over_short(call)
+
+    def _pass_over_short(self, call: Call) -> None:
+        prompt = call.read.prompt
+        if call.read.judged and (short := known_short(self.router.registry, prompt)):
+            prompt.avoid = tuple(sorted({*prompt.avoid, *short}))
+            call.match = self.router.find(prompt, time.monotonic())
