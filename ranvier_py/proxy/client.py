@@ -1,12 +1,11 @@
 """One client connection as the pipeline uses it, and the watchdog of all connections' deadlines.
 
-Rules: arming a deadline only sets attributes; the watchdog notices a missed one and raises an error where the steps of
+Rule: arming a deadline only sets attributes; the watchdog notices a missed one and raises an error where the steps of
 the connection wait. Sending never waits: bytes that the client has no room for are kept, and the sender must await
-`flush` before it makes more, so a connection keeps no more than was passed in. The time that flushes wait counts within
-a window, and only `send_bytes_min` bytes taken begin a new window. So a byte now and then gains no time, and a silent
-engine costs none.
-Invariants: `started` is set before the first byte of an answer leaves, so nobody answers twice; a connection is watched
-exactly while its socket is open; who sends or reads slowly holds it for a bounded time (test_progress.py).
+`flush` before it makes more. The time that flushes wait counts within a window, and only `send_bytes_min` bytes taken
+begin a new one: so a byte now and then gains no time, and a silent engine costs none. Invariants: `started` is set
+before the first byte of an answer leaves, so nobody answers twice; a connection is watched exactly while its socket is
+open; who sends or reads slowly holds it for a bounded time (test_progress.py).
 """
 
 from __future__ import annotations

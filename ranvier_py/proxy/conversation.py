@@ -1,14 +1,11 @@
 """The steps of one connection of the public port: read a request, pass it to the handler, read the next one.
 
-Bodies are read completely and lose their transfer coding; what the handler sends leaves at once. If the framing of a
-request is lost, the client gets a 4xx and the connection ends. An answer that can't be finished ends in RST, never in
-something that looks complete. Requests that are refused before any handler are reported here.
-
-A handler either answers and returns, or raises a RanvierError, which becomes the answer if nothing was sent yet and
-cuts the connection otherwise. A missed deadline, a client that left and the end of a drain are raised where it waits.
-Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` the
-bytes of their bodies that have arrived; neither exceeds its limit. A connection that waits keeps no body and no large
-head; no byte of the next request is taken for this one (test_server_bodies.py, test_server_requests.py).
+Rule: bodies are read completely and lose their transfer coding; what the handler sends leaves at once. If the framing
+of a request is lost, the client gets a 4xx and the connection ends. An answer that can't be finished ends in RST,
+never in something that looks complete. Requests that are refused before any handler are reported here. Invariants:
+`in_flight` counts requests from their complete head to the end of their answer, `in_flight_bytes` the bytes of their
+bodies here; neither exceeds its limit. A connection that waits keeps no body and no large head; no byte of the next
+request is taken for this one (test_server_bodies.py, test_server_requests.py).
 """
 
 from __future__ import annotations
@@ -41,7 +38,8 @@ from ranvier_py.proxy.transport import RECEIVE_BYTES, TlsTransport, received
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpRequest, Client], Steps[None]]
-"""Answers one request, under the contract of the module."""
+"""Answers one request and returns, or raises a RanvierError, which becomes the answer if nothing was sent yet and cuts
+the connection otherwise. A missed deadline, a client that left and the end of a drain are raised where it waits."""
 
 READ_BYTES_MAX = 262_144
 """One read of a long body: with a quarter of a megabyte a 200 kB chat takes two or three reads."""

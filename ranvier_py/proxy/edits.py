@@ -1,13 +1,11 @@
-"""What of a body is changed for an engine, and in which order:
+"""What of a body is changed for an engine, and in which order; all other bytes stay as the client wrote them:
 
-    strip   members that only routers may set   before the body is read
-    mend    what the operator's rules are of    before the body is read; not for a hosted provider
-    usage   the question for a stream's counts  for each leg, as its backend takes it
-    salt    the tenant's, as the last member    for each leg, as its backend takes it
-    mark    `cache_control` of a system prompt  for each leg, if the operator wants that
-
-The first two make the body that the prompt is read from. The others are splices of that body, each made by its feature
-without a look at the others, and applied at once. All other bytes stay as the client wrote them.
+    strip, mend   what only routers may set; what rules are of, not for a hosted provider   before the body is read
+    usage         the question for a stream's counts   for each leg, as its backend takes it
+    salt          the tenant's, as the last member     for each leg, as its backend takes it
+    mark          `cache_control` of a system prompt   for each leg, if the operator wants that
+Rule: the last three are splices of the body that was read, each made by its feature without a look at the others, and
+applied at once.
 """
 
 from dataclasses import dataclass

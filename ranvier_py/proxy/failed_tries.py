@@ -1,12 +1,10 @@
 """What becomes of one request after a backend did not serve it: another try elsewhere, or the end.
 
-Rules: an error's body is read before anything is decided, up to a bound and a deadline, and is relayed as it came if
-the request ends with it. If no backend that was asked has room, the client gets the last such answer, also if those
-asked after it can't be reached or break off. A refusal that may be the backend's own fault is tried elsewhere; if the
-second backend refuses alike, or has served others, the client gets that answer. A prompt that is too long for one goes
-to longer ones. A rank that the engine refuses was chosen here: the request is sent without it. What a backend declines
-it has not carried out, so any inference may be sent to another one then; after other failures only what
-`retries.may_repeat` allows.
+Rule: an error's body is read before anything is decided, and relayed as it came if the request ends with it. If no
+backend that was asked has room, the client gets the last such answer, also if those asked after it can't be reached. A
+refusal that may be the backend's own fault is tried elsewhere. A prompt too long for one goes to longer ones. What a
+backend declines it has not carried out, so any inference may be sent to another then; after other failures only what
+`retries.may_repeat` allows. Bounds: ERROR_WAIT_S, FIRST_BYTE_TOTAL_S, the retry budget.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The answer of one request, relayed to its own client and to all clients that ask the same meanwhile.
 
-The first request is the leader: its steps relay the answer to its client and into the SharedAnswer. The others follow.
-Each client, the leader's too, takes what is here at its own pace; the engine's pace alone decides when it is here. If
-the leader's client leaves, or is too slow, the leader's steps go on while anybody follows. The answer's deadlines are
-those of the leader's connection, and the last client to leave ends the request. What fails for the leader, fails for
-all; but an answer that the engine wants nobody else to have is the leader's alone, and the others ask for themselves.
-
-Bound: `bytes_max` of the answer are kept. Beyond it nobody new may follow, and the answer is not stored; what all
-clients have taken is dropped, and one that lags by more than LAG_BYTES_MAX is cut off. A leader whom nobody follows is
-not: beyond `bytes_max` the engine waits for its client.
+Rule: the first request is the leader: its steps relay the answer to its client and into the SharedAnswer; each client
+takes what is here at its own pace. If the leader's client leaves, its steps go on while anybody follows; the last
+client to leave ends the request. What fails for the leader, fails for all; but an answer that the engine wants nobody
+else to have is the leader's alone. Bound: `bytes_max` of the answer are kept. Beyond it nobody new may follow, it is
+not stored, and what all have taken is dropped; one that lags by LAG_BYTES_MAX is cut off, but not a leader whom nobody
+follows.
 """
 
 from __future__ import annotations

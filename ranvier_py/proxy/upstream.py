@@ -1,14 +1,10 @@
 """Pooled HTTP/1.1 connections to the backends.
 
-One exchange is one request and one answer on one connection. `open` sends the request and reads the head of the answer.
-`receive` returns the body's bytes as they arrive, in the backend's own framing. `release` puts the connection back if
-the answer was complete and nothing followed it, and closes it otherwise, which ends the backend's work. Bytes are read
-only when asked for, so a client that does not read holds one piece, not a queue.
-
-Rules: a pooled connection that shows bytes or an end before it is used again is closed. One that dies as soon as it is
-used, without a byte of an answer, had been closed before: it is replaced once, silently, if the request may be sent
-again. The caller decides about all other retries. Answers end exactly where their framing says; bytes after that are
-never passed on. HTTP/1.0 clients do not know chunks: for them the chunk framing is removed.
+Rule: one exchange is one request and one answer on one connection. Bytes are read only when asked for, so a client
+that does not read holds one piece, not a queue. A pooled connection that shows bytes or an end before it is used again
+is closed. One that dies as soon as it is used, without a byte of an answer, is replaced once, silently, if the request
+may be sent again; the caller decides about all other retries. Answers end exactly where their framing says; bytes
+after that are never passed on. Bounds: those of each pool.
 """
 
 from __future__ import annotations
@@ -238,7 +234,8 @@ class Upstream:
 
 
 class Exchange:
-    """One answer being received: raw bytes in the backend's own framing, and where they end. `head` is the last."""
+    """One answer being received: raw bytes in the backend's own framing (`dechunked`, for an HTTP/1.0 client: without
+    that of chunks), and where they end. `head` is the last."""
 
     __slots__ = ("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable", "complete", "head")
 
@@ -297,7 +294,8 @@ class Exchange:
         return self._advance(data) if data else data if data is None else self._end_of_stream()
 
     def release(self) -> None:
-        """Give the connection back, or close it if the answer was not read to its end. May be called twice."""
+        """Give the connection back, or close it if the answer was not read to its end, which ends the backend's work.
+        May be called twice."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
