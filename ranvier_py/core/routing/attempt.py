@@ -54,13 +54,15 @@ class PoolMatch(NamedTuple):
 
     def evicted(self, rows: Rows) -> tuple[BackendId, int] | None:
         """Return which backend computed more of the prompt than any holds now, and how many tokens more."""
-        generations = self.pool.generations
+        generations, held = self.pool.generations, self.holders[0].tokens if self.holders else 0
         for depth, token, text in self.unheld:
+            if depth <= held:  # it will soon be held by whom such a prompt was sent to
+                break
             row = rows.index.get(token) or rows.index.get(text)
             if row is None or not 0 <= (backend := rows.backend[row]) < len(generations):
                 continue
             if generations[backend] == rows.generation[row]:
-                return BackendId(backend), depth - (self.holders[0].tokens if self.holders else 0)
+                return BackendId(backend), depth - held
         return None
 
 

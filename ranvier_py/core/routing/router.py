@@ -380,6 +380,8 @@ class Router:
             observer.finished(attempt, outcome, now)
         transitions = self.registry.finished(attempt.backend, outcome, now, attempt.work, judged=attempt.judged)
         if outcome is Outcome.SUCCESS:
+            if not (attempt.work.seen or attempt.work.decoding):  # it came sooner than its first token was expected
+                attempt.target.computed += attempt.work.tokens
             attempt.decoded = decoded_by(attempt, now)
             learn_length(attempt, self.lengths, self.policy)
         return transitions
@@ -427,8 +429,8 @@ class Router:
             self.counters.engine_cached_tokens += answer.cached_tokens or 0
             if answer.cached_tokens:
                 self.registry.reported_hit(attempt.target, attempt.generation, attempt.prompt.api)
-            if (correction := attempt.correction(answer)) is not None:
-                self.policy.corrected(*correction)
+            if (computed_tokens := attempt.computed_by(answer)) is not None and attempt.reports_hits:
+                self._counted(attempt, computed_tokens)
         if answer.completion_tokens:
             attempt.completion_tokens = answer.completion_tokens
             learn_length(attempt, self.lengths, self.policy)
@@ -436,6 +438,17 @@ class Router:
             self._learn(attempt, end, now)
         for observer in self.observers:
             observer.answered(attempt, end, answer, now)
+
+    def _counted(self, attempt: Attempt, computed_tokens: int) -> None:
+        """Learn how many prompt tokens the engine computed."""
+        self.policy.counted(attempt.backend, attempt.computed_tokens, computed_tokens)
+        if attempt.service is not None:
+            self.policy.corrected(attempt.service, computed_tokens)
+        elif not attempt.prompt.stream:  # what took this long was not what it was believed to be
+            more = computed_tokens - attempt.computed_tokens
+            attempt.target.computed += more
+            if attempt.decoded is not None:
+                attempt.decoded = attempt.decoded._replace(computed=max(0, attempt.decoded.computed + more))
 
     # --- seeing -----------------------------------------------------------------------------------------------------
 

@@ -511,3 +511,16 @@ def test_what_an_engine_held_before_it_restarted_was_not_evicted() -> None:
     router.registry.restart(router.registry[attempt.backend], "start time", 0.0)
     serve(router, chat("one", "two", "three"))
     assert seeing.seen.evicted is None
+
+
+def test_what_an_engine_computed_for_a_whole_answer_is_learned_as_it_counts_and_not_as_was_believed() -> None:
+    router = make_router(1)
+    attempt = start_attempt(router, chat("one", "two"))
+    router.first_token(attempt, 1.0)
+    router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
+    assert attempt.decoded is not None
+    believed, computed = attempt.computed_tokens, attempt.decoded.computed
+    counted = Answer(prompt_tokens=believed, cached_tokens=believed - 20)
+    router.answered(attempt, attempt.prompt.end, counted, 2.0)
+    assert attempt.decoded.computed == computed - believed + 20
+    assert attempt.target.computed == 20

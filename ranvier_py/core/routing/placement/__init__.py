@@ -162,6 +162,9 @@ class Policy:
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """Correct an earlier service: the engine says that it had to compute `computed_tokens` prompt tokens."""
 
+    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
+        """Learn from an engine's count how many prompt tokens it computed, of one request, and not as was believed."""
+
     def decoded(self, decoded: Decoded) -> None:
         """Learn from a finished answer how long it took."""
 

@@ -246,6 +246,9 @@ class Affinity(Policy):
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.by_time.corrected(service, computed_tokens)
 
+    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
+        self.by_time.counted(backend, believed_tokens, computed_tokens)
+
     def decoded(self, decoded: Decoded) -> None:
         self.by_time.decoded(decoded)
 

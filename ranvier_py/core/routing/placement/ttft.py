@@ -120,7 +120,7 @@ class Ttft(Policy):
             return best, "moved"
         home = best if best in holding else weighed.best_of(holding)
         if best != home:
-            error_s, whole_s = self.service_rates.fleet.error_s, prefill_s[best]
+            error_s, whole_s = self.error_s, prefill_s[best]
             stake_s = whole_s - prefill_s[home]
             # saves less than half of the prompt, and no more than chance does: no reason to follow the holder
             if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s <= COMMON_SHARE * whole_s:
@@ -134,7 +134,7 @@ class Ttft(Policy):
     def cold(self, match: Match, weighed: Weighed, homes: Sequence[int], rng: Random) -> int:
         """Choose the position for a prefix that nobody is known to hold: the better of its homes, unless another is
         certainly better. Without `homes`, as for a prompt of one message, the best of all."""
-        sums, error_s = weighed.sum_s, self.service_rates.fleet.error_s
+        sums, error_s = weighed.sum_s, self.error_s
         home = self.first(match.home, weighed, homes, rng) if homes else None
         if home is not None and sums[home] - min(sums.values()) <= error_s:
             return home
@@ -185,6 +185,12 @@ class Ttft(Policy):
     def has_rates(self) -> bool:
         """Whether rates rest on more that answers have shown than on what is assumed."""
         return self.service_rates.fleet.count + self.decode_rates.count > BORROWED
+
+    @property
+    def error_s(self) -> float:
+        """The mean error of predicted prefills: by first tokens, or by engines' counts where all answers are whole."""
+        fleet = self.service_rates.fleet
+        return fleet.error_s if fleet.count else self.decode_rates.error_s
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
         """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be
@@ -300,8 +306,11 @@ class Ttft(Policy):
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.service_rates.corrected(service, computed_tokens)
-        if (again := computed_tokens - service.computed_tokens) > 0:
-            self.evictions.add(service.backend, again, again, 0.0)
+
+    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
+        self.decode_rates.counted(abs(computed_tokens - believed_tokens))
+        if (again := computed_tokens - believed_tokens) > 0:
+            self.evictions.add(backend, again, again, 0.0)
 
     def decoded(self, decoded: Decoded) -> None:
         fleet = self.service_rates.fleet

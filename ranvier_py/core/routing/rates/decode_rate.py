@@ -60,6 +60,7 @@ class DecodeRates:
         self._seen = 0
         self._shown: dict[BackendId, tuple[float, float, int, int]] = {}
         """Fading seconds that answers took and were predicted to take, `_seen` at the last one, and how many came."""
+        self._wrong_tokens = self._counts = 0.0
         self._answer_s = 0.0  # the mean time that answers are predicted to take
         self.uneven = False
         """Whether a backend takes UNEVEN times as long as another, as of the last look."""
@@ -81,6 +82,16 @@ class DecodeRates:
     def looks(self) -> bool:
         """Whether backends that have shown nothing are worth a look now."""
         return self._seen % LOOK_EVERY == 0
+
+    @property
+    def error_s(self) -> float:
+        """The mean error of a predicted prefill, by the counts of engines."""
+        return self._wrong_tokens * self.per_token_s
+
+    def counted(self, wrong_tokens: int) -> None:
+        """Learn by how many tokens a prediction of what an engine had to compute was wrong."""
+        self._counts = min(self._counts + 1.0, WINDOW)
+        self._wrong_tokens += (wrong_tokens - self._wrong_tokens) / self._counts
 
     def token_s(self, contexts: float) -> float:
         """Return the seconds that a token takes beside so many tokens of context."""

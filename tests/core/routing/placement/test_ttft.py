@@ -200,8 +200,18 @@ def test_a_prompt_goes_where_what_it_evicts_is_not_needed_again() -> None:
 def test_what_an_engine_computed_although_it_was_believed_to_hold_it_was_evicted() -> None:
     policy = trained()
     before = policy.evictions.price(BackendId(1))
-    policy.corrected(Service(BackendId(1), 100, 0.1, False, 0, 0), 9000)
+    policy.counted(BackendId(1), 100, 9000)
     assert policy.evictions.price(BackendId(1)) > before == 1.0
+
+
+def test_where_all_answers_are_whole_a_holder_is_left_only_for_more_than_the_usual_error_of_what_is_believed() -> None:
+    policy = Ttft()
+    for number in range(60):
+        policy.decoded(Decoded(BackendId(number % 4), 100, 2.0, 1000, 10_000))
+    assert choose(policy, warm((0, 9000)), engines(16_000, 0, 0, 0)).reason == "moved"
+    for _ in range(30):
+        policy.counted(BackendId(0), 1000, 11_000)
+    assert choose(policy, warm((0, 9000)), engines(16_000, 0, 0, 0)).reason == "warm"
 
 
 def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
