@@ -221,6 +221,18 @@ def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
     return Decoded(attempt.backend, 0, seconds, contexts, target.computed - work.computed)
 
 
+def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None:
+    """Learn from an engine's count how many prompt tokens it computed."""
+    policy.counted(attempt.backend, attempt.computed_tokens, computed_tokens)
+    if attempt.service is not None:
+        policy.corrected(attempt.service, computed_tokens)
+    elif not attempt.prompt.stream:  # its time is that of what was computed, not of what was believed
+        more = computed_tokens - attempt.computed_tokens
+        attempt.target.computed += more
+        if attempt.decoded is not None:
+            attempt.decoded = attempt.decoded._replace(computed=max(0, attempt.decoded.computed + more))
+
+
 def learn_length(attempt: Attempt, lengths: AnswerLengths, policy: Policy) -> None:
     """Once both the end and the length of an answer are known, learn how long it is and how long it took."""
     decoded, tokens = attempt.decoded, attempt.completion_tokens

@@ -36,6 +36,7 @@ from ranvier_py.core.routing.attempt import (
     decision_of,
     decoded_by,
     explained_length,
+    learn_counts,
     learn_length,
     source_of,
     work_of,
@@ -378,10 +379,10 @@ class Router:
         self.counters.attempt_seconds.observe(now - attempt.sent_at)
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
+        if outcome is Outcome.SUCCESS and not (attempt.work.seen or attempt.work.decoding):  # sooner than expected
+            attempt.target.prefilled(attempt.work, now)
         transitions = self.registry.finished(attempt.backend, outcome, now, attempt.work, judged=attempt.judged)
         if outcome is Outcome.SUCCESS:
-            if not (attempt.work.seen or attempt.work.decoding):  # it came sooner than its first token was expected
-                attempt.target.computed += attempt.work.tokens
             attempt.decoded = decoded_by(attempt, now)
             learn_length(attempt, self.lengths, self.policy)
         return transitions
@@ -430,7 +431,7 @@ class Router:
             if answer.cached_tokens:
                 self.registry.reported_hit(attempt.target, attempt.generation, attempt.prompt.api)
             if (computed_tokens := attempt.computed_by(answer)) is not None and attempt.reports_hits:
-                self._counted(attempt, computed_tokens)
+                learn_counts(attempt, computed_tokens, self.policy)
         if answer.completion_tokens:
             attempt.completion_tokens = answer.completion_tokens
             learn_length(attempt, self.lengths, self.policy)
@@ -438,17 +439,6 @@ class Router:
             self._learn(attempt, end, now)
         for observer in self.observers:
             observer.answered(attempt, end, answer, now)
-
-    def _counted(self, attempt: Attempt, computed_tokens: int) -> None:
-        """Learn how many prompt tokens the engine computed."""
-        self.policy.counted(attempt.backend, attempt.computed_tokens, computed_tokens)
-        if attempt.service is not None:
-            self.policy.corrected(attempt.service, computed_tokens)
-        elif not attempt.prompt.stream:  # what took this long was not what it was believed to be
-            more = computed_tokens - attempt.computed_tokens
-            attempt.target.computed += more
-            if attempt.decoded is not None:
-                attempt.decoded = attempt.decoded._replace(computed=max(0, attempt.decoded.computed + more))
 
     # --- seeing -----------------------------------------------------------------------------------------------------
 
