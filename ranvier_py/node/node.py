@@ -18,6 +18,7 @@ from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
 from ranvier_py.node.engine_cache.index_parts import IndexedTokenizer, index_parts_of
 from ranvier_py.node.engine_cache.push_parts import KeyInbox, WorkerReports, key_inbox
 from ranvier_py.node.fingerprints import scheme_of
@@ -95,6 +96,7 @@ def parts_of(
         polls,
         names,
         events,
+        EngineEventViews(events),
         HangParts(hang_watch),
         calibration,
         reports,

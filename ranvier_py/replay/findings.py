@@ -227,9 +227,6 @@ def failures(runs: Sequence[RunResult]) -> list[str]:
     return [f"Failed, in all runs: {why}; most with {worst.policy} at rate {worst.rate:g}: {worst.failed:,}."]
 
 
-# --- figures, with their unit and as short as a person reads them ---------------------------------------------------
-
-
 def duration(seconds: float) -> str:
     """Return a time with its unit, from milliseconds to days, with about three digits."""
     for unit_s, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):

@@ -84,9 +84,6 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
-
-
 def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool) -> str:
     """Return the table: one row for each run, the best policy of each rate and number of nodes in bold."""
     hidden = {"wall", *(["nodes"] * (not several_nodes)), *(["rate"] * (not several_rates))}
@@ -109,9 +106,6 @@ def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool
 def best_is_one(figures: Sequence[float]) -> bool:
     """Whether the least figure deserves to be marked: it is the only one, or not all are equal."""
     return len(figures) == 1 or min(figures) < max(figures)
-
-
-# --- pictures -------------------------------------------------------------------------------------------------------
 
 
 def hit_bars(runs: Sequence[RunResult], colours: Colours) -> str:

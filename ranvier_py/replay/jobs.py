@@ -83,9 +83,6 @@ def make_ready(trace: Trace, *, stream: bool = True) -> Ready:
     return Ready(summary, prepare(trace, stream=stream))
 
 
-# --- one run --------------------------------------------------------------------------------------------------------
-
-
 def make_run(task: Task) -> Run:
     """Make the engines, the nodes or oracle, and the run of a task."""
     (summary, items), plan = task
@@ -119,9 +116,6 @@ def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _
     return Done(result, b"".join(orjson.dumps({**named, **row}) + b"\n" for row in run.rows))
 
 
-# --- several --------------------------------------------------------------------------------------------------------
-
-
 def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher = lambda *_: None) -> list[Done]:
     """Execute all tasks, `jobs` at a time. Raises RunFailed if a run fails or a process dies."""
     if jobs > 1 and len(tasks) > 1:
@@ -148,9 +142,7 @@ class Workers:
 
     def __init__(self, tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher) -> None:
         self._context: ForkContext = multiprocessing.get_context("fork")
-        self._tasks = tasks
-        self._jobs = jobs
-        self._clock = clock
+        self._tasks, self._jobs, self._clock = tasks, jobs, clock
         self._watch = watch
         self._counts = sharedctypes.RawArray("q", len(tasks))  # arrivals by task, written by its process and read here
         self._running: dict[Connection, tuple[int, ForkProcess]] = {}
@@ -207,9 +199,6 @@ class Workers:
         if not isinstance(answer, Done):
             raise RunFailed(failure(self._tasks[index].plan, answer))
         self._done[index] = answer
-
-
-# --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
 def plain(plan: Plan) -> dict[str, object]:

@@ -68,8 +68,7 @@ class Calibrated:
     """Each router learns from answers. The size of each engine's cache is read by one node, the engines in turn."""
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
-        self._routers = routers
-        self._engines = engines
+        self._routers, self._engines = routers, engines
         self.calibrations = [
             Calibration(
                 router.routes,

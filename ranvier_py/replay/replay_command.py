@@ -191,8 +191,7 @@ class Progress:
     def __init__(self, stream: TextIO, requests: int, runs: int) -> None:
         self._stream = stream
         self._bar = stream.isatty()
-        self._requests = requests
-        self._runs = runs
+        self._requests, self._runs = requests, runs
         self._ended = 0
         self._began_at = time.perf_counter()
         self._drawn_at = 0.0

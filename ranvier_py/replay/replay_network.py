@@ -83,8 +83,7 @@ class PeerNetwork:
     def __init__(self, peers: Sequence[ReplayPeer], now: float, delay_s: float = DELAY_S) -> None:
         self.packets = 0
         self.bytes_sent = 0
-        self._peers = peers
-        self._delay_s = delay_s
+        self._peers, self._delay_s = peers, delay_s
         self._index_of = {address_of(index): index for index in range(len(peers))}
         self._in_transit: list[Packet] = []
         self._wakes: list[float] = [inf] * len(peers)

@@ -71,8 +71,6 @@ class Nodes(Placer):
         self.network = make_network(self.routers, key=KEY, seed=plan.seed, delay_s=plan.gossip_delay_s, now=now)
         self.knowledge = make_knowledge(plan.knowledge, self.routers, engines, block_tokens)
 
-    # --- beside the requests ----------------------------------------------------------------------------------------
-
     def next_at(self) -> float:
         network_at = self.network.next_at() if self.network else inf
         return min(network_at, self._probes[0].at) if self._probes else network_at
@@ -101,8 +99,6 @@ class Nodes(Placer):
         registry = self.routers[node].registry
         registry.probed(BackendId(engine), ProbeResult(ok=True, started_at=self._started_at[engine]), now)
         return registry[BackendId(engine)].health
-
-    # --- one request ------------------------------------------------------------------------------------------------
 
     def place(self, item: Prepared, now: float) -> Placed:
         """Place a request at a drawn node. Raises NoBackend if no engine is eligible."""

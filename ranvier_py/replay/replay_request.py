@@ -121,9 +121,6 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
     )
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
-
-
 def policies_of(text: str | None) -> tuple[str, ...]:
     known = (*POLICIES, *ORACLES)
     if text is None:
@@ -198,9 +195,6 @@ def existing(flag: str, path: Path) -> Path:
         other = " (it is no regular file, which is read twice)" if path.exists() else ""
         raise RequestRefused(f"{flag}: there is no file {path}{other}")
     return path
-
-
-# --- values ---------------------------------------------------------------------------------------------------------
 
 
 def read(flag: str, text: str, reader: Callable[[str], Value]) -> Value:

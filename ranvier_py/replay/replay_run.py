@@ -51,8 +51,7 @@ class Run:
         self._last_at = max((at for at, _ in self._arrivals), default=START_S)
         self._think_s = plan.think_s
         self._turns: dict[str, deque[int]] = {}  # by session, those that wait for the answer before them
-        self._engines = engines
-        self.placer = placer
+        self._engines, self.placer = engines, placer
         self._regret = plan.regret
         self._restarts = sorted(Restart(START_S + at, engine) for at, engine in plan.restarts)
         self._per_request = plan.per_request
@@ -111,8 +110,6 @@ class Run:
         if self._think_s is not None and (turns := self._turns.get(session)):
             heappush(self._arrivals, (now + self._think_s, turns.popleft()))
             self._last_at = max(self._last_at, now + self._think_s)
-
-    # --- what happens -----------------------------------------------------------------------------------------------
 
     def _arrive(self, request_id: str, item: Prepared, now: float) -> None:
         tally = self.tally

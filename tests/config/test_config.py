@@ -33,9 +33,6 @@ def problems(flags: dict[str, Any] | None = None, file: Path | None = None) -> l
     return caught.value.problems
 
 
-# --- where values come from -----------------------------------------------------------------------------------------
-
-
 def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, 'policy = "random"\nload_factor = 3.0\nload_floor = 7\n')
     monkeypatch.setenv("RANVIER_POLICY", "round_robin")
@@ -94,9 +91,6 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "")
     config, origins, _ = load()
     assert (config.workers, config.control_key, origins) == (1, None, {})
-
-
-# --- all problems at once -------------------------------------------------------------------------------------------
 
 
 def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
@@ -209,9 +203,6 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_problem(monkeypatch
     assert load()[1] == {}
     monkeypatch.setenv("RANVIER_PORT", "8080")
     assert problems()[0].startswith("RANVIER_PORT: no such key")
-
-
-# --- secrets --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -330,9 +321,6 @@ def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
         assert load({"control": control})[0].control == control
 
 
-# --- the reference --------------------------------------------------------------------------------------------------
-
-
 def test_the_reference_has_every_key_with_its_help_and_loads_to_the_defaults(tmp_path: Path) -> None:
     text = reference()
     assert list(tomllib.loads(text)) == list(KEYS)
@@ -359,9 +347,6 @@ def test_texts_survive_toml(text: str) -> None:
     assert tomllib.loads(f"key = {toml_value(text)}") == {"key": text}
 
 
-# --- small things ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("control", ["127.0.0.1:4", "[::1]:8", "127.0.0.1:9"])
 def test_a_control_port_may_be_beside_the_public_one(control: str) -> None:
     assert load({"workers": "4", "listen": "0.0.0.0:8", "control": control})[0].control == control
@@ -375,9 +360,6 @@ def test_each_worker_has_its_own_control_port() -> None:
         "[::1]:9182",
     ]
     assert config_of_worker(Config(control="127.0.0.1:0"), 2, KEY).control == "127.0.0.1:0"
-
-
-# --- the cluster ----------------------------------------------------------------------------------------------------
 
 
 def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:

@@ -72,9 +72,6 @@ def problems(folder: Path, text: str | bytes) -> list[str]:
     return [line.replace(str(folder / "router.yaml"), "F") for line in caught.value.problems]
 
 
-# --- the document's recipes -----------------------------------------------------------------------------------------
-
-
 def test_cr34_tier_one_alone_is_the_ring(tmp_path: Path) -> None:
     config, origins, notes = loaded(tmp_path, TIER_1)
     assert config.policy == "chwbl"
@@ -204,9 +201,6 @@ def test_every_key_of_the_document_has_its_own_here(tmp_path: Path) -> None:
         assert loaded(tmp_path, f"{name.partition('.')[0]}: {{enabled: false}}").config.policy == "affinity"
 
 
-# --- beside our own keys --------------------------------------------------------------------------------------------
-
-
 def test_our_own_keys_stand_beside_the_documents(tmp_path: Path) -> None:
     text = "listen: 127.0.0.1:0\ngossip: off\nroute_ttl_s: 60\nbackend:\n  - {url: http://a:1, name: vllm-1}\n  - "
     config = loaded(tmp_path, f"{text}http://b:1,name=vllm-2,weight=2\n{INDEX}").config
@@ -243,9 +237,6 @@ def test_an_index_without_prefix_routing_is_placed_by_the_ring_below_its_thresho
     config, _, notes = loaded(tmp_path, "kv_cache_index:\n  enabled: true\n")
     assert config.policy == "kv_score"
     assert "without prefix_routing: below the threshold the ring places" in notes[0]
-
-
-# --- what is wrong --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -356,9 +347,6 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, text: str, expected:
     assert expected in found
 
 
-# --- YAML that is none of ours --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -455,9 +443,6 @@ def test_an_empty_file_sets_nothing_and_one_that_is_not_there_is_named(tmp_path:
 def test_times_are_read_as_the_document_writes_them(tmp_path: Path, text: str, expected: float) -> None:
     config = loaded(tmp_path, f"response_cache: {{enabled: true, ttl: '{text}'}}").config
     assert config.responses.ttl_s == expected
-
-
-# --- printed in ours ------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_printed_as_toml_that_loads_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,9 +87,6 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
             server.kill()
 
 
-# --- fixtures --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def one_server() -> Iterator[RedisServer]:
     with redis_server() as running:

@@ -238,9 +238,6 @@ async def test_more_names_than_can_be_looked_up_are_reported(
     assert "at most 16" in caplog.text
 
 
-# --- our own address ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Which address of ours faces which of theirs; no way to any other."""

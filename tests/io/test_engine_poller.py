@@ -342,8 +342,6 @@ async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.Monkey
     assert (await probed(healthy("m"))).ok
 
 
-# --- metrics --------------------------------------------------------------------------------------------------------
-
 METRICS = PollOptions(
     metrics_interval_s=0.02,
     metrics_interval_max_s=0.05,
@@ -452,8 +450,6 @@ async def test_an_engine_that_reports_its_queue_in_its_events_needs_no_page() ->
         assert found == [EngineMetrics(running=3, waiting=2, capacity_tokens=4096)]
         assert poller.counters.loads_reported == 1
 
-
-# --- publishers of events -------------------------------------------------------------------------------------------
 
 SELDOM = PollOptions(publishers_interval_s=1000, publishers_unanswered_interval_s=900, publishers_gap_s=0.005)
 OFTEN = PollOptions(publishers_interval_s=0.02, publishers_unanswered_interval_s=0.02, publishers_gap_s=0.005)

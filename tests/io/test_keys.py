@@ -92,9 +92,6 @@ def test_keys_do_not_show_themselves() -> None:
     assert isinstance(keys, Keys)
 
 
-# --- reading again --------------------------------------------------------------------------------------------------
-
-
 class Follower:
     """A KeyFile and the rings that it reported."""
 

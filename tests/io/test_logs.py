@@ -396,9 +396,6 @@ def test_setting_up_twice_writes_each_line_once(tmp_path: Path) -> None:
     os.close(second)
 
 
-# --- processes ------------------------------------------------------------------------------------------------------
-
-
 PROCESS = """
 import os, sys, warnings
 from ranvier_py.io.logs import announce, last_words, own_log, set_up_logs

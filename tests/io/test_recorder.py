@@ -137,9 +137,6 @@ def test_lines_that_find_the_queue_full_are_dropped_and_counted(
     assert (target.counters.dropped, target.counters.waiting) == (2, 3)
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_files_are_rotated_by_size_and_no_more_are_kept_than_wanted(tmp_path: Path) -> None:
     numbered = [replace(RECORD, at=float(number)) for number in range(10, 22)]
     files = RecordFiles(tmp_path / "a", HEADER.line(), len(HEADER.line()) + 3 * len(numbered[0].line()), 3)

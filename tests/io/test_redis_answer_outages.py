@@ -22,9 +22,6 @@ pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 __all__ = ["hurried", "mortal", "one_server", "server"]
 
 
-# --- outages ----------------------------------------------------------------------------------------------------------
-
-
 async def test_cr13_redis_killed_in_the_middle_of_a_request_leaves_it_to_memory(mortal: RedisServer) -> None:
     one = made(mortal.url, retry_s=600, timeout_s=DEADLINE_S)
     async with running(one):
@@ -239,9 +236,6 @@ async def test_cx20_a_flapping_redis_brings_no_invalidated_answer_back(mortal: R
             await place.look(index, max(place.floors))
         while await has(place.nodes[1], 1) != [1]:  # and it is shared again
             await written(place.nodes[0], 1, answer(place.number + 1))
-
-
-# --- what is in Redis -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["string", "long", "list", "other"])

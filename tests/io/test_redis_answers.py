@@ -32,9 +32,6 @@ pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 __all__ = ["hurried", "mortal", "one_server", "server"]
 
 
-# --- sharing ----------------------------------------------------------------------------------------------------------
-
-
 async def test_cr11_what_one_node_keeps_another_finds_with_its_age(server: RedisServer) -> None:
     one, two = made(server.url), made(server.url)
     async with running(one, two):
@@ -180,9 +177,6 @@ async def test_cr12_redis_is_spoken_to_over_tls_where_its_url_has_it(tmp_path: P
         async with running(distrusting, shares=False):
             await until(lambda: distrusting.errors["connection"])
             assert not distrusting.sharing
-
-
-# --- invalidations ----------------------------------------------------------------------------------------------------
 
 
 async def test_cx20_what_one_node_invalidates_no_other_finds_from_that_moment_on(server: RedisServer) -> None:

@@ -40,9 +40,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"ranvier_py.core.engine_cache.prefix_index.shared_index.{name}", seconds)
 
 
-# --- routers --------------------------------------------------------------------------------------------------------
-
-
 class Side:
     """One router: its own index, the shared one."""
 

@@ -166,9 +166,6 @@ async def test_one_that_was_installed_over_another_outlives_it(autojump_clock: C
         assert first_again is first
 
 
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
 class Hanging:
     """In place of the system's resolver: hangs for all names but those that are good."""
 

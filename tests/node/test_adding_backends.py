@@ -25,7 +25,7 @@ from ranvier_py.core.routing.placement.baselines import RoundRobin
 from ranvier_py.core.routing.placement.ttft import Ttft
 from ranvier_py.io import engine_poller
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.node.engine_cache import engine_event_parts
+from ranvier_py.node.engine_cache import event_reader
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.push_parts import WorkerReports
 from ranvier_py.node.part import Node, Part
@@ -170,7 +170,7 @@ async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_no
         events.look(time.monotonic())
         reader = events.streams[backend.id][0]
         with monkeypatch.context() as planted:
-            planted.setattr(engine_event_parts, "EventStream", fail)
+            planted.setattr(event_reader, "EventStream", fail)
             events.found(backend.id, (first, second))
             events.look(time.monotonic())
             assert events.streams[backend.id] == {0: reader}

@@ -14,8 +14,9 @@ import trio
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.zmq_source import SubscriberCounters
-from ranvier_py.node.engine_cache import engine_event_parts as engine_events
+from ranvier_py.node.engine_cache import event_reader
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
 from tests.core.routing.test_router import make_router
 
 ENGINE = BackendId(0)
@@ -40,12 +41,12 @@ class Silent:
 
 @asynccontextmanager
 async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineEvents]:
-    monkeypatch.setattr(engine_events, "KvSockets", Silent)
-    monkeypatch.setattr(engine_events, "KvSubscriber", Silent)
+    monkeypatch.setattr(event_reader, "KvSockets", Silent)
+    monkeypatch.setattr(event_reader, "KvSubscriber", Silent)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             made = EngineEvents(make_router(2), Random(1))
-            made._nursery = nursery
+            made.subscriptions.nursery = nursery
             yield made
             nursery.cancel_scope.cancel()
 
@@ -66,7 +67,7 @@ def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
 
 
 def unnamed(made: EngineEvents) -> float:
-    return next(each.value for each in made.metrics() if each.name == "engine_events_ambiguous")
+    return next(each.value for each in EngineEventViews(made).metrics() if each.name == "engine_events_ambiguous")
 
 
 async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatc
         serves(made, *TWO)
         made.found(ENGINE, publishers("kv@10.0.0.1:8000@also-b", "a"))
         assert read(made) == {0: ("b", "also-b"), 1: ("a",)}
-        assert not made._unnamed
+        assert unnamed(made) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_stated_on
             "(a, b/also-b); its KV events do not say whose they are"
         ]
         assert unnamed(made) == 1
-        assert made.view()["engines"][0]["why"].startswith("not one base model: a, b, also-b")
+        assert EngineEventViews(made).view()["engines"][0]["why"].startswith("not one base model: a, b, also-b")
         serves(made, {"id": "a", "root": "/a"})
         assert set(read(made).values()) == {("a",)}
         assert unnamed(made) == 0

@@ -13,7 +13,9 @@ from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
-from ranvier_py.node.engine_cache.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
+from ranvier_py.node.engine_cache.event_reader import LEVELS_LOGGED_MAX, RESTARTS_MAX
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
 
@@ -37,13 +39,13 @@ async def test_events_that_report_of_restarts_without_end_cost_few_epochs_and_fe
         assert read(made) == {0: ("a",)}
         before = made._registry[ENGINE].generation
         lie(made, 2_000)
-        assert made.view()["engines"][0]["restarts"] == 1_999
+        assert EngineEventViews(made).view()["engines"][0]["restarts"] == 1_999
         assert 0 < made._registry[ENGINE].generation - before <= RESTARTS_MAX + 2
         assert made.restarts_unbelieved >= 1_999 - RESTARTS_MAX - 2
         assert (
             sum(record.message.startswith("cache_level.changed") for record in caplog.records) <= LEVELS_LOGGED_MAX + 2
         )
-        samples = {each.name: each.value for each in made.metrics()}
+        samples = {each.name: each.value for each in EngineEventViews(made).metrics()}
         assert samples["engine_events_restarts_unbelieved"] == made.restarts_unbelieved
 
 

@@ -85,8 +85,6 @@ class Shadow:
         """Take engines for as fast as this judge knows them to be."""
         self._world = World(self.router, judge)
 
-    # --- what really happens ------------------------------------------------------------------------------------------
-
     def sent(self, attempt: Attempt, real: Supposed, tried: Collection[BackendId], now: float) -> None:
         """Place a sent attempt in this world. `tried`: the backends that failed it in the real one, and would have
         failed it here."""
@@ -171,8 +169,6 @@ class Shadow:
     def expect(self, seconds_per_token: float, error_s: float) -> None:
         """Expect a token of an answer to take so long, and answers to differ by so much from what is expected."""
         self._world.seconds_per_token, self._world.error_s = seconds_per_token, error_s
-
-    # --- what happens here --------------------------------------------------------------------------------------------
 
     def _admitted(self, twin: Twin, now: float) -> None:
         """Look when the first token of an admitted request comes."""

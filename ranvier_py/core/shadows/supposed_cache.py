@@ -124,8 +124,6 @@ class SupposedCache:
         else:
             self._idles(prefix)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
-
     def _found(self, chain: Iterable[PrefixKey]) -> tuple[list[tuple[PrefixKey, CachedPrefix | None]], CachedPrefix]:
         """Return the keys that are new, deepest first, and the prefix that they continue. A known prefix is among the
         new where it becomes known by its tokens: there may be others between it and the one above."""

@@ -118,8 +118,6 @@ class World:
         if request.hold is not None and self._answering.get(request.hold.end) is request:
             del self._answering[request.hold.end]
 
-    # --- inside -----------------------------------------------------------------------------------------------------
-
     def _engine(self, backend: Backend) -> SupposedEngine:
         known = self._engines.get(backend.id)
         if known is None or known.generation != backend.generation:

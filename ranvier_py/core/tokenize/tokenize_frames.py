@@ -72,9 +72,6 @@ def frame_length(head: bytes | bytearray) -> int:
     return length
 
 
-# --- the start --------------------------------------------------------------------------------------------------------
-
-
 class Setup(NamedTuple):
     """Parameters of a tokenizer process. `key`, `block_tokens` and `short` are those of its TokenHasher."""
 
@@ -111,9 +108,6 @@ def decode_start(payload: bytes) -> tuple[Sequence[str], Sequence[str], Tokenize
     return problems, warnings, facts
 
 
-# --- jobs -------------------------------------------------------------------------------------------------------------
-
-
 def encode_jobs(jobs: Sequence[TokenizeJob], lengths: Sequence[int] = ()) -> bytes:
     """Encode a batch. `lengths`: lengths of prefix hashes that the process must note."""
     packed = [(job[0], job[1], job[2], state_bytes(job.state), *job[4:]) for job in jobs]
@@ -137,9 +131,6 @@ def read_state(data: bytes) -> TokenState:
 
 def numbers(data: bytes) -> tuple[int, ...]:
     return unpack(f"<{len(data) // 8}Q", data)
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def encode_results(results: Sequence[TokenizeResult], keyed: Sequence[KeyedPrefix], busy_s: float) -> bytes:

@@ -35,6 +35,7 @@ from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.splitmix import mix
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
+from ranvier_py.node.engine_cache.event_reader import name_of
 from ranvier_py.node.part import Handler, Part
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class CalibrationParts(Part):
             self._recognise(known)
             self._log_reuse(known)
         for change in self.calibration.tick(now):
-            log_change(change, self._name(change.backend))
+            log_change(change, name_of(self._registry, change.backend))
         for id_ in [id_ for id_ in self.calibration.backends() if self._registry.current(id_) is None]:
             self.calibration.forget(id_)  # a last answer of a removed backend was counted
         for backend, look in list(self._looks.items()):
@@ -211,9 +212,9 @@ class CalibrationParts(Part):
         for each in self._registry:
             yield from profile_samples(self._checkpoints, each.id, {"backend": each.name})
         for backend, known in self.calibration.backends().items():
-            yield from backend_samples(known, {"backend": self._name(backend)})
+            yield from backend_samples(known, {"backend": name_of(self._registry, backend)})
             if backend in self._looks:
-                yield from engine_samples(known.reported, {"backend": self._name(backend)})
+                yield from engine_samples(known.reported, {"backend": name_of(self._registry, backend)})
         yield from samples("calibration", self.calibration.counters)
         yield from samples("checkpoint_marks", self._checkpoints.counters)
         yield from samples("usage", self._asking.counters)
@@ -227,7 +228,7 @@ class CalibrationParts(Part):
         metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.error_tokens
         hybrid = self._checkpoints.known.get(backend)
         return {
-            "name": self._name(backend),
+            "name": name_of(self._registry, backend),
             "profile": self._checkpoints.profile(backend).label,
             "confidence": rounded(hybrid.confidence.value) if hybrid is not None else None,
             "checkpoints": len(hybrid.index) if hybrid is not None else None,
@@ -248,10 +249,6 @@ class CalibrationParts(Part):
             "engine_hit_share": rounded(hit_share(metrics)),
             "biases": [bias.value for bias in known.biases],
         }
-
-    def _name(self, backend: BackendId) -> str:
-        slot = self._registry.current(backend)
-        return slot.name if slot is not None else f"#{backend}"
 
 
 def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:

@@ -51,9 +51,7 @@ class EngineBatch:
     """
 
     def __init__(self, limits: EngineLimits, cache: PrefixCache, *, every_token: bool) -> None:
-        self.limits = limits
-        self.cache = cache
-        self.every_token = every_token
+        self.limits, self.cache, self.every_token = limits, cache, every_token
         self.outbox: list[EngineEvent] = []
         self.running: dict[str, AdmittedRequest] = {}  # by request id, in order of admission
         self.waiting: OrderedDict[str, Job] = OrderedDict()

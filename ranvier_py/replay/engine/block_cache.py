@@ -151,8 +151,7 @@ class BlockCache(ReportingCache):
 
     def __init__(self, capacity_blocks: int, block_size: int = 16, *, events_max: int = 0) -> None:
         super().__init__(events_max)
-        self.capacity_blocks = capacity_blocks
-        self.block_size = block_size
+        self.capacity_blocks, self.block_size = capacity_blocks, block_size
         self.evicted_blocks = 0
         self._untouched = capacity_blocks  # never handed out: taken before any other
         self._queue: list[int] = []  # released blocks, the next victim first

@@ -30,8 +30,7 @@ class EngineModel:
     """
 
     def __init__(self, limits: EngineLimits, *, every_token: bool = False) -> None:
-        self.limits = limits
-        self.every_token = every_token
+        self.limits, self.every_token = limits, every_token
         self._generation = 0
         self._now = 0.0
         self._start_process()

@@ -30,9 +30,7 @@ class BlockStates:
     """vLLM+ as a `TraceCache`."""
 
     def __init__(self, model: HybridModel, capacity_bytes: int, block_tokens: int = 32) -> None:
-        self.model = model
-        self.capacity_bytes = capacity_bytes
-        self.block_tokens = block_tokens
+        self.model, self.capacity_bytes, self.block_tokens = model, capacity_bytes, block_tokens
         self.clock = 0
         self.root = BlockNode(b"", None)
         self.tokens = 0

@@ -119,12 +119,8 @@ class StateTree:
         width: int = 4,
         unit_tokens: int = 1,
     ) -> None:
-        self.model = model
-        self.capacity_bytes = capacity_bytes
-        self.rule = rule
-        self.alpha = alpha
-        self.defects = defects
-        self.width = width
+        self.model, self.capacity_bytes, self.rule = model, capacity_bytes, rule
+        self.alpha, self.defects, self.width = alpha, defects, width
         self.unit_tokens = unit_tokens
         self.clock = 0
         self.root = StateNode(b"", 0, None, 0)

@@ -71,9 +71,6 @@ def load(path: Path, options: TraceOptions) -> Trace:
     return Trace(name_of(path), requests, options.engine_block_tokens, timed=chats[0].stamp is not None)
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
 def sessions_repeat(lines: Sequence[TraceLine]) -> bool:
     """Whether any session has several lines. Then each line is one request of its session."""
     names = [name for line in lines if (name := line.text("session", "session_id"))]
@@ -143,9 +140,6 @@ def read_document(line: TraceLine) -> Iterator[ChatLine]:
             {"role": "assistant", "content": answer},
         ]
         yield ChatLine(line, Chat(messages), (2,), document, f"{line.number}/{number}", "")
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[TurnAt]:

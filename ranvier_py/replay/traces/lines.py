@@ -174,9 +174,6 @@ def name_of(path: Path) -> str:
     return name.rpartition(".")[0] or name
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
-
-
 def drawn(seed: int, what: str) -> Random:
     """Return the source of random numbers for one purpose."""
     return Random(f"{seed}/{what}")  # noqa: S311  # times of a replay are no secrets

@@ -66,9 +66,6 @@ def format_of(path: Path) -> str:
     raise TraceError(f"{path}:{number}: found an object with {found}, expected one with {known}")
 
 
-# --- arrivals ---------------------------------------------------------------------------------------------------------
-
-
 def read_arrivals(path: Path) -> list[float]:
     """Return the arrivals in seconds since the first one, ascending. Raises TraceError."""
     number, header = first_line(path)

@@ -102,8 +102,7 @@ class Builder:
 
     def __init__(self, block_tokens: int, ends: set[int], answer_tokens: int) -> None:
         self._size = block_tokens
-        self._ends = ends
-        self._answer_tokens = answer_tokens
+        self._ends, self._answer_tokens = ends, answer_tokens
         self._hasher = TokenHasher(KEY, block_tokens)
         self._texts = TextHasher(KEY)
 

@@ -50,9 +50,6 @@ async def still_received(source: KvPublisher, received: Received) -> None:
     await until(lambda: (number, payload) in received.applied)
 
 
-# --- any frames -----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=examples(20))
 @given(st.lists(FRAMES, min_size=1, max_size=15))
 def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
@@ -109,8 +106,6 @@ async def answering(answers: Sequence[Sequence[bytes]]) -> AsyncIterator[Endpoin
             nursery.cancel_scope.cancel()
 
 
-# --- any bytes ------------------------------------------------------------------------------------------------------
-
 GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00NULL" + b"\x00" * 48
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 
@@ -162,9 +157,6 @@ async def test_a_server_that_sends_nothing_is_no_publisher(monkeypatch: pytest.M
 async def test_a_name_that_is_not_found_is_tried_again() -> None:
     async with reading(Publisher(0, Endpoint("nowhere.invalid", 1))) as received:
         await until(lambda: received.counters.failures >= 2)
-
-
-# --- too much -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_that_is_too_large_costs_the_connection() -> None:

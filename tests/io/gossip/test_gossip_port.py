@@ -25,9 +25,6 @@ Clock = trio.testing.MockClock
 NOWHERE = ("255.255.255.255", 9)  # the kernel refuses to send there
 
 
-# --- time -----------------------------------------------------------------------------------------------------------
-
-
 class Timer:
     """A shell of which only the timer runs. The core wants to be woken at `due`."""
 
@@ -134,9 +131,6 @@ async def test_lateness_of_the_event_loop_is_measured(mock_clock: Clock, nursery
     assert len(timer.ticks) == 2  # the second was due as well
 
 
-# --- effects --------------------------------------------------------------------------------------------------------
-
-
 async def test_effects_of_every_call_are_carried_out_at_once() -> None:
     async with shell() as (net, gossip), shell() as (peer, other):
         to = address_of(peer)
@@ -185,9 +179,6 @@ async def test_changes_of_members_are_passed_on() -> None:
         net.contact([])
         net.contact([])
     assert reported == [change]
-
-
-# --- datagrams ------------------------------------------------------------------------------------------------------
 
 
 async def test_datagrams_and_streams_share_a_port() -> None:
@@ -370,9 +361,6 @@ async def test_packets_of_another_version_are_logged_once(caplog: pytest.LogCapt
         assert len(gossip.packets()) == 100, "the core counts and refuses them"
     (line,) = [record.getMessage() for record in caplog.records if "gossip.version" in record.getMessage()]
     assert "packets of protocol 1 from 127.0.7.9:7946" in line
-
-
-# --- addresses ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_socket_for_everything_knows_ipv4_peers_by_their_ipv4_addresses() -> None:

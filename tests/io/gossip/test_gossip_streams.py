@@ -101,9 +101,6 @@ async def ended(stream: trio.SocketStream) -> None:
             pass
 
 
-# --- outwards -------------------------------------------------------------------------------------------------------
-
-
 async def test_packets_of_every_size_arrive_whole_and_in_order() -> None:
     sizes = [OVERHEAD_BYTES, 47, 1000, 65_536, FRAME_BYTES_MAX, FRAME_BYTES_MAX - 1, 100, *[60] * 500]
     async with shell() as (net, _), shell() as (peer, other):
@@ -349,9 +346,6 @@ async def test_a_bug_in_one_stream_ends_no_other(monkeypatch: pytest.MonkeyPatch
         await checkpoints(lambda: net.counters.streams_out == 1)
         assert net.faults.counters.unexpected_errors == {"gossip_stream": 1}
         assert net.counters.queued_bytes == 0
-
-
-# --- inwards --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,6 @@ class Calibration(Observer):
         self._changes: list[BiasChange] = []
         routes.on_use = self._used
 
-    # --- attempts ----------------------------------------------------------------------------------------------------
-
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         if attempt.prompt.kind == "opaque" or not attempt.prompt.end.messages:
             return
@@ -197,8 +195,6 @@ class Calibration(Observer):
         elif gone is not None and not cached:
             self._contradicted(attempt.backend)
 
-    # --- beside them ------------------------------------------------------------------------------------------------
-
     def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
         """Take the capacity and block size that an engine's metrics page reports."""
         known = self._at(backend, url, generation)
@@ -239,8 +235,6 @@ class Calibration(Observer):
         """Age in seconds beyond which the backend's routes are hidden now; None while there is no limit."""
         hidden = self._hidden_to(backend, self._backends[backend])
         return None if hidden < 0 else max(0.0, now - hidden)
-
-    # --- inside -----------------------------------------------------------------------------------------------------
 
     def _known(self, attempt: Attempt) -> BackendPredictions:
         return self._at(attempt.backend, attempt.url, attempt.generation)

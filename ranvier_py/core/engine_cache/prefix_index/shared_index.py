@@ -143,8 +143,6 @@ class SharedIndex:
         """Number of entries that are still to be written."""
         return len(self._pending) + len(self._anew)
 
-    # --- what this router knows ---------------------------------------------------------------------------------------
-
     def clear(self, now: float) -> None:
         """Forget all, for an operator, here and at the other routers. The caller has cleared our own index already."""
         self._clear = f"{self._rng.getrandbits(64):016x}"
@@ -162,8 +160,6 @@ class SharedIndex:
         if not self._pending:
             self.poke()
         self._pending[prefix, backend] = None
-
-    # --- what requests ask --------------------------------------------------------------------------------------------
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
         """Return what others wrote about this prefix; nothing while Redis is away. Asks anew if that is due."""
@@ -199,8 +195,6 @@ class SharedIndex:
         if not self._questions:
             self.poke()
         self._questions[prefix] = None
-
-    # --- what is to be done -------------------------------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
         """Seconds until there is a job, as far as is known now."""
@@ -273,8 +267,6 @@ class SharedIndex:
                 commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {'hw'[entry.reload]}"))
                 commands.append(("PEXPIRE", name, ttl_ms))
         return commands
-
-    # --- what came of it ----------------------------------------------------------------------------------------------
 
     def done(self, job: RedisJob, replies: Sequence[object], now: float) -> bool:
         """Take Redis' replies. False: the connection is of no further use."""

@@ -133,9 +133,6 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
     return where._replace(host=host)
 
 
-# --- what engines answer ---------------------------------------------------------------------------------------------
-
-
 def read_event_sources(body: bytes) -> FoundPublishers:
     """Read vLLM's GET /kv_event_sources: a map by rank (0.32), a list, or a list under `sources`, by version."""
     reported = _json(body)
