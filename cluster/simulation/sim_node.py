@@ -161,7 +161,7 @@ class SimNode(SimRouter):
 
     def sums(self, now: float) -> Sequence[int]:
         """Return the bucket sums, as the node would send them to a peer."""
-        scan = self.peer.route_sync.copy.sums()
+        scan = self.peer.route_sync.copy.sums(now)
         return memoryview(next(filter(None, iter(lambda: scan.step(now), b"")))).cast("Q")
 
 

@@ -227,7 +227,7 @@ class ClusterParts(Part):
 
     async def _sums(self, _: Asked) -> ControlAnswer:
         """Return the sums of the route table's buckets, computed in steps."""
-        scan = self.peer.route_sync.copy.sums()
+        scan = self.peer.route_sync.copy.sums(time.monotonic())
         while (sums := scan.step(time.monotonic())) is None:
             await trio.lowlevel.checkpoint()
         return ControlAnswer(sums, kind="application/octet-stream")

@@ -227,7 +227,7 @@ class Mesh:
             self.members.receive(peer, message, now, plane)
             return
         self.members.received_from(peer.session, now)
-        if machine.senders is not Senders.ANY:
+        if machine.senders is not Senders.ANY and peer.session not in self.live_members.sharing:
             self.live_members.admit(peer.session, now)
         if machine.senders is not Senders.SHARING or peer.session in self.live_members.sharing:
             machine.receive(peer, message, now)

@@ -21,7 +21,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.identity import first_epoch
 from ranvier_py.core.mesh.mesh import Mesh, MeshSettings
-from ranvier_py.core.mesh.mesh_values import Address, Plane
 from ranvier_py.core.mesh.wire.codec import Codec
 from ranvier_py.core.mesh.wire.frame import BadFrame
 from ranvier_py.core.mesh.wire.keyring import KeyRing
@@ -40,7 +39,7 @@ from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
-    *(RouteGossip, BackendFacts, SignedCommands, ReaderClaimTable),
+    *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
     *(PrefillGossip, SnapshotTransfers, PeerAnswers, VerdictGossip),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
@@ -90,8 +89,7 @@ class RouterPeer(Mesh):
         me = settings.record(first_epoch(epoch, settings.wall_ms), settings.routes.schema)
         super().__init__(me, settings, Sealer(me.session, ring, settings.label, subkeys), CODEC, rng, now)
         session, outbox = settings.session, self.outbox
-        self.router = router
-        self.settings = settings
+        self.router, self.settings = router, settings
         self.facts = BackendFacts(outbox, rng, now, plane_of=self.members.plane_of)
         self.signed_commands = SignedCommands(
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
@@ -110,11 +108,13 @@ class RouterPeer(Mesh):
         self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
         self.prefills = PrefillGossip(router.speculation, self.backends, outbox, now)
         self.use(
-            *(self.routes, self.facts, self.backends, self.signed_commands),
+            *(self.routes, self.backends, self.signed_commands),
             *(self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills),
         )
-        self._now = self._flushed_at = self._flush_at = now
+        self._flushed_at = self._flush_at = now
+        self.streams.synced = lambda: self.synced
+        self.backends.lacked = self.routes.compare_soon
         self.route_sync.copy.asked = self._send_everything
         router.routes.outgoing.collect(self._hurry)
         router.owners.collect(self._hurry)
@@ -128,25 +128,12 @@ class RouterPeer(Mesh):
 
     @property
     def wake_at(self) -> float:
-        """When `tick` must be called next. Any call may bring it nearer."""
         return min(self._flush_at, super().wake_at)
 
-    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
-        """Take in one packet. Never raises."""
-        self._now = now
-        self.backends.count_restarts(now)
-        super().receive(data, source, plane, now)
-        self._follow(now)
-        if self.backends.regained():
-            self.routes.compare_soon(now)
-
     def tick(self, now: float) -> None:
-        """Do all that is due. The shell must pass packets that have already arrived to `receive` first."""
-        self._now = now
         if now >= self._flush_at:
             self.flush(now)
         super().tick(now)
-        self._follow(now)
 
     def flush(self, now: float) -> None:
         """Pass what the router learned and its registry saw since the last flush to the machines that send it."""
@@ -156,14 +143,8 @@ class RouterPeer(Mesh):
         self._announce(now)
 
     def leave(self, now: float) -> None:
-        """Announce that this node leaves. The shell must go on until `members.left_at`, so that this spreads."""
-        self._now = now
-        self._send_everything()
+        self._send_everything(now)
         super().leave(now)
-
-    def _follow(self, now: float) -> None:
-        self.backends.follow(now)
-        self.streams.follow(now, synced=self.synced)
 
     # --- what it shows, and what the node does with it --------------------------------------------------------------
 
@@ -196,10 +177,10 @@ class RouterPeer(Mesh):
             for update, at in self.route_sync.updates(now, everything=everything):
                 self.routes.announce(update, at)
 
-    def _send_everything(self) -> None:
+    def _send_everything(self, now: float) -> None:
         """Flush, and send also what still waits for more (`RouteSync`)."""
-        self.flush(self._now)
-        self._announce(self._now, everything=True)
+        self.flush(now)
+        self._announce(now, everything=True)
 
     def _hurry(self) -> None:
         """Flush after FLUSH_INTERVAL_S at the latest: there is something to send."""

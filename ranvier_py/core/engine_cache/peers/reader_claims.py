@@ -9,7 +9,7 @@ report the oldest of these is dropped, or the new one if there are none; either 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -55,7 +55,8 @@ def read_reader_claim(backend: int, member: int, clock: int, state: int) -> Read
 
 
 class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
-    """The reports of this node and those that it has received. `new`: those just received; the owner drains it."""
+    """The reports of this node and those that it has received. `new`: those just received, of which
+    `arrived` is called; the owner drains it."""
 
     kinds = (Kind("streams", 51, ReaderClaims, (rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim),)),)
     ROWS_MAX = READER_CLAIMS_MAX
@@ -66,6 +67,7 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
     def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
         super().__init__(outbox, rng, now)
         self.new: list[ReaderClaim] = []
+        self.arrived: Callable[[float], object] = lambda _: None
         self.received = self.dropped = 0
         self._session = session
         self.known: dict[Place, ReaderClaim] = {}
@@ -95,7 +97,7 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
         for place in [place for place in self.known if place[0] == session]:
             self._drop(place)
 
-    def receive(self, _peer: Peer, message: ReaderClaims, _now: float) -> None:
+    def receive(self, _peer: Peer, message: ReaderClaims, now: float) -> None:
         for claim in message.claims:
             place = (claim.member, claim.backend)
             known = self.known.get(place)
@@ -116,6 +118,8 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
             self.new.append(claim)
             if self._passes_on:
                 self._changed[place] = None
+        if self.new:
+            self.arrived(now)
 
     def _outbid(self, claim: ReaderClaim, known: ReaderClaim | None) -> None:
         """Outbid a report in our name. If we know nothing of the stream, deny that we read it, unless it does so."""

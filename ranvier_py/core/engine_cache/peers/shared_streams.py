@@ -29,18 +29,20 @@ LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 
 
 class SharedStreams(Machine, StreamSharer):
-    """See the module. `moved` is called when the streams change that this node is to subscribe to or to read. `claims`
-    and `transfers` are machines of their own."""
+    """See the module. `moved` is called when the streams change that this node is to subscribe to or to read. `synced`
+    says whether this node knows its peers. `claims` and `transfers` are machines of their own."""
 
     def __init__(
         self, session: int, backends: RegistrySync, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float
     ) -> None:
         super().__init__()
         self.moved: Callable[[], object] = lambda: None
+        self.synced: Callable[[], bool] = lambda: True
         self.live: Sequence[int] = ()  # all members that could read a stream, but us
         self.claims = ReaderClaimTable(session, outbox, rng, now)
         self.transfers = SnapshotTransfers(hasher, outbox, rng, self._snapshot)
         self.ownership = Ownership(session, now)
+        self.claims.arrived = self.follow
         self._backends = backends
         self._keys: dict[BackendId, int] = {}
         self._ids: dict[int, BackendId] = {}
@@ -90,8 +92,8 @@ class SharedStreams(Machine, StreamSharer):
         """When `follow` must be called next."""
         return self.ownership.wake_at
 
-    def follow(self, now: float, *, synced: bool) -> None:
-        """Take in reports and members, begin and end what is due; cheap if idle. `synced`: we know our peers."""
+    def follow(self, now: float) -> None:
+        """Take in reports and members, begin and end what is due; cheap if idle."""
         claims, ownership = self.claims, self.ownership
         if self.live is not self._followed:
             self._followed = self.live
@@ -100,7 +102,7 @@ class SharedStreams(Machine, StreamSharer):
         if claims.new:
             new, claims.new = claims.new, []
             self._receive(new, now)
-        if synced:
+        if self.synced():
             ownership.met(now)
         if ownership.wake_at <= now:
             if ownership.tick(now):
@@ -108,8 +110,12 @@ class SharedStreams(Machine, StreamSharer):
             for key, state in ownership.mine().items():
                 claims.report(key, state)
 
-    def met(self, peers: LivePeers, now: float) -> None:  # noqa: ARG002  # as of all machines
+    def met(self, peers: LivePeers, now: float) -> None:
         self.live = peers.able
+        self.follow(now)
+
+    def tick(self, now: float) -> None:
+        self.follow(now)
 
     def view(self) -> dict[str, Any]:
         """Return for each backend id its reader, standby and subscribers and how well each of them knows the stream."""

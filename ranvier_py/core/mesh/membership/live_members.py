@@ -62,8 +62,6 @@ class LiveMembers:
 
     def admit(self, session: int, now: float) -> None:
         """Make this session a peer now, perhaps as a guest, if it may share routes and is none yet."""
-        if session in self.sharing:
-            return
         member = self._members.member(session)
         if member is None or not (member.live and member.proved and member.record.schema == self._members.me.schema):
             return

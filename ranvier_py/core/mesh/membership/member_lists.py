@@ -1,16 +1,10 @@
 """Push-pull: two members send each other their whole lists, so that what gossip missed arrives in the end.
 
-A node exchanges lists with a session that has just proved itself, if the node is joining or had held that session for
-dead (a cut has healed). Afterwards it does so with a random live member every `exchange_interval_s`, stretched with the
-size of the cluster, and sooner when a member has come back from the dead. A node that joins reads a few lists quickly,
-since its first partner may be as new as itself. In a large cluster that grows fast the next exchange comes soon, until
-an exchange finds nobody new.
-
-A list has this node first, then our record of the receiver, the live members, and those that died last. Small lists
-go by datagram, others on BULK. A small list goes on BULK, too, to a member that datagrams do not reach, after a
-question that brought no list, and in answer to one that came on BULK: otherwise a small cluster where datagrams are
-blocked would never learn all its members. Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list; in answer, one
-list a second for each asker, and ANSWERED_RECORDS in total. Cost: O(members) for each list.
+A node does so with a session that just proved itself, if it is joining or had held that session for dead, and with a
+random live member every `exchange_interval_s`, sooner when a member came back from the dead or an exchange in a large
+cluster that grows found somebody new. A list has this node, our record of the receiver, live members, and those
+that died last. It goes by datagram if small, but on BULK where datagrams may be blocked. Bounds: LIST_RECORDS in a
+part, DEAD_LISTED dead; in answer, one list a second for each asker, and ANSWERED_RECORDS in total.
 """
 
 from __future__ import annotations

@@ -3,15 +3,10 @@
     (unknown) --join--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
                           ^------absolve------+----------------+
 
-Each step keeps the tables consistent: roster, suspicions, order of probing, greetings, contacts, updates to spread, and
-changes for the operator. Whether a step may be taken is decided elsewhere (`merge_rules` for what others report,
-`members` for what this node sees itself); this module does what the step means.
-
-The dead stay in the roster for a day, so that a stale report of their life is recognised. Ten minutes after the death
-the planes above forget the session (`gone`): routes learned from it have expired by then.
-
-Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
-CHANGES_MAX undrained changes. Cost: O(1) for each step.
+Each step keeps all tables consistent; whether it may be taken is decided elsewhere (`merge_rules`, `members`). The dead
+stay in the roster for a day, so that a stale report of their life is recognised; ten minutes after the death the planes
+above forget the session (`gone`): its routes have expired by then. Bounds: MEMBERS_MAX live, and those that come back
+from the dead; DEAD_MAX dead, of which the longest dead goes first; CHANGES_MAX undrained changes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The codec: by it alone a message gets into a packet and out of it.
 
-A body is a flat msgpack array (`frame`); a field of many rows is one byte string of rows (`records`) or of columns
-(`columns`). Each feature declares its kinds of messages; every width, length and bound of theirs is checked here, so
-that no code behind it has to. A change of a kind changes PROTOCOL_VERSION.
-
-Rules: decode(*encode(message)) is the message, with hosts in canonical spelling. Arbitrary bytes raise BadFrame and
-nothing else. No body is shorter than a Challenge and no Hello shorter than an Echo, so that the answer to a stranger is
-never longer than what it sent. Memory: less than 4 x the input for bytes that are no well-formed body; otherwise the
-objects, up to 16 x, and 1 MiB for 4096 empty route updates.
+A body is a flat msgpack array (`frame`); a field of many rows is one byte string of rows (`records`) or of columns.
+Features declare their kinds; every width, length and bound is checked here, so that no code behind it has to. A change
+of a kind changes PROTOCOL_VERSION. Rules: decode(*encode(message)) is the message, with hosts in canonical spelling;
+arbitrary bytes raise BadFrame and nothing else. No body is shorter than a Challenge and no Hello shorter than an Echo,
+so that no answer to a stranger is longer than what it sent. Memory: less than 4 x the input for bytes that are no
+well-formed body; otherwise the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
 """
 
 from __future__ import annotations

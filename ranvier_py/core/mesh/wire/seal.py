@@ -56,7 +56,7 @@ class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCMSIV]):
         """Return the cipher if it was kept, and mark it as used last; None otherwise."""
         cipher = self.get((key, label, session))
         if cipher is not None:
-            self[key, label, session] = cipher
+            self.move_to_end((key, label, session))
         return cipher
 
     def derive(self, key: bytes, label: bytes, session: int) -> AESGCMSIV:

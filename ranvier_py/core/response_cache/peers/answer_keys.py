@@ -1,11 +1,10 @@
 """Which stored answers each node has: our own keys, as peers are sent them, and the keys of peers.
 
-Rule: a key is named by a hash that is keyed with a secret of all nodes, so that it shows nothing of a prompt: 8 bytes
-advertise an answer, 32 ask for it. Changes go to all peers every TICK_S, numbered; a peer that finds a number missing
-is sent the whole list. Each key carries the age of its answer, so peers forget it in time without a message. Keys
-yield to all else: they are sent only while routes leave room in the budget; a lost message costs a fetch that is not
-made.
-Bounds: ADVERTISED_MAX own keys, the oldest goes; KNOWN_MAX keys of all peers, beyond which new ones are dropped.
+A key is named by a hash under a secret of all nodes: 8 bytes of it advertise an answer, 32 ask for it, and show nobody
+else anything of a prompt. Changes go to all peers every TICK_S, numbered; who finds a number missing, or joins, is sent
+the whole list. Each key carries its answer's age, so peers forget it in time without a message. Rules: keys yield to
+all else; they are sent only while routes leave room, and merged while they wait. Bounds: ADVERTISED_MAX own keys, the
+oldest goes; KNOWN_MAX keys of all peers, beyond which new ones are dropped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Invalidations of stored answers: they reach all nodes at once, and again those that were away.
+"""Invalidations of stored answers: they reach all nodes at once, and again those that were away (`join_table`).
 
-Rule: peers send each other digests: one whose digest differs is sent all of ours, and sends its own, ever more seldom
-while both stay as they are, since one may refuse the other's. Where there is an admin key it signs invalidations, and
-no others are taken: of what is void, not since when, so replaying one voids its scope once more, which costs hits. How
-old answers must be to be void is sent rounded down, so it covers no less at the next node. How they spread:
-`join_table`.
+Instead of repeating all, peers send each other digests: who has another is sent all of ours, and sends its own,
+ever more seldom while both digests stay: one of the two may have merged its invalidations, or refuse the other's.
+Rules: where there is an admin key it signs invalidations, and no others are taken. It signs what is void, not since:
+replaying one costs hits. The age from which answers are void is sent rounded down: the next node voids no less.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ backends; ours always fit, else the one that no node has had for longest is drop
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil, inf
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ranvier_py.core.mesh.join_table import JoinTable
 from ranvier_py.core.mesh.membership.live_members import LivePeers
@@ -169,9 +169,6 @@ class BackendFacts(JoinTable[int, Fact]):
     def __len__(self) -> int:
         """How many backends anything is known of."""
         return len(self._known)
-
-    def counted(self) -> Mapping[str, Any]:
-        return {"gossip_facts": self.counters}
 
     def known(self, now: float) -> Sequence[Fact]:
         """Return all that is known, in the form sent to peers."""

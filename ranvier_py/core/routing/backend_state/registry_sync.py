@@ -10,23 +10,28 @@ nothing is done on a request's path. In: `follow` applies what was received to t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.live_members import LivePeers
+from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.routing.backend_state.facts import (
     GENERATION_BITS,
     BackendFacts,
     DrainChange,
     FactChange,
+    Facts,
     KnownStart,
     NewGeneration,
     Verdict,
 )
+from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks
 from ranvier_py.core.routing.processes.several_processes import same_process
@@ -56,11 +61,14 @@ class RegistrySync(Machine):
         key: 16 to 64 secret bytes, the same on all nodes.
     """
 
+    kinds = BackendFacts.kinds
+
     def __init__(self, registry: Registry, facts: BackendFacts, key: bytes) -> None:
         self.registry = registry
         self.facts = facts
         self.doubted: dict[BackendId, None] = {}  # backends that a peer calls ill, to be probed now; owner drains
         self.transitions: list[Transition] = []  # for the log; drained by the owner
+        self.lacked: Callable[[float], object] = lambda _: None  # called when claims that were ignored can be taken
         self._key = key
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
@@ -128,8 +136,6 @@ class RegistrySync(Machine):
 
     def regained(self) -> bool:
         """Whether claims that were ignored can be taken now, because the backend and its count are here. True once."""
-        if not self._passed_over:
-            return False
         known = [key for key in self._passed_over if self.facts.of(key).counted]
         for key in known:
             del self._passed_over[key]
@@ -234,9 +240,35 @@ class RegistrySync(Machine):
         else:
             self._doubt(seen.backend, change.observers, now)
 
-    def met(self, peers: LivePeers, now: float) -> None:  # noqa: ARG002  # as of all machines
+    @property
+    def wake_at(self) -> float:
+        return self.facts.wake_at if self._restarts == self.registry.counters.backend_restarts else 0.0
+
+    def tick(self, now: float) -> None:
+        self.count_restarts(now)
+        self.facts.tick(now)
+        self._catch_up(now)
+
+    def receive(self, peer: Peer, message: Facts | Loads, now: float) -> None:
+        self.count_restarts(now)
+        self.facts.receive(peer, message, now)
+        self._catch_up(now)
+
+    def met(self, peers: LivePeers, now: float) -> None:
         """Take the peers: what others read of engines counts no more."""
         self.registry.names.keep({peer.session for peer in peers.near})
+        self.facts.met(peers, now)
+
+    def forgotten(self, session: int, now: float) -> None:
+        self.facts.forgotten(session, now)
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"gossip_facts": self.facts.counters}
+
+    def _catch_up(self, now: float) -> None:
+        self.follow(now)
+        if self._passed_over and self.regained():
+            self.lacked(now)
 
     def _take_marks(self, now: float) -> None:
         """Compare the marks that peers read with ours; not before `look` has seen which backends there are, since a

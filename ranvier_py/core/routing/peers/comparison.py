@@ -4,11 +4,9 @@
     peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
     we      PartSums (groups that differ)   the peer answers with its own of the same buckets
 
-A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); the sum of a group of 64 buckets, and
-that of the whole table, is the XOR of the buckets' sums. So one equal number stands for equal tables, but for one
-chance in 2**64. All sums are little-endian columns, as in messages.
-
-Rule: our sums are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
+A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets, or of
+the table, is the XOR of theirs: one equal number stands for equal tables, but for one chance in 2**64. Rule: our sums
+are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
 Memory: 32 KiB while it runs.
 """
 

@@ -2,10 +2,9 @@
 
 After a quiet time an update leaves at once; those that follow within `tick_s` leave together after it. In a small
 cluster every node gets an update from the node that learned it. In a large one each node passes on what is new to it,
-once, under the original origin and numbers; `route_outbox` chooses to which peers.
-
-Rules: a peer for which there was no room is *lazy*: nothing more is pushed to it until repair has brought it up to
-date, because it would leave a gap there. Nothing is kept for any peer: what is still to be sent is a range of a log.
+once, under the original origin and numbers; `route_outbox` chooses to which peers. Rules: a peer for which there was no
+room is *lazy*: nothing more is pushed to it until repair has brought it up to date, because it would leave a gap there.
+Nothing is kept for any peer: what is still to be sent is a range of a log.
 Bounds: one range for each origin; one mark for each peer.
 """
 

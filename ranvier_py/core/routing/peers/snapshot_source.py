@@ -1,11 +1,10 @@
 """Giving our table and side state to peers that join, or whose sums differ from ours: the other side of `pull`.
 
 A transfer reads the table chunk by chunk, one chunk each tick, and no further than the peer has said that it will take.
-It is kept for a while after its last chunk, which might have been lost.
-
-Rules: at most TRANSFERS_MAX transfers run at once, one for each peer: a new request of a peer ends its old one. A peer
-that is refused is answered Busy at once. A node that has not joined itself refuses every peer. While TRANSFERS_MAX run,
-none gets more than a quarter of the budget for rows.
+It is kept for a while after its last chunk, which might have been lost. Rules: at most TRANSFERS_MAX transfers run at
+once, one for each peer: a new request of a peer ends its old one. A peer that is refused is answered Busy at once. A
+node that has not joined itself refuses every peer. While TRANSFERS_MAX run, none gets more than a quarter of the budget
+for rows.
 Bounds: KEPT_MAX transfers, finished ones included; SUMS_WAITING_MAX waiting questions for sums, more are dropped.
 """
 
@@ -150,7 +149,7 @@ class SnapshotSource:
         while len(self._transfers) >= KEPT_MAX:  # at most one runs, so there is a finished one
             del self._transfers[next(session for session, each in self._transfers.items() if each.finished)]
         share = Window(self._outbox.bulk.per_s // SHARE_OF_ONE)
-        walk = SideWalk(self._sync) if message.side else self._sync.copy.rows(message.buckets)
+        walk = SideWalk(self._sync) if message.side else self._sync.copy.rows(message.buckets, now)
         self._transfers[peer.session] = Transfer(peer, message.request, walk, share, now + SILENCE_S)
 
     def _go_on(self, transfer: Transfer, cursor: int, now: float) -> None:

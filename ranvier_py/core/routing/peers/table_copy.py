@@ -37,7 +37,7 @@ class TableCopy:
 
     def __init__(self, table: RouteTable, registry: RegistrySync) -> None:
         self.unknown_backends = 0  # in chunks of peers, counted for each chunk
-        self.asked: Callable[[], object] = lambda: None
+        self.asked: Callable[[float], object] = lambda _: None
         self._table = table
         self._registry = registry
 
@@ -46,14 +46,14 @@ class TableCopy:
         """Claims that expire sooner than this are not for peers."""
         return max(MARGIN_S, self._table.ttl_s - AGE_MAX_S)
 
-    def sums(self) -> SumsScan:
+    def sums(self, now: float) -> SumsScan:
         """Begin to compute the bucket sums."""
-        self.asked()
+        self.asked(now)
         return self._table.sums(self._registry.names(), self._margin_s)
 
-    def rows(self, buckets: bytes) -> TableWalk:
+    def rows(self, buckets: bytes, now: float) -> TableWalk:
         """Begin a walk over the rows of these buckets (u16 each); over the whole table if there are none."""
-        self.asked()
+        self.asked(now)
         names = self._registry.names()
         return TableWalk(
             self._table.scan(names, self._margin_s, np.frombuffer(buckets, "<u2").astype(np.uint16)), names
@@ -99,7 +99,7 @@ class OwnSums:
         if self.begun_at >= since:
             return self._value
         if self._scan is None:
-            self._scan, self._scan_begun_at = self._copy.sums(), now
+            self._scan, self._scan_begun_at = self._copy.sums(now), now
         value = self._scan.step(now)
         if value is not None:
             self._value, self.begun_at, self._scan = value, self._scan_begun_at, None

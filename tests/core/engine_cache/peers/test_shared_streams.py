@@ -34,7 +34,7 @@ class Reader(StreamNode):
                 self.streams.unable(self.id(url), True, now)
             elif self.streams.subscribes(self.id(url)):
                 self.streams.report(self.id(url), Level.EXACT if url in self.known else Level.DEGRADED, now)
-        self.streams.follow(now, synced=True)
+        self.streams.follow(now)
 
     def reads(self) -> list[str]:
         return [url for url in ENGINES if self.streams.reads(self.id(url))]

@@ -35,12 +35,20 @@ from ranvier_py.core.routing.backend_state.prefills import (
 from ranvier_py.core.routing.backend_state.signed_commands import COMMANDS_PER_MESSAGE, Command, Commands
 from ranvier_py.core.routing.peers import route_messages as r
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
-from tests.core.mesh.wire.wire_samples import EXAMPLES, IPV6, LONGEST, RECORD, SESSION, STRATEGIES, messages, rows_of
+from tests.core.mesh.wire.wire_samples import (
+    EXAMPLES,
+    IPV6,
+    LONGEST,
+    RECORD,
+    SESSION,
+    STRATEGIES,
+    WRITTEN,
+    messages,
+    rows_of,
+)
 from tests.examples import examples
 
 KINDS = list(CODEC.topic_of)
-WRITTEN = (4, "af7e250920cbda64")
-"""The protocol version, and a digest of the examples as it writes them."""
 
 
 def refuses(kind: int, body: bytes) -> BadFrame:

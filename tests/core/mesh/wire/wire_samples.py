@@ -81,6 +81,9 @@ EXAMPLES: tuple[m.Message, ...] = (
     RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
 )
 
+WRITTEN = (4, "af7e250920cbda64")
+"""The protocol version, and a digest of the examples as it writes them. A new kind changes only that."""
+
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 identities = st.integers(1, U64_MAX)
 ports = st.integers(1, 65535)

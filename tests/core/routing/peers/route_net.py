@@ -119,7 +119,7 @@ class RouteNode:
         return fingerprint in self.table.names()
 
     def sums(self, now: float) -> bytes:
-        scan = self.sync.copy.sums()
+        scan = self.sync.copy.sums(now)
         return next(filter(None, iter(lambda: scan.step(now), b"")))
 
 

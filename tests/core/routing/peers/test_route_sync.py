@@ -73,7 +73,7 @@ def test_no_route_gets_younger_when_a_peer_copies_the_table() -> None:
         node.table.ttl_s = 86_400.0
     first.serve(CHAT, 10.0)
     for now in (60_000.0, 70_000.0):
-        walk = first.sync.copy.rows(b"")
+        walk = first.sync.copy.rows(b"", 11.0)
         while (rows := walk.take(now)) is None:
             pass
         second.sync.copy.merge(rows, now, now)
@@ -157,15 +157,15 @@ def test_before_the_table_is_shown_everything_in_it_is_sent() -> None:
     """Whoever gets it may be the only one who has it when we die, and then no log would bring it to the rest."""
     first, _ = two()
     sent: list[bytes] = []
-    first.sync.copy.asked = lambda: sent.extend(update for update, _ in first.updates(11.0, everything=True))
+    first.sync.copy.asked = lambda _: sent.extend(update for update, _ in first.updates(11.0, everything=True))
     first.serve(CHAT)
     first.updates()
     first.serve([(90, 0, 206), *CHAT], 11.0)
     assert not first.updates(11.0)
-    first.sync.copy.sums()
+    first.sync.copy.sums(11.0)
     assert len(sent) == 1
     first.serve([(95, 0, 207), *CHAT], 11.0)
-    first.sync.copy.rows(b"")
+    first.sync.copy.rows(b"", 11.0)
     assert len(sent) == 2
 
 
