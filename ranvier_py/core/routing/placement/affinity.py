@@ -75,18 +75,16 @@ class Affinity(Policy):
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
-        choice = self.choose_among(match, candidates, rng)
+        if match.holders:
+            choice = (self.choose_own if self.is_own(match) else self.choose_shared)(match, candidates, rng)
+        elif match.home == UNKNOWN:
+            choice = draw_least_loaded(match, candidates, rng, "no_prefix")
+        elif self.wants_shared:
+            choice = self.choose_cold(match, candidates, rng)
+        else:  # by Ranvier's document, and where load does not matter, a cold prefix has one home
+            choice = self.choose_home(match, candidates)
         self.by_time.chosen(match, choice)
         return choice
-
-    def choose_among(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        if match.holders:
-            choose = self.choose_own if self.is_own(match) else self.choose_shared
-            return choose(match, candidates, rng)
-        if match.home == UNKNOWN:
-            return draw_least_loaded(match, candidates, rng, "no_prefix")
-        # by Ranvier's document, and where load does not matter, a cold prefix has one home
-        return self.choose_cold(match, candidates, rng) if self.wants_shared else self.choose_home(match, candidates)
 
     def is_own(self, match: Match) -> bool:
         """Whether most of the prompt is a chat's own history, as its holder has it. Of a chat that has only begun most

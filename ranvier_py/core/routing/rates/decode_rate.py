@@ -13,6 +13,7 @@ from copy import copy
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.routing.rates.moments import Moments
 
 NOMINAL_S_PER_TOKEN = 1e-4  # as for service rates
 STEP_TOKENS = 200.0
@@ -53,10 +54,7 @@ class DecodeRates:
     (`per_token_s`)."""
 
     def __init__(self) -> None:
-        # fading sums over answers, each divided by its tokens: 1, contexts, computed tokens, seconds, and products
-        self._x = self._xx = self._p = self._pp = self._xp = 0.0
-        self._y = self._xy = self._py = 0.0
-        self.count = 0.0
+        self._sums = Moments()  # over answers: contexts, computed tokens by token, seconds by token
         self._seen = 0
         self._shown: dict[BackendId, tuple[float, float, int, int]] = {}
         """Fading seconds that answers took and were predicted to take, `_seen` at the last one, and how many came."""
@@ -69,8 +67,13 @@ class DecodeRates:
     def __copy__(self) -> DecodeRates:
         twin = object.__new__(DecodeRates)
         vars(twin).update(vars(self))
-        twin._shown = copy(self._shown)
+        twin._shown, twin._sums = copy(self._shown), copy(self._sums)
         return twin
+
+    @property
+    def count(self) -> float:
+        """How many answers still count."""
+        return self._sums.count
 
     def assume(self, per_token_s: float) -> None:
         """Take what a prompt token costs, from which the rest follows as long as no answer has shown it."""
@@ -114,17 +117,9 @@ class DecodeRates:
         known_s = 0.0 if per_token_s is None else per_token_s * decoded.computed
         seconds = max(0.0, decoded.seconds - known_s) / tokens
         computed = decoded.computed / tokens if per_token_s is None else 0.0
-        self._fade()
         x = decoded.contexts
-        self.count += 1.0
-        self._x += x
-        self._xx += x * x
-        self._p += computed
-        self._pp += computed * computed
-        self._xp += x * computed
-        self._y += seconds
-        self._xy += x * seconds
-        self._py += computed * seconds
+        self._sums.fade(1.0 - 1.0 / WINDOW)
+        self._sums.add(x, computed, seconds)
         self._fit()
         predicted_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
         took_s, predicted_before_s, _, came = self._shown.get(decoded.backend, (0.0, 0.0, 0, 0))
@@ -145,20 +140,15 @@ class DecodeRates:
     def forget(self, backend: BackendId) -> None:
         self._shown.pop(backend, None)
 
-    def _fade(self) -> None:
-        keep = 1.0 - 1.0 / WINDOW
-        for name in ("count", "_x", "_xx", "_p", "_pp", "_xp", "_y", "_xy", "_py"):
-            setattr(self, name, getattr(self, name) * keep)
-
     def _fit(self) -> None:
         """Fit the three parts by least squares, none of them negative, drawn to the nominal ones by ASSUMED answers."""
-        count = self.count
-        mean_x, mean_p, mean_y = self._x / count, self._p / count, self._y / count
-        xx = self._xx / count - mean_x * mean_x
-        pp = self._pp / count - mean_p * mean_p
-        xp = self._xp / count - mean_x * mean_p
-        xy = self._xy / count - mean_x * mean_y
-        py = self._py / count - mean_p * mean_y
+        sums, count = self._sums, self._sums.count
+        mean_x, mean_p, mean_y = sums.sum_t / count, sums.sum_d / count, sums.sum_y / count
+        xx = sums.tt / count - mean_x * mean_x
+        pp = sums.dd / count - mean_p * mean_p
+        xp = sums.td / count - mean_x * mean_p
+        xy = sums.ty / count - mean_x * mean_y
+        py = sums.dy / count - mean_p * mean_y
         # ridge: ASSUMED answers that differ from the mean by the mean, and show the nominal slopes
         ridge = ASSUMED / count
         x_ridge, p_ridge = ridge * mean_x * mean_x, ridge * mean_p * mean_p

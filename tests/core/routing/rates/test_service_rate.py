@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Service
-from ranvier_py.core.routing.rates.service_rate import NOMINAL, WINDOW, Ahead, Fleet, Moments, ServiceRates, fitted
+from ranvier_py.core.routing.rates.moments import Moments
+from ranvier_py.core.routing.rates.service_rate import NOMINAL, WINDOW, Ahead, Fleet, ServiceRates, fitted
 from tests.examples import examples
 
 FIRST, SECOND = BackendId(0), BackendId(1)
