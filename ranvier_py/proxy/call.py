@@ -100,7 +100,6 @@ class Call:
         self.note(words + (f": {cause}" if cause not in words else ""))
 
     def note(self, reason: str) -> None:
-        """Note why the latest leg failed."""
         assert self.attempt is not None
         before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
         self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"

@@ -1,7 +1,8 @@
 """The driver that runs a connection's steps: a generator that decides synchronously, and yields each `Wait`.
 
 A `Watch` waits until its socket has something to read: no task is woken for that, the steps continue within the call
-that `readiness` makes. An async function is awaited by the connection's task; the yield returns or raises its result.
+that `readiness` makes. An async function is awaited by the connection's task, and steps are run to their end, without
+the frames of their callers at each wait; the yield returns or raises their result.
 Rule: `interrupt` raises an error where the steps wait: a missed deadline, a client that left, a drain; the first of
 several counts. A cancelled task closes its steps, so their `finally` clauses run, which must not yield.
 Invariant: the connection's task owns it all the while (test_driver.py).
@@ -10,6 +11,7 @@ Invariant: the connection's task owns it all the while (test_driver.py).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from types import GeneratorType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import trio
@@ -19,16 +21,17 @@ from ranvier_py.proxy.readiness import Watch
 
 Result = TypeVar("Result")
 Wait: TypeAlias = Watch | Callable[[], Awaitable[Any]]
-Steps: TypeAlias = Generator[Wait, Any, Result]
+Steps: TypeAlias = Generator[Wait | Generator[Any, Any, Any], Any, Result]
 
 
 class Driver(Generic[Result]):
     """Runs the steps of one connection."""
 
-    __slots__ = ("_error", "_failure", "_result", "_scope", "_steps", "_task", "_wait")
+    __slots__ = ("_callers", "_error", "_failure", "_result", "_scope", "_steps", "_task", "_wait")
 
     def __init__(self, steps: Steps[Result]) -> None:
-        self._steps = steps
+        self._steps: Steps[Any] = steps
+        self._callers: list[Steps[Any]] = []  # steps that wait for the end of others
         self._wait: Wait | None = None
         self._error: Exception | None = None  # to be raised where the steps wait
         self._scope: trio.CancelScope | None = None  # around what the task awaits
@@ -58,6 +61,8 @@ class Driver(Generic[Result]):
         finally:
             self._unwatch()
             self._steps.close()
+            while self._callers:
+                self._callers.pop().close()
             self._failure = None  # since its traceback holds this frame
 
     def interrupt(self, error: Exception) -> None:
@@ -82,20 +87,35 @@ class Driver(Generic[Result]):
             if not cancelled:  # if cancelled, `run` raises the error that was the reason
                 self._advance(self._steps.send, value)
 
-    def _advance(self, go_on: Callable[[Any], Wait], value: Any) -> bool:
+    def _advance(self, go_on: Callable[[Any], Any], value: Any) -> bool:
         """Run the steps up to their next wait. Returns True if that wait needs no task."""
-        try:
-            wait = self._wait = go_on(value)
-        except StopIteration as end:
-            self._wait, self._result = None, end.value
-        except BaseException as failure:
-            self._wait, self._failure = None, failure
-            value = None  # may be an error that was thrown, whose traceback holds this frame
-        else:
-            if type(wait) is Watch and not wait.ready:
-                wait.call = self._happened
-                return True
-        return False
+        while True:
+            try:
+                wait = go_on(value)
+            except StopIteration as end:
+                if not self._callers:
+                    self._wait, self._result = None, end.value
+                    return False
+                self._steps = self._callers.pop()
+                go_on, value = self._steps.send, end.value
+            except BaseException as failure:
+                if not self._callers:
+                    self._wait, self._failure = None, failure
+                    value = None  # may be an error that was thrown, whose traceback holds this frame
+                    return False
+                self._steps = self._callers.pop()
+                go_on, value = self._steps.throw, failure
+            else:
+                value = None  # for the same reason
+                if type(wait) is GeneratorType:
+                    self._callers.append(self._steps)
+                    self._steps, go_on = wait, wait.send
+                    continue
+                self._wait = wait
+                if type(wait) is Watch and not wait.ready:
+                    wait.call = self._happened
+                    return True
+                return False
 
     def _happened(self) -> None:
         if not self._advance(self._steps.send, None):

@@ -105,7 +105,7 @@ class Pipeline:
             for stage in self._first:
                 stage(call)
             if not client.started:
-                yield from self._compute(call) if self.responses is None else self.responses.answer(call, self._compute)
+                yield self._compute(call) if self.responses is None else self.responses.answer(call, self._compute)
         except RanvierError as error:
             call.outcome = Outcome.TIMEOUT.value if isinstance(error, UpstreamTimeout) else error.code
             if not client.started and not isinstance(error, ClientGone):
@@ -127,4 +127,4 @@ class Pipeline:
         for stage in self._rest:
             steps = stage(call)
             if steps is not None:
-                yield from steps
+                yield steps

@@ -30,7 +30,7 @@ from ranvier_py.proxy.connection_pool import (
     UpstreamCounters,
     UpstreamLimits,
 )
-from ranvier_py.proxy.driver import Steps, Wait
+from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.response_reader import FramedHead
@@ -237,40 +237,29 @@ class Exchange:
     """One answer being received: raw bytes in the backend's own framing (`dechunked`, for an HTTP/1.0 client: without
     that of chunks), and where they end. `head` is the last."""
 
-    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable", "complete", "head")
+    __slots__ = (
+        *("_chunks", "_connection", "_left", "_pending", "_put_back", "_reusable"),
+        *("chunks", "complete", "head", "readable", "transport"),
+    )
 
     def __init__(
         self, connection: Connection, reading: FramedHead, pending: bytes, *, whole: bool, dechunked: bool
     ) -> None:
         self.head, self._left, reusable = reading
         self._connection: Connection | None = connection
+        self.transport = connection.transport  # closed by `release`
+        self.readable = connection.transport.readable  # what to wait for before `receive`
         self._pending = pending
         self._put_back = b""  # what was taken and is to be taken again
         self._reusable = reusable and whole
-        self._chunks = ChunkedReader() if self.head.framing == "chunked" else None
+        self._chunks = self.chunks = ChunkedReader() if self.head.framing == "chunked" else None
         self.complete = False  # it ended as its framing promised; only then can the connection serve again
         if dechunked and self._chunks is not None:
+            self.chunks = None  # none is passed on
             self.head = replace(self.head, framing="close", fields=NO_RESPONSE_FIELDS)
         if self.head.framing == "none":
             self._ended(len(pending))
             self._pending = b""
-
-    @property
-    def readable(self) -> Wait:
-        """What to wait for before `receive`."""
-        assert self._connection is not None, "released"
-        return self._connection.transport.readable
-
-    @property
-    def chunks(self) -> ChunkedReader | None:
-        """What follows the chunks that are passed on; None if there are none."""
-        return self._chunks if self.head.framing == "chunked" else None
-
-    @property
-    def transport(self) -> PlainTransport:
-        """The connection's transport, for an answer that upgraded it; closed by `release`."""
-        assert self._connection is not None, "released"
-        return self._connection.transport
 
     def take(self) -> bytes:
         """Return the part of the body that came with the head. Call once, before `receive`. Raises UpstreamGarbled."""
@@ -286,9 +275,8 @@ class Exchange:
 
     def receive(self) -> bytes | None:
         """Return the next bytes of the body; None if none are here. Raises UpstreamClosed, UpstreamGarbled."""
-        assert self._connection is not None, "released"
         try:
-            data = self._connection.transport.receive_now()
+            data = self.transport.receive_now()
         except OSError as error:
             raise UpstreamClosed(f"the backend broke off its answer: {error}") from error
         return self._advance(data) if data else data if data is None else self._end_of_stream()

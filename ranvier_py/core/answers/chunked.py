@@ -28,7 +28,7 @@ class ChunkError(ValueError):
 class ChunkedReader:
     """Follows one chunked message."""
 
-    __slots__ = ("_held", "_left", "_pattern", "_trailers", "chunks", "done", "last", "spans", "total")
+    __slots__ = ("_held", "_left", "_pattern", "_trailers", "chunks", "done", "inside", "last", "spans", "total")
 
     def __init__(self) -> None:
         self.done = False  # the message has ended, trailers included
@@ -36,6 +36,7 @@ class ChunkedReader:
         self.chunks = 0  # that have ended since this was set to 0
         self.spans: list[tuple[int, int]] = []  # where in the last piece its payload is
         self.last = b""  # the line of the last chunk, and what stood behind it in its piece; empty before
+        self.inside = False  # whether the last piece ended within a chunk, or a line
         self._left = 0  # bytes of the current chunk that are still to come
         self._held = b""  # an unfinished line
         self._pattern = SIZE
@@ -46,11 +47,6 @@ class ChunkedReader:
         """Bytes of payload that have arrived."""
         return self.total - self._left
 
-    @property
-    def inside(self) -> bool:
-        """Whether the last piece ended within a chunk, or a line."""
-        return bool(self._left or self._held) or self._pattern is not SIZE
-
     def feed(self, data: bytes) -> int:
         """Read on. Returns how many bytes of `data` are of this message: all until `done`. Raises ChunkError."""
         if self._pattern is SIZE and (line := SIZE.match(data)) is not None and not self._held:
@@ -58,7 +54,7 @@ class ChunkedReader:
             if at + int(line[1], 16) == size - 2 > at and data.endswith(b"\r\n") and at <= LINE_BYTES_MAX:
                 self.total += size - 2 - at  # one whole chunk, as engines send nearly all of a stream
                 self.chunks += 1
-                self.spans = [(at, size - 2)]
+                self.spans, self.inside = [(at, size - 2)], False
                 return size
         self.spans = spans = []
         if self.done:
@@ -82,6 +78,7 @@ class ChunkedReader:
             else:
                 self._hold(data[at : at + LINE_BYTES_MAX + 1])
                 at = size
+        self.inside = bool(self._left or self._held) or self._pattern is not SIZE
         return at - held
 
     def payload(self, data: bytes) -> bytes:

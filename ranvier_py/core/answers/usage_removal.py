@@ -58,8 +58,10 @@ class UsageRemover:
         chunks, ended = self._chunks, 0
         if chunks is not None:
             ended, chunks.chunks = chunks.chunks, 0
-        if self._aligned and (self.counts_anyway or (MARK not in data and self._is_whole(data, ended, complete))):
-            return data
+        if self._aligned and (self.counts_anyway or MARK not in data):
+            is_cut = not complete and (not data.endswith(self._end) or (chunks is not None and chunks.inside))
+            if self.counts_anyway or not (is_cut or (ended > 1 and data.count(self._end) < ended)):
+                return data
         if chunks is None:
             kept = self._kept(data)
             if complete:
@@ -67,12 +69,6 @@ class UsageRemover:
             self._aligned = not self._held and not self._passing
             return kept
         return self._rechunked(data)
-
-    def _is_whole(self, data: bytes, ended: int, complete: bool) -> bool:
-        """Whether a piece that begins with an event ends with one, and so does each of its chunks."""
-        if not complete and (not data.endswith(self._end) or (self._chunks is not None and self._chunks.inside)):
-            return False
-        return ended < 2 or data.count(self._end) >= ended
 
     def _rechunked(self, data: bytes) -> bytes:
         """Filter a chunked piece, and put what is kept into a new chunk."""

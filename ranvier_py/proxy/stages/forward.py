@@ -46,7 +46,7 @@ class ForwardStage:
     def __call__(self, call: Call) -> Steps[None]:
         elsewhere: PoolMatch | None = call.match
         while elsewhere is not None:
-            elsewhere = yield from self._leg(call, next_leg(self.router, call, elsewhere))
+            elsewhere = yield self._leg(call, next_leg(self.router, call, elsewhere))
 
     def _leg(self, call: Call, attempt: Attempt) -> Steps[PoolMatch | None]:
         """Ask one backend, relay its answer and finish the leg. Returns whom to ask instead; None at the end."""
@@ -71,7 +71,7 @@ class ForwardStage:
                 yield from self.relay.websocket(call, attempt, exchange)
             else:
                 remover = self._remover(attempt, exchange) if is_asked else None
-                yield from self.relay.answer(call, attempt, exchange, remover)
+                yield self.relay.answer(call, attempt, exchange, remover)
                 if remover is not None:
                     self.edits.asking.answered(remover, attempt.backend, attempt.generation)
             outcome = judgement.outcome

@@ -49,7 +49,7 @@ class AnswerProof:
         if self._captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 stage.router.first_token(attempt, now)
-                if attempt.prompt.stream:
+                if attempt.prompt.stream:  # which its backend serves from now on, whatever becomes of it
                     self._serves(now)
             if call.sent_bytes <= CAPTURE_BYTES_MAX:
                 self._captured += data
@@ -58,7 +58,6 @@ class AnswerProof:
         call.sent_bytes = attempt.sent_bytes = call.sent_bytes + len(data)
 
     def _serves(self, now: float) -> None:
-        """With its first token a backend serves a stream, whatever becomes of it."""
         served = serves(self._stage.router.registry, self._call.request.path, self._attempt)
         if self._call.failed_tries is not None:
             served = [*self._call.failed_tries.settle(Outcome.SUCCESS, now), *served]

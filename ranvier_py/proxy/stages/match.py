@@ -27,9 +27,8 @@ class MatchStage:
         if read.judged and (router.registry.pauses or router.registry.refusals):
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
-        if key and owners.collecting and owners.find(key, now) is None:
-            return self._once_owned(call)
-        return self._find(call)
+        unowned = key and owners.collecting and owners.find(key, now) is None
+        return self._once_owned(call) if unowned else self._find(call)
 
     def _find(self, call: Call) -> Steps[None] | None:
         call.match = self.router.find(call.read.prompt, time.monotonic())

@@ -41,15 +41,17 @@ class RelayStage:
             head = without_hosts(head, call.request.path, (backend.url for backend in self.registry))
         client.relay_head(head, call.own_fields(attempt, head, self.may_see), kept)
         proof.passed(data)
+        is_prefilled, readable = False, exchange.readable
         while not exchange.complete:
             try:
                 if client.unsent is not None:
                     yield client.flush
-                if proof.is_prefilled:
+                is_prefilled = is_prefilled or proof.is_prefilled
+                if is_prefilled:
                     client.arm(WaitPhase.STALL, self.limits.stall_s)
                 else:
                     client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
-                yield exchange.readable if call.shared is None else call.shared.or_client(exchange.readable)
+                yield readable if call.shared is None else call.shared.or_client(readable)
             except ClientGone:
                 if call.shared is None or not call.shared.leave():
                     raise
