@@ -12,13 +12,15 @@ from functools import cache
 from pathlib import Path
 from types import CodeType
 
+from tests.rehearsed_changes import rehearsed
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ranvier_py"
 TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 67_599, "cluster": 13_947, "benchmarks": 8_071, "tests": 78_761}
+LINES_REACHED = {"ranvier_py": 67_599, "cluster": 13_947, "benchmarks": 8_071, "tests": 78_862}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -464,6 +466,7 @@ def page() -> Iterator[str]:
     yield from section("help of metrics that does not stand alone", help_that_does_not_stand_alone())
     yield from section(f"private lines in tests, of {PRIVATE_LINES_MAX}", private_lines_in_tests())
     yield from section("sleeps in tests", sleeps_in_tests())
+    yield from section("files touched by rehearsed changes, and how many may be", rehearsed())
 
 
 def packages() -> list[str]:
