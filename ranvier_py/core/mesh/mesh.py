@@ -11,7 +11,7 @@ whatever the bytes. A message that can't be encoded or sealed is dropped and cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -85,8 +85,8 @@ class MeshCounters:
 class Mesh:
     """Contact and membership of one node, and its machines. Times are seconds of one monotonic clock.
 
-    `woken` is called when `wake_at` moves nearer between two calls of the shell. `wrong_key_source` is the address that
-    sent the last packet sealed with another key or label, or None; whoever logs it resets it to None.
+    `wrong_key_source` is the address that sent the last packet sealed with another key or label, or None; whoever logs
+    it resets it to None.
     """
 
     def __init__(
@@ -108,7 +108,6 @@ class Mesh:
         self.counters.begin(codec.topic_of.values())
         self.sessions = Sessions(me, self.outbox, rng, codec)
         self.live_members = LiveMembers(self.members, self._meet)
-        self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
         self.machines: Sequence[Machine] = ()
         self._machine_of: dict[type, Machine] = {}

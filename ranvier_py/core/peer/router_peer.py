@@ -8,7 +8,7 @@ from time to time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
@@ -73,7 +73,7 @@ class GossipSettings(MeshSettings):
 
 class RouterPeer(Mesh):
     """One router wired to its peers: everything that it sends to them and receives from them. A node drives it, and so
-    does the lab. Times are seconds of one monotonic clock."""
+    does the lab. `woken` is called when `wake_at` moves nearer between two calls of the shell."""
 
     def __init__(
         self,
@@ -112,6 +112,7 @@ class RouterPeer(Mesh):
             *(self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills),
         )
+        self.woken: Callable[[], object] = lambda: None
         self._flushed_at = self._flush_at = now
         self.streams.synced = lambda: self.synced
         self.backends.lacked = self.routes.compare_soon

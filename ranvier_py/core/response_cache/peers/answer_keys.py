@@ -88,7 +88,6 @@ class AnswerKeyGossip:
     ) -> None:
         self.version = 0  # of the last message
         self._secret = blake2b(secret, digest_size=32, person=b"answer keys").digest()
-        self._ttl_s = settings.ttl_s
         self._counters = counters
         self._outbox = outbox
         self._room = room
@@ -230,9 +229,8 @@ class AnswerKeyGossip:
             self._counters.key_lists += 1
             self._send(peer, self._message(self._own, (), whole=True, now=now), now)
 
-    def expire(self, now: float) -> None:
-        """Forget answers that are too old to be given. Peers do so by themselves."""
-        oldest = now - self._ttl_s
+    def expire(self, oldest: float) -> None:
+        """Forget answers stored at `oldest` or before: too old to be given. Peers do so by themselves."""
         for digest in [digest for digest, own in self._own.items() if own.stored_at <= oldest]:
             del self._own[digest]
             self._added.pop(digest, None)

@@ -97,7 +97,7 @@ class PeerAnswers(Machine):
         self.invalidations.tick(now)
         if self._has_any and now >= self._digest_at:
             self._digest_at = now + DIGEST_INTERVAL_S * self._rng.uniform(0.8, 1.2)
-            self.keys.expire(now)
+            self.keys.expire(now - self.settings.ttl_s)
             self._send(self._near, wanted=False)
 
     def met(self, peers: LivePeers, now: float) -> None:

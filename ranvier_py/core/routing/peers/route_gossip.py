@@ -84,11 +84,9 @@ class RouteGossip(Machine):
     ) -> None:
         self.lag = Histogram(LATENCY_BUCKETS_S)
         self._sync = sync
-        self._settings = settings
         self._round_trip_s = round_trip_s
         self._outbox = RouteOutbox(session, settings, outbox)
-        self._counters = self._outbox.counters
-        self._logs = UpdateLogs(session, settings, self._counters)
+        self._logs = UpdateLogs(session, settings, self._outbox.counters)
         self._eager = EagerPush(self._logs, self._outbox, settings.tick_s)
         self._repair = Repair(self._logs, self._outbox, self._eager, rng, now)
         sums = OwnSums(sync.copy)
@@ -105,7 +103,7 @@ class RouteGossip(Machine):
     def announce(self, route_update: bytes, at: float) -> None:
         """Log a route update of this node, with the time of its evidence. O(1): it is sent with the next tick."""
         if not 0 < len(route_update) <= ROUTE_UPDATE_BYTES_MAX:
-            self._counters.oversized += 1
+            self._outbox.counters.oversized += 1
             return
         self._logs.append(route_update, at)
         self._eager.learned()
@@ -131,7 +129,8 @@ class RouteGossip(Machine):
         if everybody.keys() != self._met.keys():
             self.compare_soon(now)  # a member that comes may have been behind a cut, with rows of its own
         self._met = everybody
-        share = self._settings.intake_per_s // max(1, self._settings.fan_out if self._outbox.relays else len(sessions))
+        settings = self._outbox.settings
+        share = settings.intake_per_s // max(1, settings.fan_out if self._outbox.relays else len(sessions))
         self._intake = {session: self._intake.get(session) or Window(0) for session in sessions}
         for window in self._intake.values():
             window.per_s = INTAKE_SHARES * max(1, share)
@@ -178,7 +177,7 @@ class RouteGossip(Machine):
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         """Take a message about routes or rows, in a few milliseconds at most. Those of strangers are dropped."""
         if peer.session not in self._outbox.peers:
-            self._counters.strangers += 1
+            self._outbox.counters.strangers += 1
         elif isinstance(message, RouteUpdates):
             self._take(peer, message, now)
         elif isinstance(message, TableRows | SideState):
@@ -203,7 +202,7 @@ class RouteGossip(Machine):
         """Learn the unknown updates of a batch that leaves no gap, and log them for peers that miss them."""
         origin, after, entries, held_ms = message
         origin = origin or peer.session
-        counters, number = self._counters, self._logs.vector[origin]
+        counters, number = self._outbox.counters, self._logs.vector[origin]
         if after + len(entries) <= number or origin == self._logs.session:
             counters.duplicates += len(entries)
             return
@@ -232,7 +231,7 @@ class RouteGossip(Machine):
             logged.append(LoggedUpdate(fits(update), now - age_s, now - lag_s))
             if len(update) > ROUTE_UPDATE_BYTES_MAX:
                 counters.oversized += 1
-            elif not update or age_s >= self._settings.ttl_s:
+            elif not update or age_s >= self._outbox.settings.ttl_s:
                 counters.expired += 1
             else:
                 learned.append(Entry(age_s, update))
@@ -245,7 +244,7 @@ class RouteGossip(Machine):
     def _reset(self, peer: Peer, message: Reset, now: float) -> None:
         """A peer can't give us updates of an origin: ask the origin if it is a peer, else compare tables."""
         origin, base = message
-        self._counters.resets_received += 1
+        self._outbox.counters.resets_received += 1
         if origin == self._logs.session or base <= self._logs.vector[origin] or not self._logs.open(origin, now):
             return
         asked_s = now - self._origin_asked_at.get(origin, -inf)
@@ -271,7 +270,7 @@ class RouteGossip(Machine):
     @property
     def counters(self) -> RouteGossipCounters:
         """The counters, with the gauges as they are now."""
-        counters, logs = self._counters, self._logs
+        counters, logs = self._outbox.counters, self._logs
         counters.synced, counters.transfers = self._pull.synced, self._source.running()
         counters.origins, counters.logged, counters.own = len(logs.vector), len(logs), logs.own
         counters.lazy_peers = len(self._eager.lazy)
