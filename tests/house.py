@@ -20,12 +20,13 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 67_596, "cluster": 13_947, "benchmarks": 8_071, "tests": 78_862}
+LINES_REACHED = {"ranvier_py": 67_592, "cluster": 13_947, "benchmarks": 8_071, "tests": 78_860}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
 PRIVATE_LINES_MAX = 40
 ROWS_SHOWN_MAX = 40
+DOCSTRING_LINES_MAX = 8
 
 ALLOWED = {
     "": (),
@@ -416,6 +417,12 @@ def timings_in_docstrings() -> list[str]:
     return found
 
 
+def long_docstrings() -> list[str]:
+    """A module states its rule and its bounds in few lines: what explains one branch stands at that branch."""
+    lines = {path: len((ast.get_docstring(tree_of(path)) or "").splitlines()) for path in files("ranvier_py")}
+    return [f"{short(path)}: {count} lines" for path, count in lines.items() if count > DOCSTRING_LINES_MAX]
+
+
 def private_lines_in_tests() -> list[str]:
     """Lines of tests that touch a private attribute of something else than `self` or `cls`."""
     found = {
@@ -463,6 +470,7 @@ def page() -> Iterator[str]:
     old = [f"{count:4}  {name} in {path}" for (path, name), count in old_words().most_common()]
     yield from section("old words", old)
     yield from section("timing claims in docstrings", timings_in_docstrings())
+    yield from section(f"modules' docstrings of more than {DOCSTRING_LINES_MAX} lines", long_docstrings())
     yield from section("help of metrics that does not stand alone", help_that_does_not_stand_alone())
     yield from section(f"private lines in tests, of {PRIVATE_LINES_MAX}", private_lines_in_tests())
     yield from section("sleeps in tests", sleeps_in_tests())

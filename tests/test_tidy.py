@@ -267,6 +267,10 @@ def test_every_module_has_a_docstring() -> None:
     assert silent == []
 
 
+def test_a_module_states_its_rule_and_bounds_in_at_most_eight_lines() -> None:
+    assert house.long_docstrings() == []
+
+
 def test_nothing_is_left_to_do() -> None:
     marks = tuple(first + second for first, second in (("TO", "DO"), ("FIX", "ME"), ("XX", "X")))
 

@@ -4,12 +4,10 @@ contradict each other and ours.
     python3.11 tests/engines/environments.py [--lock] vllm|dynamo|sglang ...
 
 Each is made once, as .venv-NAME beside .venv; a stamp in it has the digest of what it was made from. NAME.in says what
-an engine needs and NAME.lock pins it, with one hash for each package: that of the file for Linux on x86-64 with CPython
-3.11, the only kind of machine where all of them run. `--lock` writes NAME.lock anew.
-torch comes first and by itself: the lists ask for nothing else of it than that it is there. It must be a build for
-CPUs, which is what this machine's pip has to be set up to find; a CUDA build is refused before anything else comes.
-What can't be made is said, and its tests skip.
-The engines' own packages are installed without what they ask for: that would bring torch a second time, for CUDA.
+an engine needs and NAME.lock (made by `--lock`) pins it by hash, for Linux on x86-64 with CPython 3.11. torch comes
+first and by itself, as a build for CPUs, which this machine's pip has to find; a CUDA build is refused. Engines' own
+packages are installed without what they ask for: that would bring torch again. What can't be made is said, and its
+tests skip.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Makes a model of random weights with a tokenizer and a chat template, as a model directory that engines can serve.
 
-    .venv-vllm/bin/python tests/engines/make_model.py DIRECTORY [--kind hybrid] [--layers 8]
-        [--width 512]
-
-What it says is noise; token counts, prefix caching and the time that a prompt takes are real. 8 layers of width 512 are
-25 million weights: the smallest of which a prompt of 1,000 tokens takes visibly longer when it is not cached.
-Weights come from a fixed seed. All that it says are tokens of one word each: a text of them is cut into the same tokens
-again, as that of a trained model nearly always is, and that of random weights never.
-The tokenizer is byte-level BPE trained on the standard library's own sources, so it is the same wherever Python's
-version is. The template renders tools first, then one message after the other between two markers, with its reasoning
-and its calls, so a chat is a prefix of its own next turn.
+    .venv-vllm/bin/python tests/engines/make_model.py DIRECTORY [--kind hybrid] [--layers 8] [--width 512]
+What it says is noise, of tokens of one word each, so that a text is cut into the same tokens again, as with a trained
+model; token counts, prefix caching and the time that a prompt takes are real. 8 layers of width 512 (25 million
+weights, of a fixed seed) are the fewest of which a prompt of 1,000 tokens takes visibly longer when it is not cached.
+The tokenizer is byte-level BPE trained on the standard library. The template renders tools first, then messages between
+two markers, with reasoning and calls: a chat is a prefix of its own next turn.
 """
 
 from __future__ import annotations

@@ -2,14 +2,10 @@
 
     PYTHONPATH=. .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16]
         [--seed N] [--dynamo-format] [--state-slots N [--extra-buffer]]
-
 Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
-has no build for this machine; an empty one stands in for it while SGLang is imported.
-
-With `--state-slots` it is the tree of a hybrid model, whose records are others:
-
-- ["request", tokens, held, reused]: of this prompt the tree has keys and values of `held` tokens, and reuses so many;
-- ["served", answer]; then ["given up", states, payload]: so many states had to go, and this is what events say of it.
+has no build for this machine; an empty one stands in for it while SGLang is imported. With `--state-slots` it is the
+tree of a hybrid model, with ["request", tokens, held, reused], where it has keys and values of `held` tokens and reuses
+so many, ["served", answer], and ["given up", states, payload] of events when so many states had to go.
 """
 
 from __future__ import annotations

@@ -3,16 +3,12 @@
     PYTHONPATH=. .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32]
         [--bytes-as-hashes] [--full-reports SHARE] [--states align|all [--state-groups N] [--retention N]]
         [--alone] [--seed N]
-
-Writes one record after the other to standard output, each as its length in four bytes and msgpack:
-
-- ["request", tokens, salt, adapter, hit]: the manager is asked what it has of this prompt, and found `hit` tokens;
-- ["events", payload]: what vLLM's publisher would send then;
-- ["table", {hash: copies}]: the manager's whole block table, after every 100th request;
-- ["served", answer, counts]: with `--alone`, the request has ended, and so many blocks of each group can be found.
-
-Requests share documents, branch off each other's chats, repeat each other, carry salts and adapters, come in chunks,
-run at the same time, grow token by token, and are cut off; now and then the whole cache is reset.
+Writes records to standard output, each as its length in four bytes and msgpack: ["request", tokens, salt, adapter,
+hit], where the manager found `hit` tokens of the prompt; ["events", payload] as vLLM's publisher would send then;
+["table", {hash: copies}] of all blocks after every 100th request; with `--alone` ["served", answer, counts] at a
+request's end, for the blocks of each group that can be found. Requests share documents, branch off each other's chats,
+repeat each other, carry salts and adapters, come in chunks, run at the same time, grow token by token, and are cut off;
+now and then the whole cache is reset.
 """
 
 from __future__ import annotations

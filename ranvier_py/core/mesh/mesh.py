@@ -3,7 +3,6 @@
     packet      seal.open -> sessions.accept -> the machine that declares the message's kind
     time        each machine's `tick` appends messages to the outbox
     message     codec.encode -> seal -> `Send`, which the shell carries
-
 The shell (io/gossip/gossip_port.py, or the lab's simulator) owns the connections. After each call of `receive`,
 `contact`, `unreachable` and `tick` it looks at `wake_at` and carries what `take` returns. `receive` never raises,
 whatever the bytes. A message that can't be encoded or sealed is dropped and counted, never retried.

@@ -2,7 +2,6 @@
 
     (unknown) --join--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
                           ^------absolve------+----------------+
-
 Each step keeps all tables consistent; whether it may be taken is decided elsewhere (`merge_rules`, `members`). The dead
 stay in the roster for a day, so that a stale report of their life is recognised; ten minutes after the death the planes
 above forget the session (`gone`): its routes have expired by then. Bounds: MEMBERS_MAX live, and those that come back

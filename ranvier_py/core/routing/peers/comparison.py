@@ -1,13 +1,11 @@
 """Comparing our table with a peer's: the asking side of one comparison, of which `pull` has one at a time.
 
-    we      TotalSum -> the peer            8 bytes
-    peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
-    we      PartSums (groups that differ)   the peer answers with its own of the same buckets
-
-A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets, or of
-the table, is the XOR of theirs: one equal number stands for equal tables, but for one chance in 2**64. Rule: our sums
-are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
-Memory: 32 KiB while it runs.
+    we      TotalSum -> the peer            8 bytes; an equal one comes back, or another with sums of groups
+    we      PartSums (groups that differ)   it answers with its own of the same buckets
+Rule: a bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets,
+or of the table, is the XOR of theirs: one equal number stands for equal tables, but for one chance in 2**64. Our sums
+are begun when the comparison begins or later; the peer's after our question came (`OwnSums`). Bound: 32 KiB while it
+runs.
 """
 
 from __future__ import annotations
