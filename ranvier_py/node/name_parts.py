@@ -48,7 +48,6 @@ class NameParts(Part):
         self._poller, self._engine_events = poller, engine_events
         self._compared: dict[str, object] = {}  # by URL: what a backend's place was compared with last
         self.names = HostNames(lambda: [each.host for each in addresses.values()], self._resolved)
-        node.registry.restarted = self._restarted
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -99,7 +98,7 @@ class NameParts(Part):
                     raise BadRequest(f"{url} is where backend {each.name!r} at {each.url} is already: at {found}")
             return
 
-    def _restarted(self, backend: Backend) -> None:
+    def restarted(self, backend: Backend) -> None:
         if address := self._addresses.get(backend.url):
             self._upstream.renew(address)
 

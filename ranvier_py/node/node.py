@@ -5,11 +5,11 @@ To add a feature, make it a `Part` and add a line to the list.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.answers.usage_injection import UsageAsker
-from ranvier_py.core.routing.backends import Registry
 from ranvier_py.io.logs import log_counters
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
@@ -23,7 +23,7 @@ from ranvier_py.node.engine_cache.index_parts import IndexedTokenizer, index_par
 from ranvier_py.node.engine_cache.push_parts import KeyInbox, WorkerReports, key_inbox
 from ranvier_py.node.fingerprints import scheme_of
 from ranvier_py.node.name_parts import NameParts
-from ranvier_py.node.part import Counted, Node, Part, SilentResorts, log_transitions
+from ranvier_py.node.part import Counted, Node, Part, log_transitions
 from ranvier_py.node.parts.backend_parts import BackendParts
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
 from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, Responses, redis_pools_of
@@ -37,9 +37,9 @@ def make_node(config: Config, tokenizer: TokenizerProcess, rng: Random, key: byt
     """Make a node without parts, and what hashes its prompts. `tokenizer` must have started; `key` keys its
     fingerprints and this node's."""
     scheme = scheme_of(config, tokenizer.facts, key)
-    registry, inbox = Registry(config.health, resorted=SilentResorts()), key_inbox(config, scheme)
-    router = make_router(config, tokenizer.facts, scheme, registry, rng, inbox.hasher)
-    return Node(config, scheme, registry, router, rng), inbox
+    inbox = key_inbox(config, scheme)
+    router_of = partial(make_router, config, tokenizer.facts, scheme, rng=rng, prompt_hasher=inbox.hasher)
+    return Node(config, scheme, router_of, rng), inbox
 
 
 def parts_of(

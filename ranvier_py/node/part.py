@@ -76,6 +76,13 @@ class Part:
     def removed(self, backend: Backend) -> None:
         """Forget a backend that was removed, or whose addition failed: another one may get its id."""
 
+    def restarted(self, backend: Backend) -> None:
+        """Take that another process answers: a generation has begun."""
+
+    def rank_refused(self, rank: Backend) -> bool:
+        """Take that an engine refuses one of its ranks. Returns whether this places the request elsewhere."""
+        return False
+
     def probed(self, backend: BackendId, result: ProbeResult) -> None: ...
     def measured(self, backend: BackendId, metrics: EngineMetrics) -> None: ...
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None: ...
@@ -131,12 +138,22 @@ class Node:
     """What the parts of one node share, and the walks over all of them."""
 
     def __init__(
-        self, config: Config, scheme: FingerprintScheme, registry: Registry, router: Router, rng: Random
+        self, config: Config, scheme: FingerprintScheme, router_of: Callable[[Registry], Router], rng: Random
     ) -> None:
         """`config` is replaced when it is read again."""
         self.config, self.scheme, self.rng, self.faults = config, scheme, rng, Faults()
-        self.registry, self.router = registry, router
         self.parts: Sequence[Part] = ()
+        self.registry = Registry(
+            config.health, resorted=SilentResorts(), restarted=self._restarted, rank_refused=self._rank_refused
+        )
+        self.router = router_of(self.registry)
+
+    def _restarted(self, backend: Backend) -> None:
+        for part in self.parts:
+            part.restarted(backend)
+
+    def _rank_refused(self, rank: Backend) -> bool:
+        return any(part.rank_refused(rank) for part in self.parts)
 
     def assemble(self, parts: Sequence[Part]) -> None:
         """Take the parts, in the order in which they start, and give them the backends of the configuration."""

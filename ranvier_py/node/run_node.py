@@ -77,12 +77,12 @@ async def run(
         log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
         node, inbox = make_node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # no secrets
         resolver = Resolver(node.faults)
-        with resolver.installed(), collected_in_waits():
+        with resolver.installed():
             cluster = await open_cluster(config, keys, key_file, node) if keys is not None else None
             reloads = Reloads(node, loaded, source, descriptors)
             *parts, public_port = parts_of(node, tokenizer, inbox, cluster, resolver)
             node.assemble([*parts, control(node), reloads, public_port])
-            with closing(node.part(RequestPath).upstream):
+            with closing(node.part(RequestPath).upstream), collected_in_waits():
                 await run_parts(node, task_status)
     finally:
         await tokenizer.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -11,7 +11,7 @@ from tests.node.node_lab import Node, chat, lab
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import asked, at_rest
 from tests.proxy.test_poison import question
-from tests.proxy.wire import CLOSE, END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripted, Wire, answer
+from tests.proxy.wire import CLOSE, GOOD, Scripted, Step, Wire, answer
 
 NO = b'{"error":{"message":"no"}}'
 NO_MODEL = b'{"error":{"message":"The model `m` does not exist.","code":404}}'
@@ -39,10 +39,10 @@ class Busy(Scripted):
 
     async def play(self, wire: Wire) -> bool:
         await trio.sleep(BUSY_S)  # the time in which one that refuses at once would take all
-        stream = json.loads(self.bodies[-1]).get("stream")
-        for step in [STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD]:
-            await wire.send(step)
-        return True
+        return await super().play(wire)
+
+    def script(self) -> Sequence[Step]:
+        return self.good
 
 
 async def load(node: Node, each: int, clients: int = 6) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.proxy.test_black_holes import refusing
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import asked
 from tests.proxy.test_poison import question
-from tests.proxy.wire import END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, Wire, answer, post
+from tests.proxy.wire import Scripted, Step, answer, post
 
 WORDS = b'{"error":{"message":"This model\'s maximum context length is %d tokens.","code":400}}'
 
@@ -25,14 +25,8 @@ class Sized(Scripted):
         super().__init__(page=json.dumps({"object": "list", "data": cards}).encode())
         self.length, self.refuses = length, refuses
 
-    async def play(self, wire: Wire) -> bool:
-        self.turns = self.steps()
-        return await super().play(wire)
-
-    def steps(self) -> Iterator[Sequence[Step]]:
-        stream = json.loads(self.bodies[-1]).get("stream")
-        good = [STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD]
-        yield [answer(WORDS % (self.length or 0), status=400)] if self.refuses else good
+    def script(self) -> Sequence[Step]:
+        return [answer(WORDS % (self.length or 0), status=400)] if self.refuses else self.good
 
 
 async def until_listed(node: Node) -> None:

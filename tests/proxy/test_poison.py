@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -12,7 +12,7 @@ import trio
 from tests.node.node_lab import Node, lab
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import at_rest
-from tests.proxy.wire import CLOSE, END, GOOD, HANG, RESET, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, Wire, answer, post
+from tests.proxy.wire import CLOSE, HANG, RESET, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, answer, post
 
 POISON = b"poison"
 FAILURES: dict[str, Sequence[Step]] = {
@@ -33,14 +33,8 @@ class Poisonable(Scripted):
         super().__init__()
         self.failure, self.ill = failure, ill
 
-    async def play(self, wire: Wire) -> bool:
-        self.turns = self.steps()
-        return await super().play(wire)
-
-    def steps(self) -> Iterator[Sequence[Step]]:
-        stream = json.loads(self.bodies[-1]).get("stream")
-        good = [STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD]
-        yield self.failure if self.ill or POISON in self.bodies[-1] else good
+    def script(self) -> Sequence[Step]:
+        return self.failure if self.ill or POISON in self.bodies[-1] else self.good
 
 
 def question(path: bytes, number: int, *, poison: bool, stream: bool = False) -> bytes:

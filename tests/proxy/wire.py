@@ -320,9 +320,18 @@ class Scripted:
                     if not await self.play(wire):
                         return
 
+    def script(self) -> Sequence[Step]:
+        """What the present request gets."""
+        return next(self.turns)
+
+    @property
+    def good(self) -> Sequence[Step]:
+        """What serves the present request."""
+        return [STREAM_HEAD, ROLE, TOKEN, END] if json.loads(self.bodies[-1]).get("stream") else [GOOD]
+
     async def play(self, wire: Wire) -> bool:
         """Whether the connection lives on."""
-        for step in next(self.turns):
+        for step in self.script():
             if isinstance(step, bytes):
                 await wire.send(step)
             elif isinstance(step, trio.Event):

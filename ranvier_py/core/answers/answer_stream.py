@@ -161,9 +161,6 @@ def merge_call(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
     call["function"]["arguments"] += function.get("arguments") or ""
 
 
-# --- messages, responses ----------------------------------------------------------------------------------------------
-
-
 def read_turn(body: Mapping[str, Any]) -> Answer:
     """Read an answer of /v1/messages, as one object. Its `input_tokens` do not include cached tokens."""
     usage = body.get("usage") or {}
@@ -264,9 +261,6 @@ class ResponseName:
         found = RESPONSE_NAME.search(self._data[max(self._data.find(b"{"), 0) :])
         self._over = found is not None or len(self._data) >= NAME_BYTES_MAX
         return found[1].decode() if found is not None else ""
-
-
-# --- counts -----------------------------------------------------------------------------------------------------------
 
 
 MARKED_COUNT = b'"prompt_tokens"'

@@ -161,9 +161,6 @@ def numbers(text: str) -> Version:
     return found or (0,)
 
 
-# --- reading a file of rules -----------------------------------------------------------------------------------------
-
-
 def rules_of(text: str) -> list[Rule]:
     """Read a file of rules. Raises ValueError that names the rule and what is wrong with it."""
     try:

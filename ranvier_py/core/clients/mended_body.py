@@ -157,9 +157,6 @@ def with_more(edits: Sequence[Edit], more: Sequence[Edit]) -> list[Edit]:
     return sorted([*edits, *filter(is_free, more)])
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
-
-
 def skipped(text: str, at: int) -> int:
     """Return where the next token begins."""
     match = BLANKS.match(text, at)
@@ -294,9 +291,6 @@ def raw_places(raw: str, places: Sequence[int]) -> list[int]:
         escapes.append(match.start() - shifts[-1])
         shifts.append(shifts[-1] + match.end() - match.start() - 1)
     return [place + shifts[bisect_left(escapes, place) - 1] for place in places]
-
-
-# --- actions ----------------------------------------------------------------------------------------------------------
 
 
 def drop_block(raw: RawBody, action: BodyChange) -> Iterator[Edit]:

@@ -137,14 +137,8 @@ def pieces_of(items: Sequence[Message]) -> int:
     return count
 
 
-# --- chat -------------------------------------------------------------------------------------------------------------
-
-
 def itself(message: Message) -> Sequence[Message]:
     return (message,)
-
-
-# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def messages_of_turn(item: Message) -> Sequence[Message]:
@@ -234,9 +228,6 @@ FUNCTION_MEMBERS = {
     "defer_loading": "defer_loading",
 }
 """Members of a tool of /v1/messages -> members of a function, as vLLM renames them."""
-
-
-# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def messages_of_item(item: Message) -> Sequence[Message]:

@@ -199,8 +199,6 @@ class TemplateProbe:
                 return marker
         return ""
 
-    # --- do earlier turns stay a prefix? ----------------------------------------------------------------------------
-
     def _keeping(self) -> str:
         """Choose hoisting, closing and trailer so that earlier turns stay a prefix. Returns why none does, or ""."""
         broken = "earlier turns do not stay a prefix"
@@ -281,8 +279,6 @@ class TemplateProbe:
                         break  # reasoning of this kind does not move
                     found[begin, end] = None
         return tuple(found)
-
-    # --- do pieces add up? ------------------------------------------------------------------------------------------
 
     def _pieces(self) -> str:
         """Learn the affixes, find out what settles, drop what is refuted. Returns why pieces do not add up, or ""."""

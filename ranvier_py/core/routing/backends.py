@@ -56,9 +56,18 @@ NARROWED_MAX = 256  # pools that leave out backends to be avoided, kept until an
 class Registry:
     """All backends of this node. `version` grows with every change of eligibility."""
 
-    def __init__(self, limits: BackendLimits, *, resorted: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        limits: BackendLimits,
+        *,
+        resorted: Callable[[str], object] = lambda _: None,
+        restarted: Callable[[Backend], object] = lambda _: None,
+        rank_refused: Callable[[Backend], bool] = lambda _: False,
+    ) -> None:
         self.limits = limits
         self.resorted = resorted  # called with a model that only silent backends serve
+        self.restarted = restarted  # called when a generation has begun
+        self.rank_refused = rank_refused  # called for a rank; whether others may be asked
         self.version = 0
         self.slots: list[Backend | None] = []  # by id; removed backends stay until their last request ended
         self.free_ids: list[int] = []  # a heap
@@ -77,8 +86,6 @@ class Registry:
         self.unseen = Unseen()
         self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
-        self.restarted: Callable[[Backend], object] = lambda _: None  # called when a generation has begun
-        self.rank_refused: Callable[[Backend], bool] = lambda _: False  # called for a rank; whether others may be asked
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())

@@ -78,7 +78,7 @@ REASON = "prefix hashes stand for one depth each"
 class KeyInbox:
     """Receives prefix hashes of prompts: from the tokenizer process, and from `hasher` for token ids in a request.
 
-    While any worker reports hashes (`urgent`), they are taken in at once, so that this very prompt finds what workers
+    While any worker reports hashes, they are taken in at once, so that this very prompt finds what workers
     reported of it. Hashes are noted at once if the policy is the Purdue report's, else once a worker reports some:
     prompts that were known before have no links to their hashes.
     """
@@ -88,8 +88,7 @@ class KeyInbox:
         self.hasher = KeyHasher(key, block_tokens, notify=self.put, lengths=lengths, short=UNCOMPUTED_TOKENS)
         self.prefix_tokens = prefix_tokens
         self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
-        self.urgent = False
-        self.drain: Callable[[], object] = lambda: None
+        self.taken: Callable[[], object] | None = None  # called at once with what came, while a worker reports hashes
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -98,8 +97,8 @@ class KeyInbox:
 
     def put(self, keyed: KeyedPrefix) -> None:
         self.waiting.append(keyed)
-        if self.urgent:
-            self.drain()
+        if self.taken is not None:
+            self.taken()
 
 
 def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
@@ -143,7 +142,6 @@ class WorkerReports(Part, Observer):
         self._models_version = -1
         self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # next to end first
         self._refreshed = 0
-        inbox.drain = self.drain
         self._reader = ReportReader(self.backend_of)
 
     def routes(self) -> Mapping[str, Handler]:
@@ -253,7 +251,7 @@ class WorkerReports(Part, Observer):
         self.map.silence(now)
         while self._leases and next(iter(self._leases.values())) <= now:
             self._end_lease(*next(iter(self._leases)))
-        if self._inbox.urgent:
+        if self.map.workers:
             part = self.links.part(self._refreshed, LINKS_PER_TICK)
             self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
             for link in part:
@@ -298,7 +296,7 @@ class WorkerReports(Part, Observer):
         known = self.map.workers.get(backend.id)
         worker = self.map.report(backend.id, report.model, now, backend.generation)
         if worker is not known:
-            self._inbox.urgent = True
+            self._inbox.taken = self.drain
             self._inbox.hasher.keep((*self._inbox.hasher.lengths, self._inbox.prefix_tokens))
             if self not in self._router.observers:
                 self._router.observers += (self,)
@@ -310,7 +308,7 @@ class WorkerReports(Part, Observer):
     def _close(self, backend: BackendId, now: float) -> None:
         self.map.forget(backend)
         self._engine_caches.close(Source(backend, CHANNEL), now)
-        self._inbox.urgent = bool(self.map.workers)
+        self._inbox.taken = self.drain if self.map.workers else None
 
     def _changed(self, backend: BackendId, worker: PushWorker, keys: Iterable[int], tier: Tier) -> None:
         """Report a change of prefix hashes as one of the prefixes that they stand for, and end their leases."""

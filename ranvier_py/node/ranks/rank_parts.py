@@ -58,7 +58,6 @@ class RankParts(Part):
         self._node = node
         self._registry = node.registry
         self._wholes: dict[BackendId, Whole] = {}
-        node.registry.rank_refused = self._refused
 
     def metrics(self) -> Iterator[Sample]:
         return samples("ranks", self.counters)
@@ -125,7 +124,7 @@ class RankParts(Part):
             return
         self._place(backend, whole, wanted, "its pages show one rank", result)
 
-    def _refused(self, rank: Backend) -> bool:
+    def rank_refused(self, rank: Backend) -> bool:
         """Place an engine as one backend, since it refuses a rank that was chosen here. Returns whether the request may
         be sent elsewhere: not if an operator listed the rank."""
         backend = self._whole_of(rank.url)

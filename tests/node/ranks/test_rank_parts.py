@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -274,12 +274,13 @@ async def test_no_client_ends_the_placing_by_ranks_with_a_body_that_an_error_quo
 class Place:
     """A registry with one engine, and what places its ranks."""
 
-    registry: Registry = field(default_factory=lambda: Registry(BackendLimits(backends_max=100)))
     taken: str = ""  # a URL that can't be added
     spec: BackendSpec | None = None
 
     def __post_init__(self) -> None:
         self.config = Config()
+        limits = BackendLimits(backends_max=100)
+        self.registry = Registry(limits, rank_refused=lambda rank: self.parts.rank_refused(rank))  # noqa: PLW0108
         self.parts = RankParts(self)  # type: ignore[arg-type]  # as much of a node as it uses
         self.id = self.add_backend(URL, 1.0, "engine", self.spec)
         self.whole = self.registry[self.id]
