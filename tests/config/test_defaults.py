@@ -6,14 +6,14 @@ import ast
 import importlib
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ranvier_py.config import config_model
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import KEYS, Config
+from tests.house import modules
 
-NODE = sorted((Path(__file__).parents[2] / "ranvier_py" / "node").glob("*.py"))
+NODE = {name: path for name, path in modules().items() if name.startswith("ranvier_py.node.")}
 
 
 def keys_taken_over() -> set[str]:
@@ -31,7 +31,7 @@ def keys_taken_over() -> set[str]:
 def keys_in(expression: ast.expr) -> Iterator[str]:
     """Those of Config's own fields that this expression reads."""
     for node in ast.walk(expression):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("config", "self.config", "node.config"):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("config", "node.config", "after"):
             yield node.attr
 
 
@@ -72,8 +72,8 @@ def second_defaults(source: str, names: dict[str, Any], taken_over: set[str]) ->
 def test_no_component_has_a_default_of_its_own_for_what_the_configuration_hands_to_it() -> None:
     taken_over = keys_taken_over()
     assert "route_capacity" in taken_over
-    for path in NODE:
-        names = vars(importlib.import_module(f"ranvier_py.node.{path.stem}"))
+    for module, path in NODE.items():
+        names = vars(importlib.import_module(module))
         assert second_defaults(path.read_text(), names, taken_over) == [], path.name
 
 
