@@ -1,20 +1,29 @@
-"""Nodes with machines of gossip, over a wire that encodes everything, takes time, and may lose, double or hold it."""
+"""Nodes with machines of gossip on the fake network: every message is encoded, takes its time, may be lost or doubled.
+
+All that is sent goes as datagrams, so also what streams would carry may be lost. A node is awake when one of its
+machines wants to be, after it received something, and when a run begins.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import inf
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from cluster.network.fake_network import Network
+from cluster.network.links import CUT, Link, Rule
+from cluster.network.virtual_time import VirtualTime
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.live_members import LivePeers
-from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES, STREAM_HEAD
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.peer.router_peer import CODEC
+
+STEP_MIN_S = 1e-4
+"""What a node needs for a step of work that is due at once."""
 
 
 def peer_of(session: int) -> Peer:
@@ -34,48 +43,58 @@ class NodeOfMachines(Protocol):
     @property
     def machines(self) -> Sequence[Machine]: ...
 
-    def look(self, now: float) -> None: ...
-
 
 Node = TypeVar("Node", bound=NodeOfMachines)
 
 
-@dataclass
-class Link:
-    """Conditions of all links. Without jitter messages of a link keep their order."""
-
-    delay_s: float = 0.001
-    loss: float = 0.0
-    double: float = 0.0
-    jitter_s: float = 0.0
-    cut: Callable[[int, int], bool] = lambda source, target: False
-    drop: Callable[[int, int, Message], bool] = lambda source, target, message: False
-
-
 class MachineNet(Generic[Node]):
-    """`cut`: pairs between which nothing passes; `asleep`: nodes that do nothing, and get what came when they wake.
-    `sent` has the time, source, target, message and bytes of each; `wire` the bodies."""
+    """`drop` (source, target, message) tells what is lost; `asleep`: nodes that do nothing, and get what came when they
+    wake. `sent` has the time, source, target, message and bytes of each; `wire` the bodies."""
 
     def __init__(self, make: Callable[[int, float], Node], nodes: int, seed: int = 7, now: float = 100.0) -> None:
-        self.now = now
         self.rng = Random(seed)
-        self.link = Link()
-        self.cut: list[frozenset[int]] = []
+        self.time = VirtualTime(now)
+        self.network = Network(self.time, self.rng, Link(delay_s=0.001, mtu=1 << 30))
+        self.drop: Callable[[int, int, Message], bool] = lambda *_: False
         self.asleep: list[int] = []
         self.sent: list[tuple[float, int, int, Message, int]] = []
         self.wire: list[bytes] = []
         self.make = make
         self.nodes: dict[int, Node] = {}
-        self.transit: list[tuple[float, int, int, int, int, bytes]] = []
-        self._order = count()
-        self._last: dict[tuple[int, int], float] = {}
+        self._held: list[tuple[int, bytes, int, Plane]] = []  # for nodes that are asleep
+        self._wakes: dict[int, float] = {}
         for session in range(1, nodes + 1):
-            self.nodes[session] = make(session, now)
+            self.put(session, make(session, now))
+        self.meet()
+
+    @property
+    def now(self) -> float:
+        return self.time.now
+
+    # --- who is there, and who reaches whom
+
+    def put(self, session: int, node: Node) -> None:
+        """A node that has not met anybody yet."""
+        self.nodes[session] = node
+        self.network.attach(session, partial(self._arrive, session))
+
+    def start(self, session: int) -> Node:
+        self.put(session, self.make(session, self.now))
+        self.meet()
+        return self.nodes[session]
+
+    def kill(self, session: int, *, forgotten: bool = False) -> None:
+        del self.nodes[session]
+        self.network.detach(session)
+        for node in self.nodes.values() if forgotten else ():
+            for machine in node.machines:
+                machine.forgotten(session, self.now)
         self.meet()
 
     def live(self, session: int) -> LivePeers:
         """The peers of this node: all that are there, and not cut off from it."""
-        others = [one for one in self.nodes if one != session and frozenset((one, session)) not in self.cut]
+        link = self.network.links.link
+        others = [one for one in self.nodes if one != session and not link(one, session, Plane.DATAGRAM).cut]
         return alike([peer_of(one) for one in others], others)
 
     def meet(self) -> None:
@@ -83,85 +102,77 @@ class MachineNet(Generic[Node]):
             for machine in node.machines:
                 machine.met(self.live(session), self.now)
 
+    def link(self, **conditions: float) -> None:
+        """Change conditions of all links."""
+        self.network.links.base = self.network.links.base._replace(**conditions)  # type: ignore[arg-type]
+
+    def cut(self, some: Iterable[int], others: Iterable[int]) -> None:
+        """Nothing passes between these, and nobody notices before the next `meet`."""
+        self.network.links.add(Rule([*some], [*others], CUT))
+
     def part(self, *group: int) -> None:
         """These are cut off from the rest, and each side notices."""
-        rest = [one for one in self.nodes if one not in group]
-        self.cut = [frozenset((one, other)) for one in group for other in rest]
+        self.network.links.heal()
+        self.cut(group, [one for one in self.nodes if one not in group])
         self.meet()
 
     def heal(self) -> None:
-        self.cut = []
+        self.network.links.heal()
         self.meet()
 
-    def start(self, session: int) -> Node:
-        node = self.nodes[session] = self.make(session, self.now)
-        self.meet()
-        return node
+    # --- time
 
-    def kill(self, session: int, *, forgotten: bool = False) -> None:
-        del self.nodes[session]
-        for node in self.nodes.values() if forgotten else ():
-            for machine in node.machines:
-                machine.forgotten(session, self.now)
-        self.meet()
+    def run(self, seconds: float) -> None:
+        held, self._held = self._held, []
+        for waiting in held:
+            self._arrive(*waiting)
+        for session in self.nodes:
+            self._work(session)
+        self.time.run(self.now + seconds)
 
-    def run(self, seconds: float, step_s: float = 0.002) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += step_s
-            self.deliver()
-            for session, node in list(self.nodes.items()):
-                if session not in self.asleep:
-                    node.look(self.now)
-                    for machine in node.machines:
-                        if machine.wake_at <= self.now:
-                            machine.tick(self.now)
-                    self.post(session)
+    def run_until(self, done: Callable[[], bool], limit_s: float = 60.0, step_s: float = 0.01) -> float:
+        """Let time pass until something is so; returns how long that took."""
+        self.run(0.0)
+        return self.time.run_until(done, limit_s, step_s)
 
-    def is_up(self, session: int) -> bool:
-        return session in self.nodes
+    def _arrive(self, session: int, data: bytes, source: int, plane: Plane) -> None:
+        if session in self.asleep:
+            self._held.append((session, data, source, plane))
+        elif session in self.nodes:
+            self.take(session, source, CODEC.decode(data[0], data[1:]))
 
-    def passes(self, source: int, target: int, message: Message) -> bool:
-        return not (self.rng.random() < self.link.loss or self.link.drop(source, target, message))
+    def take(self, session: int, source: int, message: Any) -> None:
+        """Let a node have a message, and do what follows."""
+        for machine in self.nodes[session].machines:
+            if type(message) in [one.make for one in machine.kinds]:
+                machine.receive(peer_of(source), message, self.now)
+        self._work(session)
 
-    def is_cut(self, source: int, target: int) -> bool:
-        return frozenset((source, target)) in self.cut or self.link.cut(source, target)
+    def _work(self, session: int) -> None:
+        """As a shell does it: tick what is due, send all that is to be sent, and wake in time."""
+        if session in self.asleep or session not in self.nodes:
+            return
+        machines = self.nodes[session].machines
+        for machine in machines:
+            if machine.wake_at <= self.now:
+                machine.tick(self.now)
+        self._post(session)
+        at = max(min([machine.wake_at for machine in machines]), self.now + STEP_MIN_S)
+        if at < self._wakes.get(session, inf):
+            self._wakes[session] = at
+            self.time.at(at, self._wake, session, at)
 
-    def post(self, session: int) -> None:
-        """As a shell does it: after a tick, and after something was received."""
+    def _wake(self, session: int, at: float) -> None:
+        if self._wakes.get(session) == at:
+            del self._wakes[session]
+            self._work(session)
+
+    def _post(self, session: int) -> None:
         outbox = self.nodes[session].outbox
         messages, outbox[:] = list(outbox), []
-        for _, to, _, message in messages if self.is_up(session) else ():
+        for _, to, _, message in messages:
             kind, body = CODEC.encode(message)
             self.sent.append((self.now, session, to, message, len(body) + OVERHEAD_BYTES + STREAM_HEAD.size))
             self.wire.append(body)
-            for _ in range(1 + (self.rng.random() < self.link.double)):
-                if self.passes(session, to, message):
-                    heapq.heappush(self.transit, (self._due(session, to), next(self._order), session, to, kind, body))
-
-    def _due(self, source: int, target: int) -> float:
-        at = self.now + self.link.delay_s + self.rng.uniform(0, self.link.jitter_s)
-        if not self.link.jitter_s:
-            at = self._last[source, target] = max(at, self._last.get((source, target), at))
-        return at
-
-    def deliver(self) -> list[int]:
-        """Hand over what is due. Returns to whom something came."""
-        held, touched = [], []
-        while self.transit and self.transit[0][0] <= self.now:
-            entry = heapq.heappop(self.transit)
-            _, _, source, target, kind, body = entry
-            touched.append(target)
-            if target in self.asleep:
-                held.append(entry)
-            elif self.is_up(target) and not self.is_cut(source, target):
-                for machine in self.nodes[target].machines:
-                    if kind in [one.number for one in machine.kinds]:
-                        machine.receive(peer_of(source), CODEC.decode(kind, body), self.now)
-                self.answered(target)
-        for entry in held:
-            heapq.heappush(self.transit, entry)
-        return touched
-
-    def answered(self, session: int) -> None:
-        self.post(session)
+            if not self.drop(session, to, message):
+                self.network.send(session, to, Plane.DATAGRAM, bytes((kind,)) + body)

@@ -20,7 +20,7 @@ from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided
 from ranvier_py.core.response_cache.peers.peer_answers import DIGEST_INTERVAL_S, AnswerSecrets, PeerAnswers
 from ranvier_py.core.routing.backend_state.facts import BackendFacts, Facts, Verdict
 from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands
-from tests.builders.machine_net import Link, MachineNet, peer_of
+from tests.builders.machine_net import MachineNet, peer_of
 from tests.core.clients.test_rule_verdicts import RULES, mender
 
 
@@ -39,9 +39,6 @@ class TableNode:
         self.outbox: list[Outgoing] = []
         self.table = kind.make(session, self.outbox, Random(session), now)
         self.machines = (self.table,)
-
-    def look(self, now: float) -> None:
-        pass
 
 
 def commands(_: int, outbox: list[Outgoing], rng: Random, now: float) -> SignedCommands:
@@ -118,13 +115,14 @@ def test_all_nodes_end_with_the_same_rows_whatever_is_lost_doubled_late_cut_and_
     kind: Table, seed: int
 ) -> None:
     net, rng = MachineNet(partial(TableNode, kind=kind), 4, seed), Random(seed)
-    net.link = Link(loss=0.3, double=0.2, jitter_s=0.7)
+    net.link(loss=0.3, duplicate=0.2, jitter_s=0.35)
     for _ in range(40):
         fault = rng.random()
         if fault < 0.1:
             net.part(*rng.sample(sorted(net.nodes), 2))
         elif fault < 0.2:
-            net.cut = [frozenset(rng.sample(sorted(net.nodes), 2))]  # nobody notices
+            net.network.links.heal()
+            net.cut(*((one,) for one in rng.sample(sorted(net.nodes), 2)))  # nobody notices
         elif fault < 0.4:
             net.heal()
         elif fault < 0.5:
@@ -132,10 +130,10 @@ def test_all_nodes_end_with_the_same_rows_whatever_is_lost_doubled_late_cut_and_
             net.kill(rng.choice(sorted(net.nodes)), forgotten=True)
             net.start(last + 1)
         kind.change(rng.choice(list(net.nodes.values())).table, rng, net.now)
-        net.run(rng.random(), step_s=0.05)
-    net.link = Link()
+        net.run(rng.random())
+    net.link(loss=0.0, duplicate=0.0, jitter_s=0.0)
     net.heal()
-    net.run(8 * kind.repeat_s, step_s=0.25)
+    net.run(8 * kind.repeat_s)
     first, *others = all_rows(net, kind)
     assert first
     assert others == [first] * 3
@@ -148,9 +146,9 @@ def test_a_change_is_everywhere_at_once_and_a_newcomer_gets_all_rows_without_wai
     net, rng = MachineNet(partial(TableNode, kind=kind), 3), Random(1)
     for node in (*net.nodes.values(), *net.nodes.values()):
         kind.change(node.table, rng, net.now)
-    net.run(1.0, step_s=0.05)
+    net.run(1.0)
     net.start(4)
-    net.run(0.2, step_s=0.05)
+    net.run(0.2)
     first, *others = all_rows(net, kind)
     assert first
     assert others == [first] * 3
@@ -161,7 +159,7 @@ def test_the_same_messages_in_any_order_and_twice_give_the_same_rows(kind: Table
     net, rng = MachineNet(partial(TableNode, kind=kind), 2), Random(2)
     for _ in range(4):
         kind.change(net.nodes[1].table, rng, net.now)
-        net.run(0.5, step_s=0.05)
+        net.run(0.5)
     messages = [message for _, sender, _, message, _ in net.sent if sender == 1 and isinstance(message, kind.message)][
         :4
     ]

@@ -12,7 +12,6 @@ from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing
-from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.backends import BackendLimits, Registry
@@ -36,9 +35,6 @@ class StreamNode:
         self.machines: Sequence[Machine] = (self.gossip, self.gossip.claims, self.gossip.transfers)
         self.held: dict[Subject, tuple[Residency, int, int]] = {}
 
-    def look(self, now: float) -> None:
-        """What whoever receives streams does."""
-
     def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:
         self.held[subject] = (residency, seq, digest)
         self.gossip.transfers.source = self._snapshot
@@ -54,15 +50,10 @@ class StreamNet(MachineNet[StreamNode]):
     def __init__(self, count: int, *, mesh: bool = True, make: Callable[[int, float], StreamNode] = StreamNode) -> None:
         self.mesh, self.lose = mesh, 0
         super().__init__(make, count, now=0.0)
+        self.drop = lambda *_: bool(self.lose) and len(self.sent) % self.lose == 0
 
     def live(self, session: int) -> LivePeers:
         found, sessions = super().live(session), list(self.nodes)
         place = sessions.index(session)
         following = [peer_of(sessions[(place + step) % len(sessions)]) for step in (1, 2)]
         return found if self.mesh else found._replace(near=following, sharing=following)
-
-    def run(self, seconds: float, step_s: float = 0.01) -> None:
-        super().run(seconds, step_s)
-
-    def passes(self, source: int, target: int, message: Message) -> bool:  # as of all networks
-        return not self.lose or len(self.sent) % self.lose != 0

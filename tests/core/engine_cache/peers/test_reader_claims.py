@@ -13,7 +13,7 @@ from ranvier_py.core.engine_cache.peers.reader_claims import (
     ReaderClaimTable,
 )
 from tests.builders.machine_net import peer_of
-from tests.core.engine_cache.peers.stream_net import StreamNet, StreamNode
+from tests.core.engine_cache.peers.stream_net import StreamNet
 
 
 def state_in(table: ReaderClaimTable, member: int, backend: int) -> int:
@@ -66,11 +66,9 @@ def test_what_a_node_has_forgotten_does_not_come_back_from_one_that_forgets_it_l
     net = StreamNet(4)
     net.nodes[2].gossip.claims.report(11, 5)
     net.run(1.0)
-    del net.nodes[2]
     net.nodes[1].gossip.claims.forgotten(2, net.now)
-    net.meet()
-    net.nodes[5] = StreamNode(5, net.now)
-    net.meet()
+    net.kill(2)
+    net.start(5)
     net.run(5 * REPAIR_INTERVAL_S)
     assert [state_in(net.nodes[session].gossip.claims, 2, 11) for session in (1, 5)] == [0, 0]
 

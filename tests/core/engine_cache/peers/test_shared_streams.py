@@ -8,6 +8,7 @@ from ranvier_py.core.engine_cache.peers.ownership import ReaderState
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.mesh.machine import Machine
 from tests.core.engine_cache.model import hasher
 from tests.core.engine_cache.peers.stream_net import StreamNet, StreamNode
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
@@ -15,19 +16,25 @@ from tests.core.engine_cache.test_residency import TEXT, residency, stored
 ENGINES = [f"http://127.0.0.1:900{number}" for number in range(6)]
 
 
-class Reader(StreamNode):
+class Reader(StreamNode, Machine):
+    """Looks at its streams ten times a second."""
+
+    wake_at = 0.0
+
     def __init__(self, session: int, now: float) -> None:
         super().__init__(session, now, ENGINES)
         self.streams = self.gossip
         self.known: dict[str, Residency] = {}
         self.deaf = False
+        self.machines = (self, *self.machines)
 
     def id(self, url: str) -> BackendId:
         backend = self.registry.find(url)
         assert backend is not None
         return backend.id
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        self.wake_at = now + 0.1
         self.streams.streams({self.id(url): (0,) for url in ENGINES}, now)
         for url in ENGINES:
             if self.deaf and self.streams.subscribes(self.id(url)):
@@ -43,9 +50,6 @@ class Reader(StreamNode):
 class Net(StreamNet):
     def __init__(self, count: int) -> None:
         super().__init__(count, make=Reader)
-
-    def run(self, seconds: float, step_s: float = 0.1) -> None:
-        super().run(seconds, step_s)
 
     def readers(self) -> list[int]:
         """How many nodes read each engine."""

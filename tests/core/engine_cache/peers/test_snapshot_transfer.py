@@ -75,7 +75,7 @@ def test_lost_messages_are_asked_for_again(every: int) -> None:
     net.nodes[2].holds(ENGINE, held)
     net.lose = every
     ask(net, [2])
-    net.run(PROGRESS_S * 40, step_s=0.05)
+    net.run(PROGRESS_S * 40)
     (one,) = taken(net)
     assert equal(one, held)
 
@@ -102,7 +102,7 @@ def test_a_source_that_dies_is_replaced() -> None:
     for session in (2, 3):
         net.nodes[session].holds(ENGINE, filled())
     ask(net, [2, 3])
-    net.run(0.03)
+    net.run(0.002)
     net.kill(2, forgotten=True)
     net.run(PROGRESS_S * (RESUMES_MAX + 3))
     assert equal(taken(net)[0], held)
@@ -112,9 +112,9 @@ def test_a_source_that_falls_silent_is_given_up() -> None:
     net = StreamNet(2)
     net.nodes[2].holds(ENGINE, filled())
     ask(net, [2])
-    net.run(0.03)
+    net.run(0.002)
     net.lose = 1
-    net.run(PROGRESS_S * (RESUMES_MAX + 3) + SILENCE_S, step_s=0.1)
+    net.run(PROGRESS_S * (RESUMES_MAX + 3) + SILENCE_S)
     assert taken(net) == [Taken(ENGINE, 5, None)]
     assert net.nodes[2].gossip.transfers.counters.broken == 1
     assert net.nodes[2].held[ENGINE][0].frozen == 0
@@ -124,7 +124,7 @@ def test_an_engine_that_restarts_breaks_the_copy() -> None:
     net, held = StreamNet(2), filled()
     net.nodes[2].holds(ENGINE, held)
     ask(net, [2])
-    net.run(0.02)
+    net.run(0.0011)
     held.apply(CacheCleared())
     net.run(1.0)
     assert taken(net) == [Taken(ENGINE, 5, None)]
@@ -193,7 +193,7 @@ def test_who_is_always_busy_is_given_up() -> None:
     ask(net, [2])
     transfers = net.nodes[1].gossip.transfers
     for _ in range(300):
-        net.now += 0.2
+        net.time.run(net.now + 0.2)
         transfers.tick(net.now)
         for outgoing in net.nodes[1].outbox:
             assert isinstance(outgoing.message, SnapshotWanted)
@@ -256,7 +256,7 @@ def test_a_large_engine_is_copied_in_seconds_and_its_events_wait_less() -> None:
     ask(net, [2])
     frozen = ticks = 0
     while not net.nodes[1].gossip.transfers.taken:
-        net.run(0.001, step_s=0.001)
+        net.run(0.001)
         frozen += bool(held.frozen)
         ticks += 1
     assert frozen <= 24 // snapshot_transfer.WRITTEN_EACH + 2

@@ -46,9 +46,6 @@ class AnswerNode:
         self.answers.fetches.arrived = self._arrived
         self.answers.invalidations.invalidated = self._invalidated
 
-    def look(self, now: float) -> None:
-        pass
-
     def keep(self, number: int, now: float) -> None:
         if not self.answers.invalidations.known.void("m", TENANT, now):
             self.held[key_of(number)] = now
@@ -85,7 +82,7 @@ class AnswerNet(MachineNet[AnswerNode]):
         node, began = self.nodes[session], self.now
         request = node.answers.ask(key_of(number), age_max_s, self.now)
         while request is not None and request not in node.results:
-            self.run(0.001, 0.001)
+            self.run(0.001)
             assert self.now < began + 5
         return (None if request is None else node.results[request]), self.now - began
 

@@ -54,7 +54,7 @@ def test_a_number_at_its_end_keeps_no_invalidation_from_the_others() -> None:
 def test_younger_answers_than_was_meant_stay() -> None:
     net = AnswerNet(3)
     spread(net, 1)
-    net.run(10.0, step_s=0.05)
+    net.run(10.0)
     spread(net, 2)
     void(net, 1, older_s=5.0)
     net.run(0.1)
@@ -113,14 +113,14 @@ def test_a_node_that_merged_all_into_one_is_sent_ever_more_seldom_what_it_merged
         net.run(0.5)
     known = {session: len(node.answers.invalidations.known) for session, node in net.nodes.items()}
     assert known == {1: 1, 2: 46}
-    net.run(40.0, step_s=0.05)
+    net.run(40.0)
     lists = [to for *_, to, message, _ in net.sent if isinstance(message, Voided) and len(message.invalidations) > 40]
     assert 1 < lists.count(1) < 7
 
 
 def test_with_an_admin_key_only_what_it_signed_is_followed() -> None:
     net = AnswerNet(2, admin_key=b"k" * 32)
-    net.nodes[3] = AnswerNode(3, net.now, admin_key=b"other")
+    net.put(3, AnswerNode(3, net.now, admin_key=b"other"))
     net.meet()
     spread(net)
     void(net, 3)

@@ -44,7 +44,8 @@ def test_nobody_is_asked_for_what_nobody_has() -> None:
 
 def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
     net = AnswerNet(2)
-    stranger = net.nodes[3] = AnswerNode(3, net.now, secret=b"another secret")
+    stranger = AnswerNode(3, net.now, secret=b"another secret")
+    net.put(3, stranger)
     net.meet()
     net.nodes[1].keep(5, net.now)
     net.run(0.2)
@@ -58,7 +59,7 @@ def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_all_nodes_know_what_all_have_however_much_is_lost(seed: int) -> None:
     net = AnswerNet(5, seed)
-    net.link.loss = 0.3
+    net.link(loss=0.3)
     for number in range(300):
         node = net.nodes[number % 5 + 1]
         node.keep(number, net.now)
@@ -66,7 +67,7 @@ def test_all_nodes_know_what_all_have_however_much_is_lost(seed: int) -> None:
             node.drop(number)
         if number % 20 == 0:
             net.run(0.05)
-    net.link.loss = 0.0
+    net.link(loss=0.0)
     net.run(6.0)
     held = {session: len(node.held) for session, node in net.nodes.items()}
     for session in net.nodes:
@@ -97,14 +98,14 @@ def test_what_was_dropped_or_has_expired_is_not_asked_for() -> None:
     net.run(0.2)
     assert net.fetch(2, 1) == (None, 0.0)
     assert net.knows(2) == 1
-    net.run(TTL_S + 3, step_s=0.05)
+    net.run(TTL_S + 3)
     assert (net.knows(2), net.nodes[1].answers.counters.advertised) == (0, 0)
 
 
 def test_an_answer_older_than_a_client_takes_is_not_fetched() -> None:
     net = AnswerNet(2)
     net.nodes[1].keep(1, net.now)
-    net.run(5.0, step_s=0.01)
+    net.run(5.0)
     net.sent.clear()
     assert net.fetch(2, 1, age_max_s=4.0) == (None, 0.0)
     assert net.fetch(2, 1, age_max_s=30.0)[0] is not None
@@ -262,7 +263,7 @@ def test_of_more_than_may_be_advertised_the_oldest_go_and_of_too_many_peers_the_
         net.nodes[1].keep(number, net.now)
     for number in range(20):
         net.nodes[2].keep(10**6 + number, net.now)
-    net.run(8.0, step_s=0.02)
+    net.run(8.0)
     assert net.nodes[1].answers.counters.advertised == ADVERTISED_MAX
     assert net.nodes[1].answers.counters.keys_dropped == 5
     assert net.knows(3) == ADVERTISED_MAX + 10
@@ -274,10 +275,10 @@ def test_numbers_of_messages_that_do_not_follow_each_other_have_the_whole_list_s
     net.nodes[1].keep(1, net.now)
     net.run(0.1)
     lists = net.nodes[1].answers.counters.key_lists
-    net.link.loss = 1.0
+    net.link(loss=1.0)
     net.nodes[1].keep(2, net.now)
     net.run(0.1)
-    net.link.loss = 0.0
+    net.link(loss=0.0)
     net.nodes[1].keep(3, net.now)
     net.run(0.2)
     assert net.knows(2) == 3

@@ -1,13 +1,12 @@
 """Nodes that gossip routes, over a network that loses, doubles and delays: one process, one clock, no waiting.
 
 A `RouteNode` is what a node has of routes and backends, without members; `meet` and `send` hand over what it sends
-without a network. In a `Net` nodes gossip: every message is encoded and decoded on its way, and frames between two
-nodes stay in order unless `jitter_s` is given.
+without a network. In a `Net` nodes gossip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from random import Random
 
@@ -25,7 +24,7 @@ from ranvier_py.core.routing.peers.route_messages import RowsWanted, TableRows
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from tests.builders.machine_net import MachineNet, alike, peer_of
+from tests.builders.machine_net import MachineNet, peer_of
 
 KEY = b"a cluster secret"
 FRAME_LENGTH_BYTES = 4
@@ -55,7 +54,6 @@ class RouteNode:
         self.owners = Owners(lambda data: sha256(data).digest())
         self.owners.collect(lambda: None)
         self.sync = RouteSync(self.table, self.backends, self.owners, self.checkpoints)
-        self.up = True
         self.engines = {url: self.registry.add(url) for url in urls}
         self.backends.look(0.0)
 
@@ -136,13 +134,8 @@ class GossipNode(RouteNode):
         self.machines = (self.gossip,)
         self.outbox.clear()
 
-    def look(self, now: float) -> None:
-        pass
-
 
 class Net(MachineNet[GossipNode]):
-    """A network that wakes each node just when it wants to."""
-
     def __init__(self, count: int, seed: int = 1, now: float = 1000.0, **settings: float) -> None:
         self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
         self.capacity = 100_000
@@ -154,23 +147,10 @@ class Net(MachineNet[GossipNode]):
         return GossipNode(session, urls, self.capacity, chosen, self.now)
 
     def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> GossipNode:
-        node = self.nodes[session] = self.made(session, backends, **settings)
+        self.put(session, self.made(session, backends, **settings))
         if meet:
             self.meet()
-        return node
-
-    def up(self) -> list[GossipNode]:
-        return [node for node in self.nodes.values() if node.up]
-
-    def meet(self) -> None:
-        """Everybody who is up sees everybody who is up and not cut off, at once."""
-        for node in self.up():
-            others = [other.peer for other in self.up() if not self.link.cut(node.session, other.session)]
-            node.gossip.met(alike([peer for peer in others if peer != node.peer]), self.now)
-
-    def kill(self, session: int) -> None:
-        self.nodes[session].up = False
-        self.meet()
+        return self.nodes[session]
 
     def learn(self, session: int, chain: Sequence[PrefixKey], backend: int = 0) -> None:
         """A node serves a path and sends it."""
@@ -179,47 +159,10 @@ class Net(MachineNet[GossipNode]):
         for update, at in node.updates(self.now, everything=True):
             node.gossip.announce(update, at)
 
-    def run(self, seconds: float) -> None:
-        """Let time pass. Steps that are due at once take a tenth of a millisecond."""
-        end = self.now + seconds
-        wakes: dict[int, float] = {}
-        touched = list(self.nodes)
-        while True:
-            for session in touched:
-                node = self.nodes[session]
-                self.post(session)
-                wakes[session] = node.gossip.wake_at if node.up else end
-            if self.now >= end:
-                return
-            wake = max(min(wakes.values(), default=end), self.now + 1e-4)
-            self.now = min(wake, self.transit[0][0] if self.transit else end, end)
-            touched = self.deliver()
-            for session, at in wakes.items():
-                if self.nodes[session].up and (at <= self.now or session in touched):
-                    self.nodes[session].gossip.tick(self.now)
-                    touched.append(session)
-            touched = [session for session in dict.fromkeys(touched) if session in self.nodes]
-
-    def run_until(self, done: Callable[[], bool], limit_s: float = 60.0, step_s: float = 0.01) -> float:
-        """Let time pass until something is so; returns how long that took."""
-        start = self.now
-        while not done():
-            assert self.now - start < limit_s, f"not within {limit_s} s"
-            self.run(step_s)
-        return self.now - start
-
     def equal(self) -> bool:
-        """Whether all who are up know the same routes and the same numbers."""
-        up = self.up()
-        return len({node.sums(self.now) for node in up}) == 1 and all(
-            node.gossip.vector() == up[0].gossip.vector() for node in up
-        )
-
-    def is_up(self, session: int) -> bool:
-        return session in self.nodes and self.nodes[session].up
-
-    def answered(self, session: int) -> None:
-        """`run` posts it after the tick that follows."""
+        """Whether all know the same routes and the same numbers."""
+        vectors = [node.gossip.vector() for node in self.nodes.values()]
+        return len({node.sums(self.now) for node in self.nodes.values()}) == 1 and vectors == vectors[:1] * len(vectors)
 
 
 def turn(rng: Random, *, chain: int = 2) -> list[PrefixKey]:

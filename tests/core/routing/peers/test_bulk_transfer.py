@@ -140,7 +140,7 @@ def test_a_peer_that_falls_silent_is_left_for_another() -> None:
             silent.append(source)
         return isinstance(message, r.TableRows | r.Busy) and source in silent
 
-    net.link.drop = drop
+    net.drop = drop
     net.add(3)
     took_s = net.run_until(lambda: net.nodes[3].gossip.synced, limit_s=10.0)
     assert PROGRESS_S * (RESUMES_MAX + 1) <= took_s <= PROGRESS_S * (RESUMES_MAX + 1) + 1.0
@@ -170,7 +170,7 @@ def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
             return True
         return False
 
-    net.link.drop = drop
+    net.drop = drop
     net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=10.0)
     assert net.equal()
     chunks = 12_000 / CHUNK_CLAIMS
@@ -186,7 +186,7 @@ def test_a_lost_last_chunk_is_sent_again() -> None:
     def drop(source: int, target: int, message: Message) -> bool:
         return isinstance(message, r.TableRows) and message.last and not lost and not lost.append(1)  # type: ignore[func-returns-value]
 
-    net.link.drop = drop
+    net.drop = drop
     net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=3.0)
     assert net.equal()
 
@@ -216,18 +216,18 @@ def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
 
 def test_a_sync_survives_loss_doubles_and_disorder() -> None:
     net = filled(3, 4000, seed=7)
-    net.link.loss, net.link.double, net.link.jitter_s = 0.1, 0.1, 0.005
+    net.link(loss=0.1, duplicate=0.1, jitter_s=0.0025)
     net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=60.0)
-    net.link.loss = 0.0
+    net.link(loss=0.0)
     net.run_until(net.equal, limit_s=10.0)
 
 
 def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
     net = filled(2, NEW_UPDATES_MAX + 10)
-    net.link.drop = lambda source, target, message: isinstance(message, r.TableRows | r.RowsWanted)
+    net.drop = lambda source, target, message: isinstance(message, r.TableRows | r.RowsWanted)
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * JOIN_LIMIT_S, step_s=0.2)
     assert took_s == pytest.approx(JOIN_LIMIT_S, abs=5.0)
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=5.0)
     assert net.nodes[2].gossip.counters.repairs == 1, "repair brought what joining did not"
 
@@ -235,7 +235,7 @@ def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
 def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
     net = filled(2, 20_000)
     net.run_until(lambda: len(sent(net, r.TableRows)) > 3, step_s=0.0005)
-    net.link.drop = lambda source, target, message: source == 2
+    net.drop = lambda source, target, message: source == 2
     net.run(0.5)
     assert net.nodes[1].gossip.counters.transfers == 1
     assert len(sent(net, r.TableRows)) <= 2 * WINDOW_CHUNKS
@@ -285,7 +285,7 @@ def test_tables_compared_for_ever_make_nothing_younger() -> None:
     learned = net.now
     net.learn(1, chain, 0)
     net.run(1.0)
-    net.link.delay_s = 0.7
+    net.link(delay_s=0.7)
     for _ in range(12):
         for session, other in ((1, 2), (2, 1)):
             gossip = net.nodes[session].gossip
@@ -345,7 +345,7 @@ def test_a_large_table_is_there_within_its_time() -> None:
 def test_vectors_of_a_joining_node_s_source_count_only_before_the_first_chunk() -> None:
     """A later one names route updates whose rows may have been behind the reader already."""
     net = filled(2, 3000)
-    net.link.delay_s = 0.02
+    net.link(delay_s=0.02)
     net.run_until(lambda: claims(sent(net, r.TableRows)) > 0, step_s=0.001)
     newcomer = net.nodes[2].gossip
     newcomer.receive(peer_of(1), r.Vector(((1, 3000), (99, 7)), reply=False), net.now)

@@ -30,20 +30,18 @@ def parted(turns: int) -> Net:
         if number % 40 == 39:
             net.run(0.06)
     net.run_until(net.equal)
-    net.link.cut = lambda source, target: True
-    net.meet()
+    net.part(1)
     for number in range(turns):
         net.learn(1, turn(rng), number % 4)
     net.sent.clear()
-    net.link.cut = lambda source, target: False
-    net.meet()
+    net.heal()
     return net
 
 
 def test_an_audit_asks_for_no_vector() -> None:
     """Nothing was adopted that route updates could follow; some 200 bytes among ten nodes, as often as they compare."""
     net = differing(1e6, 80)
-    net.link.drop = lambda source, target, message: isinstance(message, r.Digest)
+    net.drop = lambda source, target, message: isinstance(message, r.Digest)
     net.nodes[2].gossip.compare_now(net.now)
     net.run_until(net.equal, limit_s=2.0)
     net.run(1.0)
@@ -72,12 +70,10 @@ def test_when_nearly_everything_differs_the_whole_table_is_sent() -> None:
 def test_both_sides_of_a_partition_get_what_the_other_learned() -> None:
     net = parted(100)
     rng = Random(9)
-    net.link.cut = lambda source, target: True
-    net.meet()
+    net.part(1)
     for number in range(100):
         net.learn(2, turn(rng), number % 4)
-    net.link.cut = lambda source, target: False
-    net.meet()
+    net.heal()
     net.run_until(net.equal, limit_s=5.0)
     assert all(1 <= node.gossip.counters.repairs <= 3 for node in net.nodes.values())
 
@@ -92,7 +88,7 @@ def test_equal_tables_end_the_comparison_without_rows() -> None:
     update = encode_rows([UpdateRow((node.key(), 1), 0, *key) for key in chain])
     for _ in range(60):
         node.gossip.announce(update, net.now)
-    net.link.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
+    net.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
     net.run_until(lambda: net.nodes[2].gossip.counters.repairs == 1, limit_s=3.0)
     assert sent(net, r.TableRows) == []
     assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as route updates"
@@ -110,15 +106,15 @@ def test_the_origin_is_asked_before_tables_are_compared() -> None:
     def apart(source: int, target: int, message: Message) -> bool:
         return {source, target} == {1, 3} and isinstance(message, r.Digest)
 
-    net.link.drop = lambda *sent: isinstance(sent[-1], r.RouteUpdates) or apart(*sent)
+    net.drop = lambda *sent: isinstance(sent[-1], r.RouteUpdates) or apart(*sent)
     for _ in range(5):
         net.learn(1, turn(rng), 0)
     net.run(2 * IN_TRANSIT_S)  # no node takes them for still on their way
-    net.link.cut = lambda source, target: {source, target} == {2, 3}
+    net.cut([2], [3])
     net.add(2)
     net.run_until(lambda: net.nodes[2].gossip.synced)
-    net.link.drop, net.link.cut = apart, lambda source, target: False
-    net.meet()
+    net.drop = apart
+    net.heal()
     net.run_until(net.equal, limit_s=5.0)
     assert len(sent(net, r.Reset, 2, 3)) >= 1
     assert sent(net, r.TotalSum) == []
@@ -129,12 +125,12 @@ def test_sums_never_answer_an_earlier_question(kind: type[Message]) -> None:
     """Else a number would be adopted whose route updates were learned after the sums: a hole that nobody ever sees."""
     net = parted(100)
     asker = net.nodes[2].gossip
-    net.link.drop = lambda source, target, message: isinstance(message, kind) and source == 1
+    net.drop = lambda source, target, message: isinstance(message, kind) and source == 1
     net.run_until(lambda: len(sent(net, kind, 2)) == 2, limit_s=15.0)
     late, *_ = sent(net, kind, 1)
     asker.receive(peer_of(1), late, net.now)
     assert net.nodes[2].outbox == [], "no rows are asked for"
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=15.0)
 
 
@@ -154,18 +150,18 @@ def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) ->
     net = Net(3, log_entries_max=log_entries_max)
     rng = Random(5)
     net.run(1.0)
-    net.link.delay_s = 0.004
-    receive = net.link.drop
+    net.link(delay_s=0.004)
+    receive = net.drop
 
     def drop(source: int, target: int, message: Message) -> bool:
         return isinstance(message, r.RouteUpdates)
 
     for number in range(1200):
         if number % 200 == 0:
-            net.link.drop = drop if net.link.drop is not drop else receive
+            net.drop = drop if net.drop is not drop else receive
         net.learn(1 + number % 3, turn(rng), number % 4)
         net.run(0.003)
-    net.link.drop = receive
+    net.drop = receive
     net.run_until(net.equal, limit_s=10.0)
     assert sum(node.gossip.counters.repairs for node in net.nodes.values()) > 3
 
@@ -188,7 +184,7 @@ def test_comparing_again_and_again_is_limited() -> None:
     rng = Random(8)
     net.run_until(net.equal, limit_s=3.0)
     moved = net.nodes[1].gossip.counters.sent_rows_bytes
-    net.link.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
+    net.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
     for _ in range(60):
         for _ in range(60):
             net.learn(1, turn(rng), 1)
@@ -202,11 +198,11 @@ def test_comparing_again_and_again_is_limited() -> None:
 def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     """T-reset-truncated (chitchat#110): nothing is taken for known before its rows have arrived."""
     net = parted(100)
-    net.link.drop = lambda source, target, message: isinstance(message, r.TableRows)
+    net.drop = lambda source, target, message: isinstance(message, r.TableRows)
     before = net.nodes[2].gossip.vector()
     net.run_until(lambda: net.nodes[2].gossip.counters.given_up >= 1, limit_s=10.0)
     assert net.nodes[2].gossip.vector() == before
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=10.0)
 
 
@@ -262,7 +258,7 @@ def test_an_answer_that_states_nothing_of_what_differs_ends_nothing() -> None:
     net = differing(1e6, 80)
     gossip = net.nodes[2].gossip
     before = gossip.counters.audits
-    net.link.drop = lambda source, target, message: source == 1
+    net.drop = lambda source, target, message: source == 1
     gossip.compare_now(net.now)
     net.run(0.1)
     (question,) = (message for message in sent(net, r.TotalSum, 2) if isinstance(message, r.TotalSum))
@@ -282,7 +278,7 @@ def test_a_reset_during_an_audit_adopts_no_number_whose_rows_the_audit_left_out(
     for _ in range(5):  # those that follow a disturbance leave out nothing
         second.compare_now(net.now)
         net.run(0.2)
-    net.link.drop = lambda source, target, message: isinstance(message, r.Vector | r.Digest | r.RouteUpdates)
+    net.drop = lambda source, target, message: isinstance(message, r.Vector | r.Digest | r.RouteUpdates)
     for number in range(600):
         net.learn(1, turn(rng), number % 4)
     net.run(0.1)
@@ -361,13 +357,14 @@ def test_after_a_disturbance_all_have_what_one_alone_had_within_seconds(count: i
     """Whoever sent it to one node died before it sent it to the others: no log has it, and an audit is far off."""
     net = Net(count + 1, soon_interval_s=0.6, audit_interval_s=300.0)
     net.run(10.0)
+    last = net.nodes[count + 1]
     net.kill(count + 1)
     net.run(10.0 if came_back else 0.0)
     for number in range(40):
         node = net.nodes[1 + number % min(2, count)]
         node.learn(turn(Random(number)), net.now, Trust.REMOTE)
     if came_back:
-        net.nodes[count + 1].up = True
+        net.put(count + 1, last)
         net.meet()
     assert net.run_until(net.equal, limit_s=10.0) < 5.0
 
@@ -399,12 +396,11 @@ def test_a_newcomer_compares_and_so_do_the_others_a_few_times() -> None:
 def test_rows_of_a_node_that_nobody_met_before_reach_all_who_are_synced() -> None:
     """It restarted behind a cut, got rows there from a node that died before it sent them, and then the cut healed."""
     net = Net(0, soon_interval_s=0.6)
-    net.link.cut = lambda source, target: (source > 5) != (target > 5)
+    net.cut(range(1, 6), range(6, 8))
     for session in range(1, 8):
         net.add(session)
     net.run(20.0)
     net.nodes[6].serve(turn(Random(3)), net.now)  # in its table and in no log
     assert all(node.gossip.synced for node in net.nodes.values())
-    net.link.cut = lambda source, target: False
-    net.meet()
+    net.heal()
     net.run_until(net.equal, limit_s=5.0)

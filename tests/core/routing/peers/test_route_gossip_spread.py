@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,6 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.peers.route_messages import Digest, Reset, RouteUpdates, TableRows, Vector
 from ranvier_py.core.routing.peers.route_settings import MIN_BYTES_PER_S
 from ranvier_py.core.routing.peers.update_log import FORGOTTEN_S
-from tests.builders.machine_net import peer_of
 from tests.core.routing.peers.route_net import BACKENDS, URLS, Net, RouteNode, turn
 from tests.examples import examples
 
@@ -22,7 +22,7 @@ from tests.examples import examples
 def busy(net: Net, seconds: float, turns_per_s: float, *, seed: int = 3) -> list[tuple[float, int, int]]:
     """Every node serves turns at random times. Returns (time, node, token fingerprint) of each."""
     rng = Random(seed)
-    sessions = [session for session, node in net.nodes.items() if node.up]
+    sessions = list(net.nodes)
     learned: list[tuple[float, int, int]] = []
     end = net.now + seconds
     while True:
@@ -55,7 +55,7 @@ def ready(count: int, **given_settings: float) -> Net:
 
 def test_ten_nodes_receive_everything_within_a_tick() -> None:
     net = ready(10)
-    tick_s, hop_s = 0.05, net.link.delay_s
+    tick_s, hop_s = 0.05, net.network.links.base.delay_s
     rng = Random(1)
     for number in range(200):
         chain = turn(rng)
@@ -129,18 +129,17 @@ def test_the_byte_budget_is_never_exceeded(nodes: int, turns_per_s: int) -> None
     "conditions",
     [
         {"loss": 0.3},
-        {"loss": 0.1, "double": 0.3, "jitter_s": 0.1},
-        {"delay_s": 0.2, "jitter_s": 0.3, "loss": 0.05},
+        {"loss": 0.1, "duplicate": 0.3, "jitter_s": 0.05},
+        {"delay_s": 0.2, "jitter_s": 0.15, "loss": 0.05},
     ],
     ids=["loss", "disorder", "far away"],
 )
 def test_everybody_knows_everything_in_the_end(nodes: int, mesh: int, conditions: dict[str, float]) -> None:
     """L3: no route of a surviving node stays unknown, once faults stop."""
     net = ready(nodes, mesh_nodes_max=mesh)
-    for name, value in conditions.items():
-        setattr(net.link, name, value)
+    net.link(**conditions)
     learned = busy(net, 2.0, 6.0)
-    net.link.loss = net.link.double = 0.0
+    net.link(loss=0.0, duplicate=0.0)
     net.run_until(net.equal, limit_s=10.0, step_s=0.05)
     assert all(knows(net, session, name) for _, _, name in learned for session in net.nodes)
 
@@ -148,7 +147,7 @@ def test_everybody_knows_everything_in_the_end(nodes: int, mesh: int, conditions
 def test_what_a_dead_node_learned_still_spreads() -> None:
     """T-origin-dies-midway (quickwit#4562): one peer had received it, the others receive it from that one."""
     net = ready(6)
-    net.link.drop = lambda source, target, message: source == 1 and target != 2
+    net.drop = lambda source, target, message: source == 1 and target != 2
     rng = Random(4)
     names = []
     for _ in range(20):
@@ -157,7 +156,7 @@ def test_what_a_dead_node_learned_still_spreads() -> None:
         net.learn(1, chain, 2)
     net.run(0.1)
     net.kill(1)
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     assert not any(knows(net, 3, name) for name in names)
     net.run_until(lambda: all(knows(net, session, name) for session in range(2, 7) for name in names), limit_s=5.0)
     net.run_until(net.equal, limit_s=2.0)
@@ -170,19 +169,16 @@ def test_a_dead_node_is_forgotten_by_all_and_stays_forgotten() -> None:
     net = ready(4, ttl_s=ttl_s, forget_after_s=10.0)
     net.learn(1, turn(Random(1)))
     net.run(1.0)
-    net.nodes[1].up = False
-    net.meet()
-    net.link.cut = lambda source, target: 4 in (source, target)
-    net.meet()
+    net.kill(1)
+    net.part(4)
     net.run(ttl_s - 5.0)
-    net.link.cut = lambda source, target: False
-    net.meet()
+    net.heal()
     net.run(ttl_s + 5.0)
-    assert [node.gossip.vector() for node in net.nodes.values() if node.up] == [{}] * 3
+    assert [node.gossip.vector() for node in net.nodes.values()] == [{}] * 3
     net.sent.clear()
     net.run(FORGOTTEN_S + 20.0)
     assert {type(message) for *_, message, _ in net.sent} == {Digest}, "nobody sends anything about it any more"
-    assert all(node.gossip.vector() == {} for node in net.nodes.values() if node.up)
+    assert all(node.gossip.vector() == {} for node in net.nodes.values())
 
 
 def test_a_node_that_was_away_for_longer_than_routes_live_catches_up() -> None:
@@ -190,11 +186,9 @@ def test_a_node_that_was_away_for_longer_than_routes_live_catches_up() -> None:
     net = ready(3, ttl_s=20.0, forget_after_s=10.0)
     busy(net, 1.0, 5.0)
     net.run(1.0)
-    net.link.cut = lambda source, target: 3 in (source, target)
-    net.meet()
+    net.part(3)
     busy(net, 60.0, 2.0)
-    net.link.cut = lambda source, target: False
-    net.meet()
+    net.heal()
     net.run_until(
         lambda: len({tuple(sorted(n.gossip.vector().items())) for n in net.nodes.values()}) == 1, limit_s=10.0
     )
@@ -270,6 +264,11 @@ class Adversary:
         self.route_updates: dict[int, list[int]] = {session: [] for session in self.net.nodes}
         self.vectors: dict[int, dict[int, int]] = {session: {} for session in self.net.nodes}
         self.flying: list[tuple[int, int, Message]] = []
+        self.net.drop = self.hold
+
+    def hold(self, *sent: Any) -> bool:
+        self.flying = [*self.flying[-199:], sent]
+        return True
 
     def act(self, action: int) -> None:
         kind, value = action % 4, action // 4
@@ -279,18 +278,12 @@ class Adversary:
             self.net.learn(session, chain, value % BACKENDS)
             self.route_updates[session].append(chain[0][1])
         elif kind == 1:
-            self.net.now += (value % 40) / 100
-            for node in self.net.nodes.values():
-                node.gossip.tick(self.net.now)
+            self.net.run((value % 40) / 100)
         elif self.flying:
             at = value % len(self.flying)
             source, target, message = self.flying[at] if kind == 2 else self.flying.pop(at)
             if value % 7:  # else it is lost, or stays for another time
-                self.net.nodes[target].gossip.receive(peer_of(source), message, self.net.now)
-        for node in self.net.nodes.values():
-            self.flying += [(node.session, outgoing.session, outgoing.message) for outgoing in node.outbox]
-            node.outbox.clear()
-        del self.flying[:-200]
+                self.net.take(target, source, message)
         self.check()
 
     def check(self) -> None:
@@ -314,9 +307,8 @@ def test_numbers_never_go_back_and_cover_only_what_is_known(actions: list[int], 
         world.act(action)
     net = world.net
     for source, target, message in world.flying[:50]:
-        net.nodes[target].gossip.receive(peer_of(source), message, net.now)
-    for node in net.nodes.values():
-        node.outbox.clear()
+        net.take(target, source, message)
+    net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=60.0, step_s=0.2)
     world.vectors = {session: {} for session in net.nodes}
     world.check()
@@ -329,7 +321,7 @@ def test_numbers_never_go_back_and_cover_only_what_is_known(actions: list[int], 
 def test_no_route_gets_younger_on_its_path(delay_s: float) -> None:
     """S5: at each hop a route may gain at most what the wire took, which nobody can measure."""
     net = ready(9, mesh_nodes_max=4)
-    net.link.delay_s = delay_s
+    net.link(delay_s=delay_s)
     learned = {name: at for at, _, name in busy(net, 4.0, 5.0)}
     net.run_until(net.equal, limit_s=60.0, step_s=0.5)
     hops = 8
@@ -346,13 +338,13 @@ def test_a_later_generation_voids_what_an_earlier_one_held_everywhere() -> None:
     net = ready(3)
     rng = Random(6)
     early, late = turn(rng), turn(rng)
-    net.link.drop = lambda source, target, message: target == 3 and isinstance(message, RouteUpdates)
+    net.drop = lambda source, target, message: target == 3 and isinstance(message, RouteUpdates)
     net.learn(1, early, 2)
     net.run(0.2)
     net.nodes[2].restart(net.now, URLS[2])
     net.learn(2, late, 2)
     net.nodes[3].restart(net.now, URLS[2])
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=5.0)
     for node in net.nodes.values():
         local = node.id(2)
@@ -365,11 +357,11 @@ def test_a_later_generation_voids_what_an_earlier_one_held_everywhere() -> None:
 
 def test_expired_routes_are_passed_on_by_nobody() -> None:
     net = ready(3, ttl_s=10.0, forget_after_s=1.0)
-    net.link.drop = lambda source, target, message: target == 3 and not isinstance(message, Digest)
+    net.drop = lambda source, target, message: target == 3 and not isinstance(message, Digest)
     chain = turn(Random(5))
     net.learn(1, chain)
     net.run(11.0)
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(lambda: net.nodes[3].gossip.vector() == net.nodes[1].gossip.vector(), limit_s=10.0)
     assert not knows(net, 3, chain[0][1])
     assert net.nodes[3].sync.counters.received == 0

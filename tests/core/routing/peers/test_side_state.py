@@ -55,13 +55,13 @@ def test_a_newcomer_learns_what_is_older_than_any_route_and_what_is_fresh() -> N
 
 def test_a_node_whose_missed_updates_are_in_no_log_any_more_asks_for_what_tables_do_not_have() -> None:
     net = cluster(3, log_entries_max=50)
-    net.link.cut = lambda source, target: 3 in (source, target)  # nobody notices: streams stall for a moment
+    net.cut([3], [1, 2])  # nobody notices: streams stall for a moment
     digests = keep(net, 1, 5)
     rng = Random(1)
     for _ in range(100):
         net.learn(1, turn(rng))
     net.run(1.0)
-    net.link.cut = lambda source, target: False
+    net.heal()
     net.run_until(lambda: known(net.nodes[3], digests, net.now) == 5, limit_s=30.0)
     assert net.nodes[3].gossip.counters.repairs == 1
     net.run_until(net.equal, limit_s=5.0)
@@ -79,7 +79,7 @@ def test_an_answer_that_is_lost_is_asked_of_another_peer() -> None:
             deaf.append(source)
         return isinstance(message, SideState) and source in deaf
 
-    net.link.drop = drop
+    net.drop = drop
     newcomer = net.add(4)
     took_s = net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=9 * TRY_S)
     assert took_s > TRY_S
@@ -89,7 +89,7 @@ def test_a_node_that_gets_no_answer_asks_ever_more_rarely_until_one_comes() -> N
     net = cluster(2)
     digests = keep(net, 1, 3)
     net.run(1.0)
-    net.link.drop = lambda source, target, message: isinstance(message, SideState)
+    net.drop = lambda source, target, message: isinstance(message, SideState)
     newcomer = net.add(3)
     net.run(HOUR_S / 4)
     asked = len(wanted(net, 3, side=True))
@@ -97,7 +97,7 @@ def test_a_node_that_gets_no_answer_asks_ever_more_rarely_until_one_comes() -> N
     assert asked <= 8 + HOUR_S / 4 / FAILED_MAX_S
     net.run(4 * rare_s)
     assert 3 <= len(wanted(net, 3, side=True)) - asked <= 5
-    net.link.drop = lambda source, target, message: False
+    net.drop = lambda *_: False
     net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=rare_s)
 
 
@@ -124,7 +124,7 @@ def test_what_nobody_asked_for_is_not_learned_and_an_answer_has_an_end() -> None
     second.gossip.receive(first.peer, part, net.now)
     assert known(second, [digest], net.now) == 0
     second.gossip.compare_soon(net.now)
-    net.link.drop = lambda source, target, message: isinstance(message, SideState)
+    net.drop = lambda source, target, message: isinstance(message, SideState)
     net.run_until(lambda: bool(wanted(net, 2, side=True)), limit_s=5.0)
     [question, *_] = wanted(net, 2, side=True)
     before = second.sync.counters.entries_received["owned"]
@@ -188,7 +188,7 @@ def test_lost_chunks_of_side_state_are_sent_again() -> None:
         lost.discard(message.chunk if isinstance(message, SideState) else -1)
         return is_lost
 
-    net.link.drop = drop
+    net.drop = drop
     newcomer = net.add(3)
     net.run_until(lambda: known(newcomer, digests, net.now) == 6000, limit_s=TRY_S)
     assert len(wanted(net, 3, side=True)) == 1
