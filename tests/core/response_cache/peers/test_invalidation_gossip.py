@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from ranvier_py.core.response_cache import invalidations
@@ -73,6 +76,23 @@ def test_a_node_that_was_cut_off_brings_nothing_back() -> None:
     assert holders(net, 1) == []
 
 
+def test_nodes_that_share_no_answers_learn_by_digests_what_they_missed() -> None:
+    """One that knew of no invalidation at all said nothing, so its peers never saw that it lacked theirs."""
+    net = AnswerNet(2)
+    for node in net.nodes.values():
+        node.answers.settings = replace(node.answers.settings, shares=False)
+    net.cut = [frozenset((1, 2))]  # nobody notices
+    void(net, 1)
+    at = net.now
+    net.run(1.0)
+    net.cut = []
+    net.run(5.0)
+    assert net.nodes[2].answers.invalidations.known.void("m", TENANT, at)
+    sent = len(net.sent)
+    net.run(20.0)
+    assert len(net.sent) - sent < 25, "digests alone"
+
+
 def test_a_restarted_node_learns_what_is_void_before_it_takes_anything() -> None:
     net = AnswerNet(3)
     spread(net)
@@ -100,6 +120,32 @@ def test_what_was_asked_for_before_it_was_made_void_is_kept_nowhere() -> None:
         node.keep(2, net.now)
     assert holders(net, 1) == []
     assert holders(net, 2) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", [*range(5), 8, 13])
+def test_all_nodes_agree_on_what_is_void_however_it_was_given_and_lost(seed: int) -> None:
+    net, rng = AnswerNet(5, seed), Random(seed)
+    net.link.loss = 0.3
+    given: list[tuple[VoidScope, float]] = []
+    for _ in range(30):
+        scope = rng.choice([EVERYTHING, VoidScope("a"), VoidScope("b"), VoidScope("", TENANT), VoidScope("a", TENANT)])
+        if rng.random() < 0.2:
+            net.part(*rng.sample(range(1, 6), 2))
+        elif rng.random() < 0.3:
+            net.heal()
+        void(net, rng.randint(1, 5), scope)
+        given.append((scope, net.now))
+        net.run(rng.random())
+    net.link.loss = 0.0
+    net.heal()
+    net.run(8.0, step_s=0.005)
+    for node in net.nodes.values():
+        known = node.answers.invalidations.known
+        assert known.digest == net.nodes[1].answers.invalidations.known.digest
+        for scope, before in given:
+            assert known.void(scope.model or "x", scope.tenant or b"x", before - 1.0)
+    net.run(70.0, step_s=0.05)
+    assert [len(node.answers.invalidations.known) for node in net.nodes.values()] == [0] * 5
 
 
 def test_a_node_that_merged_all_into_one_is_sent_ever_more_seldom_what_it_merged(
