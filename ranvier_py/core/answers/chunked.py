@@ -17,7 +17,7 @@ TRAILER_LINES_MAX = 64
 """Trailer lines of one message: fewer than the fields of a head, since nobody needs more."""
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
-NEXT_SIZE = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
+END = re.compile(rb"\r\n")  # of a chunk
 TRAILER = re.compile(rb"(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[^\r\n\0]*)?\r\n")
 
 
@@ -88,13 +88,15 @@ class ChunkedReader:
     def _read_line(self, line: re.Match[bytes], data: bytes) -> None:
         if line.end() - line.start() > LINE_BYTES_MAX:
             raise ChunkError("a chunk's line is too long")
-        if self._pattern is not TRAILER:
-            self.chunks += self._pattern is NEXT_SIZE
+        if self._pattern is END:
+            self.chunks += 1
+            self._pattern = SIZE
+        elif self._pattern is SIZE:
             self._left = int(line[1], 16)
             self.total += self._left
             if not self._left:
-                self.last = data[line.start(1) :]
-            self._pattern = NEXT_SIZE if self._left else TRAILER
+                self.last = data[line.start() :]
+            self._pattern = END if self._left else TRAILER
         elif line[1] is None:
             self.done = True
         else:
@@ -103,8 +105,8 @@ class ChunkedReader:
                 raise ChunkError("too many trailers")
 
     def _hold(self, line: bytes) -> None:
-        start = 2 if self._pattern is NEXT_SIZE else 0  # the CRLF that ends the chunk before
-        if len(line) > LINE_BYTES_MAX or b"\n" in line[start:] or not b"\r\n".startswith(line[:start]):
+        is_odd = self._pattern is END and line != b"\r"
+        if is_odd or len(line) > LINE_BYTES_MAX or b"\n" in line:
             raise ChunkError("malformed chunk")
         self._held = line
 
