@@ -47,6 +47,13 @@ def data_plane(result: Result) -> Iterator[Row]:
         yield Row(f"{name}: processor time of a request", figure, "1.1 x", each["times_chat"] <= 1.1)
 
 
+def request_cost(result: Result) -> Iterator[Row]:
+    for name, case in result["cases"].items():
+        figure = f"{case['calls']} calls, {case['instructions']} instructions in {len(case['files'])} files"
+        met = case["calls"] <= 400 if name == "chat_3kB" else None
+        yield Row(f"{name}: a warm turn until its answer's end", figure, "400 calls" if met is not None else "", met)
+
+
 def response_cache(result: Result) -> Iterator[Row]:
     misses, hits, once = result["misses"], result["hits"], result["equal_at_once"]
     more_us, hit_us = misses["more_us"], hits["on"]["processor_us"]
@@ -208,7 +215,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
             *(replays.hit_rate, replays.policies, replays.shapes, replays.engine_caches, replays.stale),
             *(replays.route_eviction, replays.nodes, replays.flash_crowd, replays.marconi, replays.hybrid),
             replays.replay_speed,
-            *(clients, data_plane, response_cache, decision, tokenize, residency, gossip_cost),
+            *(clients, data_plane, request_cost, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )
     }

@@ -62,29 +62,6 @@ async def test_the_models_are_those_of_all_engines_and_each_goes_to_who_has_it()
     assert served == [["one"] * 3, ["two"] * 3]
 
 
-async def test_whatever_else_is_under_v1_is_forwarded_as_it_is_and_by_load_alone() -> None:
-    engine = Engine("base")
-    async with client_of(engine) as client:
-        answers = [
-            await client.post("/v1/embeddings", json={"model": "base", "input": "x" * 5000}),
-            await client.post("/v1/audio/speech?format=wav", content=b"\x00\xff no JSON"),
-            await client.get("/v1/files/abc?after=%20x"),
-            await client.delete("/v1/files/abc"),
-            await client.request("OPTIONS", "/v1/embeddings"),
-        ]
-        assert [answer.status_code for answer in answers] == [200] * 5
-        assert {answer.headers["x-ranvier-matched-tokens"] for answer in answers} == {"0"}
-        assert {answer.headers["x-ranvier-reason"] for answer in answers} <= {"only", "no_prefix"}
-    assert [asked for asked, _ in engine.asked] == [
-        "POST /v1/embeddings",
-        "POST /v1/audio/speech?format=wav",
-        "GET /v1/files/abc?after=%20x",
-        "DELETE /v1/files/abc",
-        "OPTIONS /v1/embeddings",
-    ]
-    assert engine.asked[1][1] == b"\x00\xff no JSON"
-
-
 async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None:
     """Compressed, or with a number that is too long for our library: what it means is the engine's matter."""
     engine = Engine("base")

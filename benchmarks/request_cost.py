@@ -1,0 +1,243 @@
+"""What does one warm turn cost a node, in calls and bytecode instructions of its own code?
+
+    python -m benchmarks.request_cost [--only CASE …] [--json | --dry]
+
+The node is a process of its own, wired as `ranvier serve` wires it, in lockstep with this process, which acts as its
+client and its engine: it sends a turn, answers it piece by piece, and begins again. A tokenizer that cuts text every
+four bytes learns during the warm-up, and then stops. Counted is what `ranvier_py` runs from the arrival of a turn until
+the end of its answer, generated code included, by file: the least of some turns, the same within 1 % on every machine
+with the same Python. A generator that goes on counts as a call. Goal: 400 calls for a chat of 3 kB.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import trio
+
+import ranvier_py
+from benchmarks.harness.bench import ROOT, command_line, finish, show_row
+from benchmarks.harness.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chat_request, chunk, read_message
+from cluster.local_tokenizer import LocalTokenizer
+from ranvier_py.config.config_loader import config_of
+from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
+from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.node.fingerprints import tokenizer_process
+from ranvier_py.node.node import make_node, parts_of
+from ranvier_py.node.part import Node
+from ranvier_py.node.parts.request_parts import PublicPort, RequestPath
+from ranvier_py.node.parts.upkeep import Learner
+
+PACKAGE = f"{Path(ranvier_py.__file__).parent}/"
+HISTORIES = 2
+MESSAGE_BYTES = 300
+SEED = 20
+BYTES_PER_TOKEN = 4
+NODE = "--node"
+WARM_UP_TURNS = 8
+COUNTED_TURNS = 16  # now and then one has more to do: a sweep, or a read in two pieces
+CHUNKS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    history_bytes: int = 3_000
+    answer: Sequence[bytes] = (ANSWER,)  # pieces; each is sent when the client has received the previous one
+    fields: str = ""  # members of the body before `messages`
+
+
+PIECES = (STREAM_HEAD + chunk(EVENT), *[chunk(EVENT)] * (CHUNKS - 1), STREAM_END)
+CASES = {
+    case.name: case
+    for case in (
+        Case("chat_3kB"),
+        Case("chat_60kB", history_bytes=60_000),
+        Case("stream_100_chunks", answer=PIECES, fields='"stream":true,'),
+    )
+}
+FACTS = TokenizerFacts("bytes", keeps_turns=True, incremental=True, chars_per_token=float(BYTES_PER_TOKEN))
+
+
+class ByteTokenizer:
+    """A tokenizer for which four bytes are a token, and messages follow each other without markers."""
+
+    def tokenize(self, chat: Chat) -> TokenizedChat:
+        pieces = [self.tokenize_text(str(message["content"])) for message in chat.messages]
+        ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+        return TokenizedChat(np.concatenate(pieces), ends, "rendered")
+
+    def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat]:
+        return [self.tokenize(Chat(job.tail)) for job in jobs]
+
+    def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:  # noqa: ARG002
+        data = text.encode()
+        return np.frombuffer(data[: len(data) // BYTES_PER_TOKEN * BYTES_PER_TOKEN], dtype=np.uint32)
+
+
+class Peer:
+    """The node's client and engine, in one loop that does one thing after the other."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.bodies = case, bodies(case)
+        self.engine = socket.create_server(("127.0.0.1", 0))
+        self.asked: list[socket.socket] = []  # accepted connections of the node to its engine
+        self.client: socket.socket
+
+    def turn(self) -> None:
+        self.client.sendall(chat_request(next(self.bodies)))
+        waiting = self.request()
+        for piece in self.case.answer:
+            waiting.sendall(piece)
+            data = b""
+            while not data.endswith(piece[-4:]):
+                data += (more := self.client.recv(1 << 18))
+                assert more, f"closed after {data[-200:]!r}"
+
+    def request(self) -> socket.socket:
+        """Wait for the node's request. Returns the engine's connection that got it."""
+        while True:
+            for ready in select.select([self.engine, *self.asked], (), ())[0]:
+                if ready is self.engine:
+                    self.asked.append(at_once(ready.accept()[0]))
+                elif read_message(ready):
+                    return ready
+
+
+def at_once(sock: socket.socket) -> socket.socket:
+    """Have small pieces leave at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def bodies(case: Case) -> Iterator[bytes]:
+    """Yield bodies of chats that continue: each repeats one of the histories and adds a new message."""
+    rng = Random(SEED)
+    histories = []
+    for number in range(HISTORIES):
+        turns = case.history_bytes // MESSAGE_BYTES // 2
+        roles = ["system", *("user", "assistant") * turns]
+        histories.append(
+            ",".join(message(role, f"{number} {rng.randbytes(MESSAGE_BYTES // 2).hex()}") for role in roles)
+        )
+    while True:
+        for history in histories:
+            question = message("user", rng.randbytes(MESSAGE_BYTES // 3).hex())
+            yield f'{{"model":"m",{case.fields}"messages":[{history},{question}]}}'.encode()
+
+
+def message(role: str, text: str) -> str:
+    return f'{{"role":"{role}","content":"{text}"}}'
+
+
+class Count:
+    """Calls and instructions by file; generated code counts for the file that calls it."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.instructions: Counter[str] = Counter()
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        code, caller = frame.f_code.co_filename, frame.f_back
+        while code == "<string>" and caller is not None:
+            code, caller = caller.f_code.co_filename, caller.f_back
+        if event != "call" or not code.startswith(PACKAGE):
+            return None
+        name = code.removeprefix(PACKAGE)
+        self.calls[name] += 1
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+
+        def step(_frame: FrameType, event: str, _: object) -> Any:
+            self.instructions[name] += event == "opcode"
+            return step
+
+        return step
+
+
+async def run_node(url: str) -> None:
+    """Run the node. Prints its port; ends learning at the first line of input; prints what it counted at each."""
+    config, key = config_of(backend=[url], log_level="warning"), bytes(32)
+    tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
+    node, inbox = make_node(config, tokenizer, Random(SEED), key)
+    node.assemble(parts_of(node, tokenizer, inbox))
+    async with trio.open_nursery() as nursery:
+        ((_, port),) = await nursery.start(node.part(PublicPort).server.serve, "127.0.0.1", 0)
+        await count_turns(node, port)
+        nursery.cancel_scope.cancel()
+    node.part(RequestPath).upstream.close()
+
+
+async def count_turns(node: Node, port: int) -> None:
+    learner, lines = node.part(Learner), trio.wrap_file(sys.stdin)
+    async with trio.open_nursery() as learning:
+        learning.start_soon(learner.loop)
+        print(port, flush=True)
+        await lines.readline()
+        while learner.view()["queued"]:  # noqa: ASYNC110  # it tells nobody
+            await trio.sleep(0.01)
+        learning.cancel_scope.cancel()
+    count, line = Count(), "first"
+    while line:
+        sys.settrace(None)
+        print(json.dumps([count.calls, count.instructions]), flush=True)
+        count = Count()
+        sys.settrace(count.trace)
+        line = await lines.readline()
+
+
+def counted(case: Case) -> dict[str, Any]:
+    """Return the calls and instructions of one turn, of all files and of each; the most instructions first."""
+    peer, found = Peer(case), []
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.request_cost",
+        NODE,
+        f"http://127.0.0.1:{peer.engine.getsockname()[1]}",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdin is not None
+        assert node.stdout is not None
+        peer.client = at_once(socket.create_connection(("127.0.0.1", int(node.stdout.readline()))))
+        for number in range(WARM_UP_TURNS + COUNTED_TURNS):
+            peer.turn()
+            if number + 1 >= WARM_UP_TURNS:
+                print(file=node.stdin, flush=True)
+                calls, instructions = json.loads(node.stdout.readline())
+                found.append((sum(instructions.values()), sum(calls.values()), calls, instructions))
+        node.stdin.close()
+    total, calls_total, calls, instructions = min(found[1:], key=lambda each: each[:2])
+    files = {name: [calls[name], instructions[name]] for name in sorted(calls, key=lambda name: -instructions[name])}
+    return {"calls": calls_total, "instructions": total, "files": files}
+
+
+def main() -> int:
+    if len(sys.argv) > 1 and sys.argv[1] == NODE:
+        trio.run(run_node, sys.argv[2])
+        return 0
+    parser = command_line(__doc__)
+    parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")
+    parser.add_argument("--json", action="store_true", help="print the result alone, and write no file")
+    options = parser.parse_args()
+    options.dry |= vars(options).pop("json")
+    cases = {}
+    for name in options.only or CASES:
+        cases[name] = counted(CASES[name])
+        show_row({"case": name, "calls": cases[name]["calls"], "instructions": cases[name]["instructions"]})
+    return finish("request_cost", options, {"cases": cases}, whole=not options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
