@@ -1,8 +1,8 @@
 """The driver that runs a connection's steps: a generator that decides synchronously, and yields each `Wait`.
 
-A `Watch` waits until its socket has something to read: no task is woken for that, the steps continue within the call
-that `readiness` makes. An async function is awaited by the connection's task, and steps are run to their end, without
-the frames of their callers at each wait; the yield returns or raises their result.
+A `Watch` waits until its socket has something to read: no task is woken, the steps go on within `readiness`' call. An
+async function is awaited by the connection's task; steps are run to their end, without the frames of their callers at
+each wait; the yield returns or raises their result.
 Rule: `interrupt` raises an error where the steps wait: a missed deadline, a client that left, a drain; the first of
 several counts. A cancelled task closes its steps, so their `finally` clauses run, which must not yield.
 Invariant: the connection's task owns it all the while (test_driver.py).

@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from benchmarks.harness.bench import RESULTS
-from benchmarks.request_cost import CASES, counted
+from benchmarks.request_cost.__main__ import CASES, counted
 
 SPREAD = 1.02  # of two runs: what readiness finds in one look is the kernel's to say
 

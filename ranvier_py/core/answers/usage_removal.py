@@ -71,11 +71,10 @@ class UsageRemover:
         return self._rechunked(data)
 
     def _rechunked(self, data: bytes) -> bytes:
-        """Filter a chunked piece, and put what is kept into a new chunk."""
-        if self._own is None:
-            self._own = ChunkedReader()  # since here a chunk begins
-        own, has_last = self._own, bool(self._own.last)
-        if has_last:
+        if self._own is None:  # here a chunk begins
+            self._own = ChunkedReader()
+        own = self._own
+        if len(own.last):
             return data
         try:
             own.feed(data)

@@ -42,7 +42,6 @@ class MatchStage:
         yield from self._find(call) or ()
 
     async def _await_owner(self, digest: int) -> None:
-        """Wait for a peer's report of who owns this response: it may be on its way."""
         with trio.move_on_after(OWNER_WAIT_S):
             while self.router.owners.find(digest, time.monotonic()) is None:  # noqa: ASYNC110  # the core has no events
                 await trio.sleep(OWNER_PAUSE_S)

@@ -51,9 +51,8 @@ COUNTED_TURNS = 16  # now and then one has more to do: a sweep, or a read in two
 CHUNKS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
-    name: str
     history_bytes: int = 3_000
     answer: Sequence[bytes] = (ANSWER,)  # pieces; each is sent when the client has received the previous one
     fields: str = ""  # members of the body before `messages`
@@ -61,12 +60,9 @@ class Case:
 
 PIECES = (STREAM_HEAD + chunk(EVENT), *[chunk(EVENT)] * (CHUNKS - 1), STREAM_END)
 CASES = {
-    case.name: case
-    for case in (
-        Case("chat_3kB"),
-        Case("chat_60kB", history_bytes=60_000),
-        Case("stream_100_chunks", answer=PIECES, fields='"stream":true,'),
-    )
+    "chat_3kB": Case(),
+    "chat_60kB": Case(history_bytes=60_000),
+    "stream_100_chunks": Case(answer=PIECES, fields='"stream":true,'),
 }
 FACTS = TokenizerFacts("bytes", keeps_turns=True, incremental=True, chars_per_token=float(BYTES_PER_TOKEN))
 
@@ -87,9 +83,7 @@ class ByteTokenizer:
         return np.frombuffer(data[: len(data) // BYTES_PER_TOKEN * BYTES_PER_TOKEN], dtype=np.uint32)
 
 
-class Peer:
-    """The node's client and engine, in one loop that does one thing after the other."""
-
+class Peer:  # the node's client and engine, in one loop that does one thing after the other
     def __init__(self, case: Case) -> None:
         self.case, self.bodies = case, bodies(case)
         self.engine = socket.create_server(("127.0.0.1", 0))
@@ -218,6 +212,8 @@ def counted(case: Case) -> dict[str, Any]:
                 calls, instructions = json.loads(node.stdout.readline())
                 found.append((sum(instructions.values()), sum(calls.values()), calls, instructions))
         node.stdin.close()
+        for sock in (peer.client, peer.engine, *peer.asked):
+            sock.close()
     total, calls_total, calls, instructions = min(found[1:], key=lambda each: each[:2])
     files = {name: [calls[name], instructions[name]] for name in sorted(calls, key=lambda name: -instructions[name])}
     return {"calls": calls_total, "instructions": total, "files": files}
