@@ -45,6 +45,16 @@ class NodeOfMachines(Protocol):
 
 
 Node = TypeVar("Node", bound=NodeOfMachines)
+Kind = TypeVar("Kind", bound=Machine)
+
+
+class LoneMachine(Generic[Kind]):
+    """A node of one machine."""
+
+    def __init__(self, make: Callable[..., Kind], *more: Any) -> None:
+        self.outbox: list[Outgoing] = []
+        self.machine = make(self.outbox, *more)
+        self.machines = (self.machine,)
 
 
 class MachineNet(Generic[Node]):

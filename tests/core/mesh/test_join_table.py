@@ -20,7 +20,7 @@ from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided
 from ranvier_py.core.response_cache.peers.peer_answers import DIGEST_INTERVAL_S, AnswerSecrets, PeerAnswers
 from ranvier_py.core.routing.backend_state.facts import BackendFacts, Facts, Verdict
 from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands
-from tests.builders.machine_net import MachineNet, peer_of
+from tests.builders.machine_net import LoneMachine, MachineNet, peer_of
 from tests.core.clients.test_rule_verdicts import RULES, mender
 
 
@@ -34,11 +34,8 @@ class Table(NamedTuple):
     message: type[Any]
 
 
-class TableNode:
-    def __init__(self, session: int, now: float, kind: Table) -> None:
-        self.outbox: list[Outgoing] = []
-        self.table = kind.make(session, self.outbox, Random(session), now)
-        self.machines = (self.table,)
+def made(session: int, now: float, *, kind: Table) -> LoneMachine[Any]:
+    return LoneMachine(partial(kind.make, session), Random(session), now)
 
 
 def commands(_: int, outbox: list[Outgoing], rng: Random, now: float) -> SignedCommands:
@@ -105,8 +102,8 @@ TABLES = {
 tables = pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
 
 
-def all_rows(net: MachineNet[TableNode], kind: Table) -> list[Any]:
-    return [kind.rows(node.table, net.nodes) for node in net.nodes.values()]
+def all_rows(net: MachineNet[LoneMachine[Any]], kind: Table) -> list[Any]:
+    return [kind.rows(node.machine, net.nodes) for node in net.nodes.values()]
 
 
 @tables
@@ -114,7 +111,7 @@ def all_rows(net: MachineNet[TableNode], kind: Table) -> list[Any]:
 def test_all_nodes_end_with_the_same_rows_whatever_is_lost_doubled_late_cut_and_restarted(
     kind: Table, seed: int
 ) -> None:
-    net, rng = MachineNet(partial(TableNode, kind=kind), 4, seed), Random(seed)
+    net, rng = MachineNet(partial(made, kind=kind), 4, seed), Random(seed)
     net.link(loss=0.3, duplicate=0.2, jitter_s=0.35)
     for _ in range(40):
         fault = rng.random()
@@ -129,7 +126,7 @@ def test_all_nodes_end_with_the_same_rows_whatever_is_lost_doubled_late_cut_and_
             last = max(net.nodes)
             net.kill(rng.choice(sorted(net.nodes)), forgotten=True)
             net.start(last + 1)
-        kind.change(rng.choice(list(net.nodes.values())).table, rng, net.now)
+        kind.change(rng.choice(list(net.nodes.values())).machine, rng, net.now)
         net.run(rng.random())
     net.link(loss=0.0, duplicate=0.0, jitter_s=0.0)
     net.heal()
@@ -143,9 +140,9 @@ def test_all_nodes_end_with_the_same_rows_whatever_is_lost_doubled_late_cut_and_
 def test_a_change_is_everywhere_at_once_and_a_newcomer_gets_all_rows_without_waiting_for_repetition(
     kind: Table,
 ) -> None:
-    net, rng = MachineNet(partial(TableNode, kind=kind), 3), Random(1)
+    net, rng = MachineNet(partial(made, kind=kind), 3), Random(1)
     for node in (*net.nodes.values(), *net.nodes.values()):
-        kind.change(node.table, rng, net.now)
+        kind.change(node.machine, rng, net.now)
     net.run(1.0)
     net.start(4)
     net.run(0.2)
@@ -156,9 +153,9 @@ def test_a_change_is_everywhere_at_once_and_a_newcomer_gets_all_rows_without_wai
 
 @tables
 def test_the_same_messages_in_any_order_and_twice_give_the_same_rows(kind: Table) -> None:
-    net, rng = MachineNet(partial(TableNode, kind=kind), 2), Random(2)
+    net, rng = MachineNet(partial(made, kind=kind), 2), Random(2)
     for _ in range(4):
-        kind.change(net.nodes[1].table, rng, net.now)
+        kind.change(net.nodes[1].machine, rng, net.now)
         net.run(0.5)
     messages = [message for _, sender, _, message, _ in net.sent if sender == 1 and isinstance(message, kind.message)][
         :4
@@ -166,8 +163,8 @@ def test_the_same_messages_in_any_order_and_twice_give_the_same_rows(kind: Table
     assert len(messages) > 2
     ends = []
     for order in permutations(messages):
-        node = TableNode(2, net.now, kind)
+        node = made(2, net.now, kind=kind)
         for message in (*order, *order):
-            node.table.receive(peer_of(1), message, net.now)
-        ends.append(kind.rows(node.table, net.nodes))
+            node.machine.receive(peer_of(1), message, net.now)
+        ends.append(kind.rows(node.machine, net.nodes))
     assert all(end == ends[0] for end in ends)

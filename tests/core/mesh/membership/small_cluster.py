@@ -1,18 +1,21 @@
-"""Several `Membership` on one seeded event heap: enough of a network to tell the stories of membership.
+"""Several `Membership` on the fake network: enough around them to tell the stories of membership.
 
-Messages arrive after a delay, or not. Streams do not lose but deliver late. A message to another session than the one
-that lives at the address, or from a session that is not proved there, is dropped and leads to a handshake, as
-`sessions` does it. Packets of a paused host wait and are received before its timers run.
+What travels is what its receiver then does. A message to another session than the one that lives at the address, or
+from a session that is not proved there, is dropped and leads to a handshake, as `sessions` does it. Packets of a paused
+host wait and are received before its timers run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
+from cluster.network.fake_network import Network
+from cluster.network.links import CUT, Link, Rule
+from cluster.network.virtual_time import VirtualTime
 from ranvier_py.core.mesh.membership.members import Membership
 from ranvier_py.core.mesh.membership.profile import LAN, Profile
 from ranvier_py.core.mesh.membership.roster import Member, Roster
@@ -62,8 +65,8 @@ class Host:
         self.changes: list[tuple[float, MemberChange]] = []
         self.up = True
         self.paused_until = 0.0
-        self.backlog: list[tuple[Peer, int, Message, Plane]] = []
-        self.scheduled = float("inf")
+        self.backlog: list[Callable[[Host], None]] = []
+        self.scheduled = inf
 
     @property
     def session(self) -> int:
@@ -86,7 +89,7 @@ class Host:
 
 
 class Cluster:
-    """The hosts and everything in flight between them."""
+    """The hosts and the network between them. Streams deliver late what datagrams lose, unless `streams_lose`."""
 
     def __init__(
         self,
@@ -94,33 +97,35 @@ class Cluster:
         *,
         profile: Profile = LAN,
         loss: float = 0.0,
-        stream_loss: float | None = None,
+        streams_lose: bool = False,
         delay_s: float = 0.001,
         datagrams: bool = True,
     ) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.profile = profile
-        self.loss = loss
-        self.stream_loss = stream_loss  # None: streams deliver late instead of losing
-        self.delay_s = delay_s
+        self.streams_lose = streams_lose
         self.datagrams = datagrams
-        self.now = 100.0
+        self.time = VirtualTime(100.0)
+        self.network = Network(self.time, self.rng, Link(loss, delay_s / 2, delay_s / 2))
+        self.later = self.time.after
+        self.until = self.time.run_until
         self.hosts: list[Host] = []
         self.at: dict[Address, Host] = {}
-        self.blocked: Callable[[Address, Address, Plane], bool] = lambda *_: False
-        self.refuses = False  # nobody at an address: the sender learns of it
         self.delivered = 0
         self.sent: dict[str, int] = {}
         self.watch: Callable[[Host, Peer, Message], None] | None = None
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+
+    @property
+    def now(self) -> float:
+        return self.time.now
 
     def start(self, name: str, *, epoch: int = 1, session: int = 0, host: str = "", join: Iterable[Host] = ()) -> Host:
         session = session or self.rng.getrandbits(64) | 1
         new = Host(self, record_of(name, session, epoch, host))
         self.hosts.append(new)
         self.at[new.address] = new
+        self.network.attach(new.address, lambda data, source, plane: data[0](new), partial(self._unreachable, new))
         for other in join:
             self.greet(new, other.address)
         self.after_call(new)
@@ -128,11 +133,12 @@ class Cluster:
 
     def grow(self, size: int, settle_s: float = 5.0) -> list[Host]:
         """A cluster of so many, joined through the first, all alive in each other's eyes."""
-        losses, self.loss, self.stream_loss = (self.loss, self.stream_loss), 0.0, None
+        loss = self.network.links.base.loss
+        self.lose(0.0)
         first = self.start("n0")
         hosts = [first, *(self.start(f"n{number}", join=[first]) for number in range(1, size))]
         self.run(settle_s)
-        self.loss, self.stream_loss = losses
+        self.lose(loss)
         assert self.agree(hosts), "a quiet cluster must form"
         for each in hosts:
             each.changes.clear()
@@ -142,6 +148,7 @@ class Cluster:
         host.up = False
         if self.at.get(host.address) is host:
             del self.at[host.address]
+            self.network.detach(host.address)
 
     def restart(self, host: Host, *, epoch: int, join: Iterable[Host] = (), name: str = "") -> Host:
         self.crash(host)
@@ -153,18 +160,24 @@ class Cluster:
 
     def resume(self, host: Host) -> None:
         backlog, host.backlog = host.backlog, []
-        for peer, session, message, plane in backlog:
-            self._hand_over(host, peer, session, message, plane)
-        host.scheduled = float("inf")
+        for take in backlog:
+            take(host)
+        host.scheduled = inf
         self._tick(host)
 
     def cut(self, *sides: Sequence[Host]) -> None:
         """No packet passes between hosts of different sides."""
-        side = {host.address: number for number, hosts in enumerate(sides) for host in hosts}
-        self.blocked = lambda a, b, _: side.get(a) != side.get(b)
+        for number, side in enumerate(sides):
+            self.block(side, [host for other in sides[number + 1 :] for host in other])
+
+    def block(self, sources: Iterable[Host], targets: Iterable[Host], link: Link = CUT, **more: Any) -> None:
+        self.network.links.add(Rule([a.address for a in sources], [b.address for b in targets], link, **more))
 
     def heal(self) -> None:
-        self.blocked = lambda *_: False
+        self.network.links.heal()
+
+    def lose(self, share: float) -> None:
+        self.network.links.base = self.network.links.base._replace(loss=share)
 
     # --- judging
 
@@ -180,25 +193,10 @@ class Cluster:
             for host in hosts
         )
 
-    def until(self, condition: Callable[[], bool], limit_s: float, step_s: float = 0.1) -> float:
-        """Seconds until this holds. Fails after `limit_s`."""
-        start = self.now
-        while not condition():
-            assert self.now - start < limit_s, f"not within {limit_s} s"
-            self.run(step_s)
-        return self.now - start
-
-    # --- the heap
-
-    def later(self, seconds: float, what: Callable[[], None]) -> None:
-        heappush(self._events, (self.now + seconds, next(self._order), what))
+    # --- time
 
     def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._events and self._events[0][0] <= end:
-            self.now, _, what = heappop(self._events)
-            what()
-        self.now = end
+        self.time.run(self.now + seconds)
 
     def after_call(self, host: Host) -> None:
         """What the composition does after every call."""
@@ -219,7 +217,7 @@ class Cluster:
 
     def _wake(self, host: Host, at: float) -> None:
         if host.up and host.scheduled == at and self.now >= host.paused_until:
-            host.scheduled = float("inf")
+            host.scheduled = inf
             self._tick(host)
 
     def _tick(self, host: Host) -> None:
@@ -231,84 +229,68 @@ class Cluster:
     # --- the network
 
     def carry(self, host: Host, out: Outgoing) -> None:
-        peer = Peer(host.session, host.address)
-        self.sent[type(out.message).__name__] = self.sent.get(type(out.message).__name__, 0) + 1
-        delay_s = self._delay(host.address, out.to, out.plane)
-        if delay_s is None:
-            return
-        self.later(delay_s, lambda: self.arrive(host, peer, out))
+        self._count(type(out.message).__name__)
+        self.send(host, out.to, out.plane, self.take(Peer(host.session, host.address), out))
 
-    def _delay(self, source: Address, to: Address, plane: Plane) -> float | None:
-        """None: lost."""
-        if self.blocked(source, to, plane):
-            return None
-        delay_s = self.delay_s * self.rng.uniform(0.5, 1.5)
-        if plane is Plane.DATAGRAM:
-            return None if self.rng.random() < self.loss else delay_s
-        if self.stream_loss is not None:
-            return None if self.rng.random() < self.stream_loss else delay_s
-        wait_s = 0.2
-        while self.rng.random() < self.loss:
-            delay_s += wait_s
-            wait_s *= 2
-        return delay_s
+    def _count(self, name: str) -> None:
+        self.sent[name] = self.sent.get(name, 0) + 1
 
-    def arrive(self, source: Host, peer: Peer, out: Outgoing) -> None:
-        host = self.at.get(out.to)
-        if host is None:
-            if self.refuses and source.up:
-                source.members.unreachable(out.to, self.now, out.plane)
-                self.after_call(source)
-            return
-        if self.now < host.paused_until:
-            host.backlog.append((peer, out.session, out.message, out.plane))
-        else:
-            self._hand_over(host, peer, out.session, out.message, out.plane)
+    def send(self, host: Host, to: Address, plane: Plane, take: Callable[[Host], None]) -> None:
+        """Have it taken by whoever is there when it arrives. What is cut off is lost, on streams too."""
+        link = self.network.links.link(host.address, to, plane)
+        if link.refuse or not link.cut:
+            self.network.send(host.address, to, Plane.DATAGRAM if self.streams_lose else plane, (take,))
 
-    def _hand_over(self, host: Host, peer: Peer, session: int, message: Message, plane: Plane) -> None:
-        if session != host.session or peer.session not in host.known:
+    def _unreachable(self, host: Host, to: Address, plane: Plane) -> None:
+        if self.network.links.link(host.address, to, plane).refuse:
+            host.members.unreachable(to, self.now, plane)
+            self.after_call(host)
+
+    def take(self, peer: Peer, out: Outgoing) -> Callable[[Host], None]:
+        def take(host: Host) -> None:
+            if self.now < host.paused_until:
+                host.backlog.append(take)
+            else:
+                self._hand_over(host, peer, out)
+
+        return take
+
+    def _hand_over(self, host: Host, peer: Peer, out: Outgoing) -> None:
+        if out.session != host.session or peer.session not in host.known:
             source = self.at.get(peer.address)
             if source is not None and source.session == peer.session:
                 self.greet(source, host.address)  # challenged: prove yourself
             return
         self.delivered += 1
         if self.watch is not None:
-            self.watch(host, peer, message)
-        host.members.receive(peer, message, self.now, plane)
+            self.watch(host, peer, out.message)
+        host.members.receive(peer, out.message, self.now, out.plane)
         self.after_call(host)
 
     def greet(self, host: Host, address: Address) -> None:
-        """Hello, Echo, Echo: each may be lost."""
-        there, back = (
-            self._delay(*path, Plane.DATAGRAM) for path in ((host.address, address), (address, host.address))
-        )
-        self.sent["Hello"] = self.sent.get("Hello", 0) + 1
-        if there is None or address == host.address:
-            return
+        """Hello, Echo, Echo: each may be lost, and who is paused answers none."""
+        self._count("Hello")
 
-        def answer() -> None:
-            other = self.at.get(address)
-            if other is not None and other.up and self.now >= other.paused_until and back is not None:
-                record = other.members.me
-                self.later(back, lambda: self._prove(host, record, other))
+        def hello(other: Host) -> None:
+            if self.now >= other.paused_until:
+                self.send(other, host.address, Plane.DATAGRAM, partial(echo, other, other.members.me))
 
-        self.later(there, answer)
+        def echo(other: Host, record: Record, back: Host) -> None:
+            if back is host and self.now >= host.paused_until:
+                self._prove(host, record)
+                self.send(host, address, Plane.DATAGRAM, partial(last, other))
 
-    def _prove(self, host: Host, record: Record, other: Host) -> None:
-        if not host.up or self.now < host.paused_until:
-            return
+        def last(other: Host, there: Host) -> None:
+            if there is other and self.now >= other.paused_until:
+                self._prove(other, host.members.me)
+
+        if address != host.address:
+            self.send(host, address, Plane.DATAGRAM, hello)
+
+    def _prove(self, host: Host, record: Record) -> None:
         host.known[record.session] = None
         host.members.proved(record, self.now)
         self.after_call(host)
-        third = self._delay(host.address, other.address, Plane.DATAGRAM)
-        if third is not None:
-            self.later(third, lambda: self._proved_back(host, other))
-
-    def _proved_back(self, host: Host, other: Host) -> None:
-        if other.up and self.now >= other.paused_until:
-            other.known[host.session] = None
-            other.members.proved(host.members.me, self.now)
-            self.after_call(other)
 
 
 def grown(size: int, seed: int = 1, **options: Any) -> tuple[Cluster, list[Host]]:

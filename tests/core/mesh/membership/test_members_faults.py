@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from cluster.network.links import UDP, Link
 from ranvier_py.core.mesh.membership.identity import EPOCH_MAX, INCARNATION_MAX, first_epoch
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.messages import Push, State, Update
@@ -33,7 +34,7 @@ def quiet(cluster: Cluster, seconds: float = 10.0) -> dict[str, int]:
 def test_loss_kills_nobody(size: int, loss: float) -> None:
     """Rapid's criticism of memberlist#145. Streams lose as much as datagrams here, though real ones would be late."""
     for seed in range(3):
-        cluster, hosts = grown(size, seed, loss=loss, stream_loss=loss)
+        cluster, hosts = grown(size, seed, loss=loss, streams_lose=True)
         cluster.run(60.0)
         assert false_deaths(hosts) == 0
         assert any(host.members.statistics().probes_helped for host in hosts)
@@ -43,7 +44,7 @@ def test_a_network_that_loses_a_third_is_probed_more_slowly_and_recovers() -> No
     cluster, hosts = grown(6, 1, loss=0.35)
     cluster.run(60.0)
     assert all(host.members.statistics().strained for host in hosts)
-    cluster.loss = 0.0
+    cluster.lose(0.0)
     cluster.run(120.0)
     assert not any(host.members.statistics().strained for host in hosts)
     assert false_deaths(hosts) == 0
@@ -52,8 +53,7 @@ def test_a_network_that_loses_a_third_is_probed_more_slowly_and_recovers() -> No
 def test_a_member_that_datagrams_do_not_reach_stays_a_member() -> None:
     """consul#19965, #2200: UDP blocked, TCP fine, and a line in the log for every probe."""
     cluster, hosts = grown(5, 2)
-    odd = hosts[2].address
-    cluster.blocked = lambda a, b, plane: plane is Plane.DATAGRAM and odd in (a, b)
+    cluster.block([hosts[2]], hosts, planes=UDP)
     cluster.run(60.0)
     assert not any(host.saw("died") for host in hosts)
     assert sum(len(host.saw("suspected")) for host in hosts) <= 2
@@ -80,9 +80,9 @@ def test_a_one_path_link_kills_nobody_else(deaf: bool) -> None:
     """One that can't be received is dead. One that can't hear takes the others for dead, which they must survive."""
     cluster, hosts = grown(6, 4)
     odd = hosts[1]
-    cluster.blocked = lambda a, b, _: (b if deaf else a) == odd.address
-    cluster.run(40.0)
     others = [host for host in hosts if host is not odd]
+    cluster.block(*(others, [odd]) if deaf else ([odd], others), one_direction=True)
+    cluster.run(40.0)
     assert false_deaths(others) == 0
     assert deaf or all(host.state_of(odd) is State.DEAD for host in others)
     cluster.heal()
@@ -91,8 +91,7 @@ def test_a_one_path_link_kills_nobody_else(deaf: bool) -> None:
 
 def test_two_that_cannot_reach_each_other_are_vouched_for_by_the_others() -> None:
     cluster, hosts = grown(6, 5)
-    pair = {hosts[0].address, hosts[1].address}
-    cluster.blocked = lambda a, b, _: {a, b} == pair
+    cluster.block(hosts[:1], hosts[1:2])
     cluster.run(60.0)
     assert not any(host.saw("died") for host in hosts)
     assert hosts[0].members.statistics().health == 0
@@ -117,7 +116,7 @@ def test_a_node_that_wakes_up_late_blames_nobody(seconds: float) -> None:
 def test_suspicions_wait_while_a_node_does_not_run() -> None:
     """It suspects somebody, sleeps through the refutation, and must not bury it when it wakes up."""
     cluster, hosts = grown(5, 1)
-    cluster.blocked = lambda a, b, _: hosts[0].address in (a, b)
+    cluster.block(hosts[:1], hosts[1:])
     cluster.until(lambda: bool(hosts[0].saw("suspected")), 10.0, step_s=0.01)
     suspect = next(member.record.name for member in hosts[0].members.alive() if member.state is State.SUSPECT)
     hosts[0].paused_until = cluster.now + 30.0
@@ -330,7 +329,7 @@ def test_an_address_that_refuses_is_not_probed_by_all_who_were_asked_to_help() -
     for seed in range(3):
         cluster = Cluster(seed)
         dead, *others = cluster.grow(30, 8.0)
-        cluster.refuses = True
+        cluster.block([dead], others, Link(cut=True, refuse=True))
         cluster.crash(dead)
         cluster.run(6.0)
         assert all(host.saw("died", dead.name) for host in others)

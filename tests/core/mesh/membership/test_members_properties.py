@@ -24,12 +24,12 @@ class Recorder(Cluster):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.waiting: list[tuple[Host, Peer, Outgoing]] = []
+        self.waiting: list[tuple[Peer, Outgoing]] = []
         self.held = False
 
     def carry(self, host: Host, out: Outgoing) -> None:
         if self.held:
-            self.waiting = [*self.waiting[-200:], (host, Peer(host.session, host.address), out)]
+            self.waiting = [*self.waiting[-200:], (Peer(host.session, host.address), out)]
         else:
             super().carry(host, out)
 
@@ -48,7 +48,8 @@ class AnyDelivery(RuleBasedStateMachine):
         if self.cluster.waiting:
             index %= len(self.cluster.waiting)
             out = self.cluster.waiting[index] if again else self.cluster.waiting.pop(index)
-            self.cluster.arrive(*out)
+            if there := self.cluster.at.get(out[1].to):
+                self.cluster.take(*out)(there)
 
     @rule(index=st.integers(0, 200))
     def lose(self, index: int) -> None:

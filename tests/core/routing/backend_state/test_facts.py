@@ -9,32 +9,25 @@ from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.backend_state import facts as f
 from ranvier_py.core.routing.backend_state.loads import BACKENDS_MAX, LOAD_INTERVAL_S, Loads
 from ranvier_py.core.routing.rates.work import NO_LOAD, Load
-from tests.builders.machine_net import alike
+from tests.builders.machine_net import LoneMachine, MachineNet, alike, peer_of
 
 ENGINE, OTHER = 11, 22
-A, B, C = (Peer(session, ("127.0.0.1", 7000 + session)) for session in (1, 2, 3))
+A, B, C = map(peer_of, (1, 2, 3))
 
 
-class Net:
+class Net(MachineNet[LoneMachine[f.BackendFacts]]):
     """Some nodes that hear each other at once and without loss."""
 
     def __init__(self, *peers: Peer) -> None:
-        self.outbox: dict[Peer, list[Outgoing]] = {peer: [] for peer in peers}
-        self.nodes = {peer: f.BackendFacts(self.outbox[peer], Random(peer.session), 0.0) for peer in peers}
-        for peer, node in self.nodes.items():
-            node.met(alike([other for other in peers if other != peer]), 0.0)
+        super().__init__(lambda session, now: LoneMachine(f.BackendFacts, Random(session), now), len(peers), now=0.0)
+        self.link(delay_s=0.0)
 
     def __getitem__(self, peer: Peer) -> f.BackendFacts:
-        return self.nodes[peer]
+        return self.nodes[peer.session].machine
 
-    def run(self, now: float) -> None:
-        for _ in range(5):
-            for peer, node in self.nodes.items():
-                node.tick(now)
-                outgoing_messages, self.outbox[peer][:] = list(self.outbox[peer]), []
-                for outgoing in outgoing_messages:
-                    to = next(other for other in self.nodes if other.session == outgoing.session)
-                    self.nodes[to].receive(peer, outgoing.message, now)
+    def until(self, now: float) -> None:
+        self.time.run(now)
+        self.run(0.0)
 
 
 def fact(
@@ -51,11 +44,11 @@ def test_loads_of_all_peers_add_up() -> None:
     net = Net(A, B, C)
     net[B].loads.carry({ENGINE: Load(3, 2, 900), OTHER: Load(1)})
     net[C].loads.carry({ENGINE: Load(2, 1, 50)})
-    net.run(1.0)
+    net.until(1.0)
     assert net[A].loads.of(ENGINE) == Load(5, 3, 950)
     assert net[A].loads.of(OTHER) == Load(1)
     net[B].loads.carry({})
-    net.run(2.0)
+    net.until(2.0)
     assert net[A].loads.of(ENGINE) == Load(2, 1, 50)
     assert net[A].loads.of(OTHER) == NO_LOAD
     assert set(net[A].loads.moved) == {ENGINE, OTHER}
@@ -92,7 +85,7 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
     net[A].tick(1.0)
     net[A].loads.carry(dict.fromkeys(range(1000), Load(1)))
     net[A].tick(2.0)
-    planes = [outgoing.plane for outgoing in net.outbox[A] if isinstance(outgoing.message, Loads)]
+    planes = [outgoing.plane for outgoing in net.nodes[1].outbox if isinstance(outgoing.message, Loads)]
     assert planes == [Plane.DATAGRAM, Plane.BULK]
 
 
@@ -113,10 +106,10 @@ def test_a_newcomer_is_sent_loads_within_a_tick() -> None:
     net[A].met(alike([B]), 0.0)
     net[A].loads.carry({ENGINE: Load(4)})
     net[A].tick(1.0)
-    net.outbox[A].clear()
+    net.nodes[1].outbox.clear()
     net[A].met(alike([B, C]), 1.0)
     assert net[A].wake_at <= 1.0 + LOAD_INTERVAL_S
-    net.run(1.0 + LOAD_INTERVAL_S)
+    net.until(1.0 + LOAD_INTERVAL_S)
     assert net[C].loads.of(ENGINE) == Load(4)
 
 
@@ -124,7 +117,7 @@ def test_unchanged_load_is_repeated_before_it_expires() -> None:
     net = Net(A, B)
     net[A].loads.carry({ENGINE: Load(1)})
     for tenth in range(100):
-        net.run(1.0 + tenth / 10)
+        net.until(1.0 + tenth / 10)
         assert net[B].loads.of(ENGINE) == Load(1)
 
 
@@ -141,7 +134,7 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     net = Net(A, B)
     net[A].observe(ENGINE, f.Verdict.HEALTHY, 100.0)
     net[B].observe(ENGINE, f.Verdict.HEALTHY, 900.0)
-    net.run(1.0)
+    net.until(1.0)
     assert net[A].of(ENGINE).generation == net[B].of(ENGINE).generation == 2
     assert f.NewGeneration(ENGINE, 2, 900.0) in net[A].changes
     assert not [change for change in net[B].changes if isinstance(change, f.NewGeneration)]
@@ -225,7 +218,7 @@ def test_a_new_backend_finds_room_however_many_there_were_in_the_life_of_the_clu
         for backend in range(first, first + 1000):
             for node in (A, B):
                 net[node].observe(backend, f.Verdict.HEALTHY, 1.0)
-        net.run(now)
+        net.until(now)
         assert all(net[node].of(backend).counted for node in (A, B) for backend in range(first, first + 1000))
         for backend in range(first, first + 1000):
             for node in (A, B):
@@ -271,14 +264,14 @@ def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_ar
     net = Net(A, B, C)
     net[A].observe(ENGINE, f.Verdict.HEALTHY, 1.0)
     net[A].observe(OTHER, f.Verdict.HEALTHY, 1.0)
-    net.run(1.0)
+    net.until(1.0)
     net[A].left(OTHER, 2.0)
     for step in range(int(f.KEPT_S / f.REPAIR_INTERVAL_S) - 1):
-        net.run(2.0 + step * f.REPAIR_INTERVAL_S)
-    assert [len(node) for node in net.nodes.values()] == [2, 2, 2]
+        net.until(2.0 + step * f.REPAIR_INTERVAL_S)
+    assert [len(net[node]) for node in (A, B, C)] == [2, 2, 2]
     for step in range(6):
-        net.run(2.0 + f.KEPT_S + step * f.REPAIR_INTERVAL_S)
-    assert [[fact.backend for fact in node.known(4000.0)] for node in net.nodes.values()] == [[ENGINE]] * 3
+        net.until(2.0 + f.KEPT_S + step * f.REPAIR_INTERVAL_S)
+    assert [[fact.backend for fact in net[node].known(4000.0)] for node in (A, B, C)] == [[ENGINE]] * 3
 
 
 def test_what_drains_is_repeated_to_everybody() -> None:
@@ -301,7 +294,7 @@ def test_a_backend_that_is_ours_again_is_counted_by_what_was_known_of_it() -> No
     for node in (A, B):
         net[node].observe(ENGINE, f.Verdict.HEALTHY, 1.0)
     net[A].restarted(ENGINE, 2.0)
-    net.run(1.0)
+    net.until(1.0)
     net[A].left(ENGINE, 2.0)
     net[A].observe(ENGINE, f.Verdict.HEALTHY, 2.0)
     assert net[A].of(ENGINE).counted
@@ -319,16 +312,14 @@ def test_a_node_that_was_sent_its_peers_counts_too_early_asks_for_them() -> None
     net = Net(A, B)
     for node in (A, B):
         net[node].observe(ENGINE, f.Verdict.HEALTHY, 1.0)
-    net.run(0.0)
+    net.until(0.0)
     assert net[A].of(ENGINE).counted
-    late = f.BackendFacts(net.outbox[A], Random(1), 0.0)  # all that came before it could read is lost
-    late.met(alike([B]), 0.0)
+    late = net.start(A.session).machine  # all that came before it could read is lost
     late.observe(ENGINE, f.Verdict.HEALTHY, 1.0)
-    net.nodes[A] = late
-    net.run(0.1)
+    net.until(0.1)
     assert not late.of(ENGINE).counted, "B has answered A before"
     assert late.wake_at == 0.1 + f.ASK_S
-    net.run(0.1 + f.ASK_S)
+    net.until(0.1 + f.ASK_S)
     assert late.of(ENGINE).counted
     assert late.wake_at > 0.1 + 2 * f.ASK_S, "it asks no more"
 
