@@ -288,7 +288,7 @@ class Conversations:
                 raise BadRequest(f"malformed request: {error}") from error
             if reader.total > self.limits.body_bytes_max:
                 raise BodyTooLarge(f"the body is larger than {self.limits.body_bytes_max} bytes")
-            self._keep(client, reader.came - client.body_bytes)
+            self._keep(client, reader.total - reader.left - client.body_bytes)
             body.add(reader.payload(data))
             if reader.done:
                 return body.whole(), data[used:]

@@ -9,6 +9,7 @@ Invariant: once `done`, nothing more is consumed; a reader that raised must not 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 LINE_BYTES_MAX = 4096
 """Longest size line (extensions) or trailer line. No engine sends either; Node.js allows 16 kB of extensions in all."""
@@ -17,6 +18,7 @@ TRAILER_LINES_MAX = 64
 """Trailer lines of one message: fewer than the fields of a head, since nobody needs more."""
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
+DIGITS = re.compile(rb"[0-9A-Fa-f]{1,16}")
 END = re.compile(rb"\r\n")  # of a chunk
 TRAILER = re.compile(rb"(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[^\r\n\0]*)?\r\n")
 
@@ -25,10 +27,16 @@ class ChunkError(ValueError):
     """These bytes are not the chunked coding. The reader must not be used again."""
 
 
+@lru_cache(1024)
+def size_of(line: bytes) -> int:
+    """Return the size that a line of plain digits gives its chunk; 0 for any other line."""
+    return int(line, 16) if DIGITS.fullmatch(line) else 0
+
+
 class ChunkedReader:
     """Follows one chunked message."""
 
-    __slots__ = ("_held", "_left", "_pattern", "_trailers", "chunks", "done", "inside", "last", "spans", "total")
+    __slots__ = ("_held", "_pattern", "_trailers", "chunks", "done", "inside", "last", "left", "spans", "total")
 
     def __init__(self) -> None:
         self.done = False  # the message has ended, trailers included
@@ -37,48 +45,41 @@ class ChunkedReader:
         self.spans: list[tuple[int, int]] = []  # where in the last piece its payload is
         self.last = b""  # the line of the last chunk, and what stood behind it in its piece; empty before
         self.inside = False  # whether the last piece ended within a chunk, or a line
-        self._left = 0  # bytes of the current chunk that are still to come
+        self.left = 0  # bytes of the current chunk that are still to come
         self._held = b""  # an unfinished line
         self._pattern = SIZE
         self._trailers = 0
 
-    @property
-    def came(self) -> int:
-        """Bytes of payload that have arrived."""
-        return self.total - self._left
-
     def feed(self, data: bytes) -> int:
         """Read on. Returns how many bytes of `data` are of this message: all until `done`. Raises ChunkError."""
-        if self._pattern is SIZE and (line := SIZE.match(data)) is not None and not self._held:
-            at, size = line.end(), len(data)
-            if at + int(line[1], 16) == size - 2 > at and data.endswith(b"\r\n") and at <= LINE_BYTES_MAX:
-                self.total += size - 2 - at  # one whole chunk, as engines send nearly all of a stream
-                self.chunks += 1
-                self.spans, self.inside = [(at, size - 2)], False
-                return size
         self.spans = spans = []
+        held, at, find, begins = len(self._held), 0, data.find, data.startswith
+        if self._pattern is SIZE and not held:  # whole chunks, as engines send nearly all of a stream
+            while (line := find(b"\r\n", at, at + 18)) > 0 and (count := size_of(data[at:line])):
+                end = line + 2 + count
+                if not begins(b"\r\n", end):
+                    break
+                spans.append((line + 2, end))
+                self.total += count
+                at = end + 2
+            self.chunks += len(spans)
         if self.done:
             return 0
-        held = len(self._held)
         data, self._held = self._held + data, b""
-        at, size = 0, len(data)
+        size = len(data)
         while at < size and not self.done:
-            if self._left:
-                end = min(at + self._left, size)
+            if self.left:
+                end = min(at + self.left, size)
                 spans.append((at - held, end - held))
-                self._left -= end - at
+                self.left -= end - at
                 at = end
-                if not self._left and data.startswith(b"\r\n", at):
-                    at += 2
-                    self.chunks += 1
-                    self._pattern = SIZE
-            elif (line := self._pattern.match(data, at)) is not None:
-                self._read_line(line, data)
-                at = line.end()
+            elif (found := self._pattern.match(data, at)) is not None:
+                self._read_line(found, data)
+                at = found.end()
             else:
                 self._hold(data[at : at + LINE_BYTES_MAX + 1])
                 at = size
-        self.inside = bool(self._left or self._held) or self._pattern is not SIZE
+        self.inside = bool(self.left or self._held) or self._pattern is not SIZE
         return at - held
 
     def payload(self, data: bytes) -> bytes:
@@ -92,11 +93,11 @@ class ChunkedReader:
             self.chunks += 1
             self._pattern = SIZE
         elif self._pattern is SIZE:
-            self._left = int(line[1], 16)
-            self.total += self._left
-            if not self._left:
+            self.left = int(line[1], 16)
+            self.total += self.left
+            if not self.left:
                 self.last = data[line.start() :]
-            self._pattern = END if self._left else TRAILER
+            self._pattern = END if self.left else TRAILER
         elif line[1] is None:
             self.done = True
         else:
@@ -105,8 +106,7 @@ class ChunkedReader:
                 raise ChunkError("too many trailers")
 
     def _hold(self, line: bytes) -> None:
-        is_odd = self._pattern is END and line != b"\r"
-        if is_odd or len(line) > LINE_BYTES_MAX or b"\n" in line:
+        if len(line) > LINE_BYTES_MAX or b"\n" in line or (self._pattern is END and line != b"\r"):
             raise ChunkError("malformed chunk")
         self._held = line
 

@@ -99,7 +99,7 @@ def portions_of(arrived: Arrived) -> Portions[Sequence[Portion]]:
         pieces = [portion[low:high] for low, high in reader.spans]
         if begun:
             pieces[:1] = [b"".join((begun, *pieces[:1]))]
-        begun = pieces.pop() if pieces and reader.came < reader.total and len(pieces[-1]) < READ_BYTES else b""
+        begun = pieces.pop() if pieces and reader.left and len(pieces[-1]) < READ_BYTES else b""
         found.append(Portion(b"".join(pieces), array("Q", map(len, pieces))))
         if start + READ_BYTES < len(body):
             yield
