@@ -281,6 +281,7 @@ class Registry:
         backend = self[id]
         request = request or InFlight()
         backend.begin(request, now)
+        self.unseen.sent(backend, request.tokens, now)
         if not request.seen:
             self.unseen.add(backend, request, expected_at)
         backend.load += 1

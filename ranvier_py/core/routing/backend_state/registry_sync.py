@@ -144,6 +144,7 @@ class RegistrySync(Machine):
     def look(self, now: float) -> bool:
         """Note in the facts what changed since the last look. Returns whether anything is in flight."""
         registry = self.registry
+        registry.unseen.settle(now)  # or peers would read of whole answers as waiting until the next request comes
         if self._version != self._registry_version:
             is_first = self._version == NEVER
             self._version = self._registry_version
@@ -256,6 +257,7 @@ class RegistrySync(Machine):
 
     def met(self, peers: LivePeers, now: float) -> None:
         """Take the peers: what others read of engines counts no more."""
+        self.registry.unseen.peers = len(peers.sessions)
         self.registry.names.keep({peer.session for peer in peers.near})
         self.facts.met(peers, now)
 

@@ -188,9 +188,10 @@ class Ttft(Policy):
 
     @property
     def error_s(self) -> float:
-        """The mean error of predicted prefills: by first tokens, or by engines' counts where all answers are whole."""
-        fleet = self.service_rates.fleet
-        return fleet.error_s if fleet.count else self.decode_rates.error_s
+        """The mean error of predictions: of first tokens or, where all answers are whole, of these and of what engines
+        count that they computed."""
+        fleet, decode = self.service_rates.fleet, self.decode_rates
+        return fleet.error_s if fleet.count else decode.prefill_error_s + DECODE_SHARE * decode.answer_error_s
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
         """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be

@@ -59,6 +59,7 @@ class DecodeRates:
         self._shown: dict[BackendId, tuple[float, float, int, int]] = {}
         """Fading seconds that answers took and were predicted to take, `_seen` at the last one, and how many came."""
         self._wrong_tokens = self._counts = 0.0
+        self.answer_error_s = 0.0  # the mean error of the predicted times of answers
         self._answer_s = 0.0  # the mean time that answers are predicted to take
         self.uneven = False
         """Whether a backend takes UNEVEN times as long as another, as of the last look."""
@@ -87,7 +88,7 @@ class DecodeRates:
         return self._seen % LOOK_EVERY == 0
 
     @property
-    def error_s(self) -> float:
+    def prefill_error_s(self) -> float:
         """The mean error of a predicted prefill, by the counts of engines."""
         return self._wrong_tokens * self.per_token_s
 
@@ -118,6 +119,9 @@ class DecodeRates:
         seconds = max(0.0, decoded.seconds - known_s) / tokens
         computed = decoded.computed / tokens if per_token_s is None else 0.0
         x = decoded.contexts
+        expected_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
+        error_s = tokens * abs(seconds - expected_s) - self.answer_error_s
+        self.answer_error_s += error_s / min(self._seen + 1, WINDOW)
         self._sums.fade(1.0 - 1.0 / WINDOW)
         self._sums.add(x, computed, seconds)
         self._fit()

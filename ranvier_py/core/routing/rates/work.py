@@ -77,6 +77,8 @@ class Work:
     area_at: float = 0.0
     computed: int = 0  # prompt tokens computed so far, for own requests
     mirrors: list[Work] = field(default_factory=list)
+    burst: int = 0  # own requests sent within UNREPORTED_S of `burst_at`
+    burst_at: float = NEVER_S
 
     @property
     def own_waiting(self) -> int:
@@ -141,6 +143,11 @@ class Work:
             self.pending_tokens -= request.tokens
             self.waiting -= 1
 
+    def guess(self, load: Load, sign: int) -> None:
+        """Add what peers may have sent, or with `sign` -1 take it back."""
+        self.waiting += sign * load.waiting
+        self.pending_tokens += sign * load.tokens
+
     def set_peers(self, load: Load, now: float) -> None:
         """Set the load that the peers together report, here and in the mirrors."""
         before, self.peers = self.peers, load
@@ -155,24 +162,51 @@ class Work:
             mirror.set_peers(load, now)
 
 
+UNREPORTED_S = 0.1
+"""What peers have sent is reported after this time at the latest: every 50 ms, and on its way."""
+
+
 class Unseen:
-    """Requests whose first tokens can't be seen, by when these are expected. Bounded by the requests in flight."""
+    """What can't be seen: first tokens of whole answers, until they are expected, and what peers send at this moment.
+
+    Clients reach all nodes alike, so peers send as much as this node does, and to the same place. One request says
+    nothing; of each further one within UNREPORTED_S every peer is taken to have sent the like, until it has reported.
+    Bounded by the requests in flight, and of the last UNREPORTED_S. `peers`: how many there are.
+    """
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Work, InFlight]] = []
+        self._due: list[tuple[float, int, Work, InFlight | Load]] = []
         self._added = 0
         self.due_at = inf
+        self.peers = 0
+
+    def sent(self, work: Work, tokens: int, now: float) -> None:
+        """Guess what peers send while this node sends a request of so many tokens to be computed."""
+        if not self.peers:
+            return
+        if now - work.burst_at >= UNREPORTED_S:
+            work.burst, work.burst_at = 0, now
+        work.burst += 1
+        if work.burst > 1:
+            guess = Load(self.peers, self.peers, self.peers * tokens)
+            work.guess(guess, 1)
+            self._push(now + UNREPORTED_S, work, guess)
 
     def add(self, work: Work, request: InFlight, expected_at: float) -> None:
+        self._push(expected_at, work, request)
+
+    def _push(self, at: float, work: Work, what: InFlight | Load) -> None:
         self._added += 1
-        heappush(self._due, (expected_at, self._added, work, request))
+        heappush(self._due, (at, self._added, work, what))
         self.due_at = self._due[0][0]
 
     def settle(self, now: float) -> None:
-        """Count all first tokens that were expected until now."""
+        """Count all first tokens that were expected until now, and no more what peers have reported since."""
         due = self._due
         while due and due[0][0] <= now:
             expected_at, _, work, request = heappop(due)
-            if not request.ended:
+            if isinstance(request, Load):
+                work.guess(request, -1)
+            elif not request.ended:
                 work.prefilled(request, expected_at)
         self.due_at = due[0][0] if due else inf

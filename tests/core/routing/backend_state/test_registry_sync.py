@@ -6,6 +6,7 @@ from ranvier_py.core.routing.backend_state.facts import HELD_S, REPAIR_INTERVAL_
 from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.backends import Health, Outcome, ProbeResult
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks
+from ranvier_py.core.routing.rates.work import InFlight
 from ranvier_py.core.routing.route_table import Trust
 from tests.builders.machine_net import alike
 from tests.core.routing.peers.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
@@ -60,6 +61,17 @@ def test_our_own_requests_in_flight_are_reported() -> None:
     first.facts.tick(1.0)
     (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
     assert loads.loads == ((first.key(), 1, 1, 0),)
+
+
+def test_a_whole_answer_is_not_reported_as_waiting_once_its_first_token_was_expected() -> None:
+    """No further request comes meanwhile: peers would take its engine for one with a queue."""
+    first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
+    first.facts.met(alike([second.peer]), 0.0)
+    first.registry.dispatched(first.engine().id, 1.0, InFlight(tokens=500, seen=False), 1.2)
+    first.backends.look(2.0)
+    first.facts.tick(2.0)
+    (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
+    assert loads.loads == ((first.key(), 1, 0, 0),)
 
 
 def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from ranvier_py.core.routing.rates.work import InFlight, Unseen, Work
+from ranvier_py.core.routing.rates.work import UNREPORTED_S, InFlight, Load, Unseen, Work
 
 
 def test_a_request_whose_first_token_cannot_be_seen_waits_until_it_is_expected_and_decodes_then() -> None:
@@ -57,3 +57,29 @@ def test_memory_is_taken_from_the_sending_until_the_end() -> None:
     assert work.memory == 700
     work.end(request, 1.0)
     assert work.memory == 0
+
+
+def test_in_a_burst_each_peer_is_taken_to_send_as_much_until_it_has_reported() -> None:
+    """Sixteen nodes that send their ten requests at once to the one idle engine would else all believe it idle."""
+    work, unseen = Work(), Unseen()
+    unseen.peers = 15
+    for _ in range(3):
+        work.begin(InFlight(tokens=100), 1.0)
+        unseen.sent(work, 100, 1.0)
+    assert (work.waiting, work.pending_tokens) == (3 + 2 * 15, 300 + 2 * 15 * 100)
+    work.set_peers(Load(30, 30, 3000), 1.05)
+    unseen.settle(1.0 + UNREPORTED_S)
+    assert (work.waiting, work.pending_tokens, unseen.due_at) == (33, 3300, inf), "what they reported counts once"
+
+
+def test_requests_that_come_one_by_one_and_a_node_without_peers_guess_nothing() -> None:
+    work, unseen = Work(), Unseen()
+    unseen.peers = 15
+    for number in range(5):
+        work.begin(InFlight(tokens=100), 2 * number * UNREPORTED_S)
+        unseen.sent(work, 100, 2 * number * UNREPORTED_S)
+    unseen.peers = 0
+    for _ in range(5):
+        work.begin(InFlight(tokens=100), 9.0)
+        unseen.sent(work, 100, 9.0)
+    assert (work.waiting, unseen.due_at) == (10, inf)
