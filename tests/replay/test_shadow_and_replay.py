@@ -43,7 +43,7 @@ twenty is off by more than NEAR there."""
 
 FEW = ("round_robin", "least_loaded", "affinity", "cache_aware")
 SHIFT_S = 0.005
-SHIFTS = 4
+SHIFTS = 8  # whose hits spread by up to 3.5 points
 LATER_S = 1e6  # when all requests have ended in every world
 AMPLE, TIGHT = 4.0, 0.3  # all engines' caches together, as a share of the different tokens in a recording
 RECORDINGS = {
