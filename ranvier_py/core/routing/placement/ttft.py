@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from math import exp, sqrt
+from math import sqrt
 from random import Random
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
 from ranvier_py.core.routing.rates.evictions import Evictions
+from ranvier_py.core.routing.rates.moments import kept
 from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
 
@@ -45,10 +46,8 @@ OTHERS_SHARE = 0.03
 """Share of a prefill that counts as the delay of each request that decodes where it is computed, beside what any place
 would cost. All of it would send prompts where few decode rather than where little waits."""
 
-
 LOSSES_S = 240.0  # waits fade over this time: a copy that pays within minutes pays; 60 or 1,000 change little
 LOSSES_MAX = 4096  # prefixes whose waits are kept; the one that was asked for longest ago is forgotten
-
 
 TERMS = ("queue_s", "prefill_s", "others_s", "decode_s", "sum_s")
 
@@ -290,8 +289,7 @@ class Ttft(Policy):
         """Learn what the chosen backend has to compute, and what another one had to evict."""
         self.evictions.add(choice.backend, max(0, match.prompt_tokens - choice.tokens), 0, match.at)
         if match.evicted:
-            backend, tokens = match.evicted
-            self.evictions.add(backend, 0, tokens, match.at)
+            self.evictions.add(match.evicted[0], 0, match.evicted[1], match.at)
 
     def work_of(self, held: int, prompt_tokens: int) -> int:
         return self.service_rates.work_of(held, prompt_tokens)
@@ -380,7 +378,7 @@ class Losses:
         if not lost_s and prefix not in self.known:  # nobody waits, as mostly: keep the prefixes that do lose
             return 0.0
         before = self.known.pop(prefix, None) or Loss(0.0, 0.0, 0.0, at, at)
-        share = exp(-max(0.0, at - before.at) / LOSSES_S)
+        share = kept(before.at, at, LOSSES_S)
         loss = Loss(
             share * before.sum_s + lost_s,
             share * before.squares + lost_s * lost_s,
@@ -400,7 +398,7 @@ class Losses:
         loss = self.known.get(prefix)
         if loss is None:
             return 1.0
-        count = exp(-max(0.0, at - loss.at) / LOSSES_S) * loss.requests + 1.0
+        count = kept(loss.at, at, LOSSES_S) * loss.requests + 1.0
         span_s = min(LOSSES_S, at - loss.since)
         return min(count, lasts_s * count / span_s) if span_s > 0.0 else count
 

@@ -97,9 +97,9 @@ class DecodeRates:
         self._counts = min(self._counts + 1.0, WINDOW)
         self._wrong_tokens += (wrong_tokens - self._wrong_tokens) / self._counts
 
-    def token_s(self, contexts: float) -> float:
-        """Return the seconds that a token takes beside so many tokens of context."""
-        return self.per_answer_token_s + self.per_context_s * contexts
+    def token_s(self, contexts: float, computed: float = 0.0) -> float:
+        """Return the seconds that a token takes beside so many tokens of context, and prompt tokens computed for it."""
+        return self.per_answer_token_s + self.per_context_s * contexts + self.per_token_s * computed
 
     def factor(self, backend: BackendId) -> float:
         """Return how many times as long this backend takes as the fleet's line says."""
@@ -119,24 +119,22 @@ class DecodeRates:
         seconds = max(0.0, decoded.seconds - known_s) / tokens
         computed = decoded.computed / tokens if per_token_s is None else 0.0
         x = decoded.contexts
-        expected_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
-        error_s = tokens * abs(seconds - expected_s) - self.answer_error_s
+        error_s = tokens * abs(seconds - self.token_s(x, computed)) - self.answer_error_s
         self.answer_error_s += error_s / min(self._seen + 1, WINDOW)
         self._sums.fade(1.0 - 1.0 / WINDOW)
         self._sums.add(x, computed, seconds)
         self._fit()
-        predicted_s = self.per_answer_token_s + self.per_context_s * x + self.per_token_s * computed
+        predicted_s = self.token_s(x, computed)
         took_s, predicted_before_s, _, came = self._shown.get(decoded.backend, (0.0, 0.0, 0, 0))
         keep = 1.0 - 1.0 / LENGTH_WINDOW
         self._seen += 1
         self._answer_s += (tokens * predicted_s - self._answer_s) / min(self._seen, WINDOW)
-        shown = (
+        self._shown[decoded.backend] = (
             took_s * keep + tokens * seconds,
             predicted_before_s * keep + tokens * predicted_s,
             self._seen,
             came + 1,
         )
-        self._shown[decoded.backend] = shown
         if self.looks:
             factors = [self.factor(known) for known, (_, _, _, came) in self._shown.items() if came >= LOOK_EVERY]
             self.uneven = bool(factors) and max(factors) > UNEVEN * min(factors)

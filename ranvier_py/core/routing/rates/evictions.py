@@ -8,10 +8,10 @@ Sums fade over FADE_S. Bounds: one entry per backend.
 
 from __future__ import annotations
 
-from math import exp
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.rates.moments import kept
 
 FADE_S = 240.0  # evictions of the last minutes count; 100 or 600 change little
 
@@ -28,9 +28,6 @@ class Computed(NamedTuple):
     at: float  # monotonic seconds of the latest
 
 
-NOTHING = Computed(0.0, 0.0, 0.0)
-
-
 class Evictions:
     """By backend: tokens that it computed, and of these those that it had computed before and evicted since."""
 
@@ -44,8 +41,8 @@ class Evictions:
 
     def add(self, backend: BackendId, tokens: int, again: int, at: float) -> None:
         """Count tokens that the backend computes, and tokens that it computed before and no longer has."""
-        before = self._computed.get(backend, NOTHING)
-        share = exp((before.at - at) / FADE_S) if at > before.at else 1.0
+        before = self._computed.get(backend) or Computed(0.0, 0.0, at)
+        share = kept(before.at, at, FADE_S)
         latest = max(at, before.at)
         self._computed[backend] = Computed(share * before.tokens + tokens, share * before.again + again, latest)
 

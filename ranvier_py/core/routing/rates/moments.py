@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from copy import copy
+from math import exp
+
+
+def kept(since: float, now: float, over_s: float) -> float:
+    """Return which share of a sum is left that fades over so many seconds."""
+    return exp(-max(0.0, now - since) / over_s)
 
 
 class Moments:
