@@ -262,6 +262,44 @@ def test_functions_and_files_stay_small() -> None:
     assert offences(everything(), rule) == []
 
 
+def test_a_class_that_holds_state_is_one_thing() -> None:
+    """What moves together, and what ends before the rest does, is a thing of its own."""
+    assert len(house.large_classes_not_listed()) <= house.LARGE_CLASSES_LEFT, house.large_classes_not_listed()
+    assert len(house.LARGE_CLASSES) <= house.LARGE_CLASSES_MAX
+    assert house.LARGE_CLASSES.keys() - house.large_classes().keys() == set(), "listed without need"
+
+
+def test_the_measure_of_classes_finds_what_it_should() -> None:
+    source = """
+@dataclass
+class Engine(Rows):
+    first: int = 0
+    second: ClassVar[int] = 0
+    def __init__(self, other):
+        self.third, other.fourth = 1, 2
+        for self.fifth in other: self.sixth += 1
+    @property
+    def seventh(self): return self.eighth
+    @cached_property
+    def ninth(self): return 1
+"""
+    (found,) = ast.parse(source).body
+    assert isinstance(found, ast.ClassDef)
+    assert house.holds_state(found)
+    assert house.attributes_of(found) == {"first", "third", "fifth", "sixth", "ninth"}
+    assert house.methods_of(found) == {"__init__", "seventh", "ninth"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["class A(NamedTuple):\n a: int", "@dataclass(frozen=True)\nclass A:\n a: int", "class A:\n a: int = counter('')"],
+)
+def test_values_and_counters_hold_no_state(source: str) -> None:
+    (found,) = ast.parse(source).body
+    assert isinstance(found, ast.ClassDef)
+    assert not house.holds_state(found)
+
+
 def test_every_module_has_a_docstring() -> None:
     silent = [str(short(path)) for path in OURS if not ast.get_docstring(tree_of(path))]
     assert silent == []
