@@ -108,6 +108,10 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
     me = f"{cluster['name']} at {cluster['address']}, incarnation {cluster['incarnation']}"
     members = [{name: member.get(name) for name in MEMBER_COLUMNS} for member in cluster["members"]]
     lines = ["", f"Cluster: {me}", *(table(members) or ["  no peers yet"])]
+    others = cluster.get("other_protocols", {})
+    lines += [
+        f"  {host} speaks gossip protocol {protocol}: nothing is shared with it" for host, protocol in others.items()
+    ]
     traffic = [
         {"topic": topic, **{f"{name}_{what}": found[what] for name, found in each.items() for what in found}}
         for topic, each in cluster["topics"].items()

@@ -25,6 +25,7 @@ from ranvier_py.core.errors import NotFound
 from ranvier_py.core.mesh.membership.profile import LAN, WAN
 from ranvier_py.core.mesh.mesh_values import MemberChange
 from ranvier_py.core.mesh.port_traffic import TrafficRates
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.mesh.wire.records import PUBLIC_BYTES_MAX
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.peer.peer_view import peer_view
@@ -149,6 +150,11 @@ class ClusterParts(Part):
         if stranger is not None:
             text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
             self.port.complain("wrong_key", text)
+        if others := self.peer.sessions.others.new:
+            listed = ", ".join([f"{host} ({protocol})" for host, protocol in others.items()])
+            text = f"gossip.version nothing is shared with nodes of other protocols than {PROTOCOL_VERSION}: {listed}"
+            if self.port.complain("version", text):
+                others.clear()
         given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"

@@ -1,5 +1,6 @@
 """Several whole nodes in one process, peers over real sockets: one memory, one view of the backends."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import trio
 
 from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load
+from ranvier_py.control.status_page import cluster_lines
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.mesh.wire.records import pack_record
@@ -198,6 +200,26 @@ async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(
             await trio.sleep(0.05)  # it is logged with the next look at the traffic
         assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in reported)
         assert len(reported) <= 3, "one for each node, not one for each packet"
+
+
+async def test_a_node_of_another_protocol_is_named_from_its_first_packet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In log, status and metrics; from outside, each side looks like a cluster of one (consul#19965: one line)."""
+    async with cluster_lab(tmp_path) as place:
+        node = await place.start()
+        host, port = (await node.ask("/admin/cluster"))["address"].split(":")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            for _ in range(100):
+                other.sendto(b"RG\x01" + b"2" * 100, (host, int(port)))
+        view = await node.until("/admin/cluster", lambda view: view["other_protocols"])
+        assert view["other_protocols"] == {host: 1}
+        assert f"{host} speaks gossip protocol 1" in "\n".join(cluster_lines(view))
+        while not (lines := [line for line in caplog.messages if "gossip.version" in line]):  # noqa: ASYNC110  # a log has none
+            await trio.sleep(BETWEEN_LOOKS_S)
+        page = (await place.http.get(f"{node.control}/metrics")).text
+        assert "ranvier_gossip_other_protocols 1" in page
+        assert (len(lines), f"{host} (1)" in lines[0]) == (1, True)
 
 
 async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_and_that_is_reported(

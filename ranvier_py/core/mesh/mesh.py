@@ -23,16 +23,17 @@ from ranvier_py.core.mesh.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.mesh.membership.profile import LAN, Profile
 from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.mesh.wire.codec import Codec
-from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
+from ranvier_py.core.mesh.wire.frame import MAGIC, OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.mesh.wire.messages import Message, Record, State
 from ranvier_py.core.mesh.wire.seal import Sealer
-from ranvier_py.core.metrics import counter
+from ranvier_py.core.metrics import counter, gauge
 
 STRANGERS_MAX = 8
 """If `contact` gets MESH_MEMBERS_MAX unknown addresses or more, it greets only this many: one answer is enough, and DNS
 names all of them again and again."""
 
 TRIED_MAX = 4096  # addresses for which the plane of the next greeting is remembered
+UNKNOWN_TOPIC = "unknown"  # of messages of kinds that this node does not know
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # a packet of our format, sealed with another key or another label
 
 
@@ -75,6 +76,7 @@ class MeshCounters:
     packets_received: dict[str, int] = counter("Gossip packets received, by what they are about.", label="topic")
     bytes_received: dict[str, int] = counter("Bytes of gossip received, by what it is about.", label="topic")
     oversized: int = counter("Gossip messages dropped because they are too long for one packet.")
+    other_protocols: int = gauge("Hosts whose packets of another gossip protocol came within the last minute.")
 
     def begin(self, topics: Iterable[str]) -> None:
         for by_topic in (self.packets_sent, self.bytes_sent, self.packets_received, self.bytes_received):
@@ -104,7 +106,7 @@ class Mesh:
         )
         self.sealer = sealer
         self.counters = MeshCounters(sealer.refused, sealer.sealed, sealer.opened)
-        self.counters.begin(codec.topic_of.values())
+        self.counters.begin((*codec.topic_of.values(), UNKNOWN_TOPIC))
         self.sessions = Sessions(me, self.outbox, rng, codec)
         self.live_members = LiveMembers(self.members, self._meet)
         self.wrong_key_source: Address | None = None
@@ -138,8 +140,10 @@ class Mesh:
             opened = self.sealer.open(data, plane)
         except BadFrame as bad:  # the sealer has counted it
             self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
+            if bad.reason is Reason.VERSION:
+                self.sessions.others.note(source[0], data[len(MAGIC)], now)
             return
-        topic = self._codec.topic_of.get(opened.kind, "contact")
+        topic = self._codec.topic_of.get(opened.kind, UNKNOWN_TOPIC)
         self.counters.packets_received[topic] += 1
         self.counters.bytes_received[topic] += len(data)
         incoming = self.sessions.accept(opened, source, now)
@@ -178,6 +182,7 @@ class Mesh:
             self.live_members.update(now)
         for machine in self.machines:
             machine.tick(now)
+        self.counters.other_protocols = len(self.sessions.others.listed(now))
         self.settle(now)
 
     def take(self) -> list[Send]:

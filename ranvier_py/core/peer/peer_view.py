@@ -35,6 +35,7 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
         **{name: shown for machine in peer.machines for name, shown in machine.view().items()},
         "membership": values(peer.members.statistics()),
         "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
+        "other_protocols": peer.sessions.others.listed(now),
         "sessions": values(peer.sessions.statistics()),
         "refused": dict(counters.refused),
         "opened_by_key": dict(counters.opened),

@@ -38,7 +38,6 @@ from ranvier_py.core.mesh.port_traffic import (
     plain_address,
     socket_address,
 )
-from ranvier_py.core.mesh.wire.frame import MAGIC, PROTOCOL_VERSION
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -50,8 +49,6 @@ FAULT_PAUSE_S = 0.1  # after an exception in the core, which may still be due
 ROUNDS_MAX = 8  # of effects that follow from effects; the rest is carried out with the next call
 
 LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)
-
-OURS = MAGIC + bytes((PROTOCOL_VERSION,))  # the first bytes of each packet that can be opened here
 
 BIND_TRIES = 16  # to find a port that is free for both UDP and TCP, if any will do
 LISTEN_BACKLOG = 256  # connections that the kernel holds while we are busy, as when a whole cluster restarts
@@ -168,8 +165,6 @@ class GossipPort:
             self.sockets.close()
 
     def receive(self, data: bytes, source: Address, plane: Plane) -> None:
-        if not data.startswith(OURS):
-            self._log_other_version(data, source)
         self._call("receive", self.peer.receive, data, source, plane)
 
     def contact(self, addresses: Sequence[Address]) -> None:
@@ -327,15 +322,9 @@ class GossipPort:
         kind = f"{doing} {self.counters.error(error)}"
         self.complain(kind, f"gossip.{doing}_failed{where} {error.strerror or error}", level)
 
-    def complain(self, kind: str, text: str, level: int = logging.WARNING) -> None:
-        """Log this, unless a line of the same kind was logged a moment ago."""
+    def complain(self, kind: str, text: str, level: int = logging.WARNING) -> bool:
+        """Log this, unless a line of the same kind was logged a moment ago. Returns whether it was."""
         suffix = self._log_limit.suffix(kind, self.clock())
         if suffix is not None:
             log.log(level, "%s%s", text, suffix)
-
-    def _log_other_version(self, data: bytes, source: Address) -> None:
-        """Log a packet of another version, rarely, since anybody may have sent it. Opening it refuses and counts it."""
-        if data.startswith(MAGIC) and len(data) > len(MAGIC):
-            version, where = data[len(MAGIC)], spelled(source)
-            text = f"gossip.version packets of protocol {version} from {where} refused: here is {PROTOCOL_VERSION}"
-            self.complain("version", text)
+        return suffix is not None

@@ -353,16 +353,6 @@ async def test_statistics_count_packets_and_bytes_by_plane() -> None:
         assert received.packets_sent == dict.fromkeys(("datagram", "probe", "bulk", "answers"), 0)
 
 
-async def test_packets_of_another_version_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """consul#19965: not a line for each packet, for years."""
-    async with shell() as (net, gossip):
-        for _ in range(100):
-            net.receive(b"RG\x01" + b"2" * 100, ("127.0.7.9", 7946), Plane.DATAGRAM)
-        assert len(gossip.packets()) == 100, "the core counts and refuses them"
-    (line,) = [record.getMessage() for record in caplog.records if "gossip.version" in record.getMessage()]
-    assert "packets of protocol 1 from 127.0.7.9:7946" in line
-
-
 async def test_a_socket_for_everything_knows_ipv4_peers_by_their_ipv4_addresses() -> None:
     """A peer with two spellings would be two peers."""
     if not socket.has_dualstack_ipv6():

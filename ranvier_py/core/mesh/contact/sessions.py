@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.contact.challenges import ANY, Challenges, RateLimit
+from ranvier_py.core.mesh.contact.other_protocols import OtherProtocols
 from ranvier_py.core.mesh.mesh_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.codec import BODY_BYTES_MIN, HELLO, Codec
 from ranvier_py.core.mesh.wire.frame import BadFrame
@@ -53,6 +54,7 @@ class SessionCounters:
     limited: int = counter("Answers to unknown senders that were not sent because too many had been.")
     short: int = counter("Messages of unknown senders left unanswered because the answer would be longer.")
     body: int = counter("Gossip packets that could be decrypted, but hold no message.")
+    unknown: int = counter("Gossip messages of kinds that this node does not know, which it skipped.")
     proved: int = counter("Gossip sessions of peers that proved themselves.")
     replaced: int = counter("Gossip sessions replaced by a later one of the same name.")
     evicted: int = counter("Gossip sessions forgotten because their table was full.")
@@ -149,6 +151,7 @@ class Sessions:
         self._greetings = RateLimit(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
         self._answers = RateLimit(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
         self._counters = SessionCounters()
+        self.others = OtherProtocols()
 
     def address_of(self, session: int) -> Address | None:
         """Return the address of a proved session; None for others."""
@@ -218,7 +221,8 @@ class Sessions:
         try:
             message = self._codec.decode(opened.kind, opened.body)
         except BadFrame:
-            self._counters.body += 1
+            self._counters.body += opened.kind in self._codec.topic_of
+            self._counters.unknown += opened.kind not in self._codec.topic_of
             return None if known is None else Incoming(Peer(opened.session, known.address))
         if isinstance(message, Hello):
             return self._hello(opened, message, known, now)

@@ -195,11 +195,14 @@ def test_a_kind_of_a_later_version_is_a_sign_of_life_and_no_more() -> None:
         packet = one.sealer.seal(Plane.DATAGRAM, two.session, kind, body)
         incoming = two.receive(packet, one.address, Plane.DATAGRAM, world.now)
         assert incoming == Incoming(Peer(one.session, one.address))
-        assert two.count("body") == number
+        assert two.count("unknown") + two.count("body") == number
     stranger = Node("four", 0xD4, ("10.0.0.4", 7946))
     packet = stranger.sealer.seal(Plane.DATAGRAM, two.session, CODEC.number_of[Echo], b"broken")
     assert two.receive(packet, stranger.address, Plane.DATAGRAM, world.now) is None
-    assert (two.count("body"), two.outbox) == (3, [])
+    assert (two.count("unknown"), two.count("body"), two.outbox) == (1, 2, [])
+    one.ping(two)
+    world.run()
+    assert two.messages() == [Ping(1)], "what follows is taken"
 
 
 def test_an_echo_that_nobody_asked_for_proves_nothing() -> None:
