@@ -4,17 +4,19 @@
     usage         the question for a stream's counts   for each leg, as its backend takes it
     salt          the tenant's, as the last member     for each leg, as its backend takes it
     mark          `cache_control` of a system prompt   for each leg, if the operator wants that
-Rule: the last three are splices of the body that was read, each made by its feature without a look at the others, and
+    leg           what its plan and the legs before it bring
+Rule: the last four are splices of the body that was read, each made by its feature without a look at the others, and
 applied at once.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.prompts.body_json import Splice, spliced
 from ranvier_py.core.prompts.cache_control import marker_splice
 from ranvier_py.core.prompts.tenants import salt_splices
-from ranvier_py.core.routing.attempt import Attempt, RouterCounters
+from ranvier_py.core.routing.attempt import Attempt, Edit, RouterCounters
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.proxy.call import ReadRequest
 from ranvier_py.proxy.http_values import HttpRequest
@@ -26,7 +28,9 @@ class LegEdits:
     counters: RouterCounters
     marks: bool  # whether the operator wants markers on system prompts
 
-    def made(self, read: ReadRequest, attempt: Attempt, *, asks: bool = True) -> tuple[HttpRequest, bool]:
+    def made(
+        self, read: ReadRequest, attempt: Attempt, edits: Iterable[Edit], *, asks: bool
+    ) -> tuple[HttpRequest, bool]:
         """Return the request as this leg's backend gets it, and whether it is asked for counts."""
         request, prompt, splices = read.request, attempt.prompt, list[Splice]()
         if read.unmended is not None and attempt.target.hosted:  # a provider that was added since the body was read
@@ -42,4 +46,6 @@ class LegEdits:
                 self.counters.unsalted += 1
         if self.marks and request.path == MESSAGES_PATH and (mark := marker_splice(body)) is not None:
             splices.append(mark)
+        for edit in edits:
+            splices += edit(body)
         return (request.with_body(spliced(body, splices)) if splices else request), usage is not None

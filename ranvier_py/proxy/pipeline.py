@@ -32,6 +32,7 @@ from ranvier_py.proxy.stages.learn import LearnStage
 from ranvier_py.proxy.stages.match import MatchStage
 from ranvier_py.proxy.stages.mend import MendStage
 from ranvier_py.proxy.stages.own_answer import answer_ourselves
+from ranvier_py.proxy.stages.plan import one_leg
 from ranvier_py.proxy.stages.read import ReadStage
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.stages.response_cache import ResponseCache
@@ -76,7 +77,7 @@ class Pipeline:
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see)
         self.forward = ForwardStage(
-            *(router, upstream, limits, tokenizer),
+            *(router, one_leg, upstream, limits, tokenizer),
             edits=self.edits,
             relay=self.relay,
             address_of=address_of,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,9 @@ Splice = tuple[int, int, bytes]
 
 
 def spliced(body: bytes, splices: Iterable[Splice]) -> bytes:
-    """Return the body with these changes, which lie apart, all made at once."""
+    """Return the body with these changes, which lie apart, all made at once; those at one place in their order."""
     pieces, at = list[bytes](), 0
-    for start, end, text in sorted(splices):
+    for start, end, text in sorted(splices, key=itemgetter(0, 1)):
         pieces += (body[at:start], text)
         at = end
     return b"".join((*pieces, body[at:]))

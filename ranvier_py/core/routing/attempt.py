@@ -1,27 +1,26 @@
-"""The values that the Router hands out: the match of a prompt, and an attempt, which observers may follow."""
+"""The values of a request's placement: its match, the legs of its plan, and an attempt, which observers may follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, histogram
+from ranvier_py.core.prompts.body_json import Splice
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
-from ranvier_py.core.routing.placement import Choice, Credit, Decision, Holder, Policy, Service
+from ranvier_py.core.routing.placement import Choice, Credit, Decision, Holder, Policy, Service, decided
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths, Decoded
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS, InFlight
 from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.core.routing.route_table.rows import Rows
-
-new = tuple.__new__
-"""Builds a NamedTuple in half the time that calling its class takes; for those that every request needs."""
 
 NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
@@ -64,6 +63,28 @@ class PoolMatch(NamedTuple):
             if generations[backend] == rows.generation[row]:
                 return BackendId(backend), depth - held
         return None
+
+
+PoolMatchFields = tuple[Pool, Sequence[Holder], str, int, Sequence[PrefixKey], float, Mapping[BackendId, Credit]]
+pool_match_of: Callable[[PoolMatchFields], PoolMatch] = partial(tuple.__new__, PoolMatch)
+"""As `placement.match_of`."""
+
+Edit: TypeAlias = Callable[[bytes], Sequence[Splice]]
+"""What one feature changes of a body, found without a look at what others change."""
+
+
+class Leg(NamedTuple):
+    """One request to one backend. `edits`: those of this leg alone, in order. `read` marks a leg whose answer the node
+    reads itself: it is given the body of that answer, and returns edits of the legs after it."""
+
+    decision: Decision
+    edits: Sequence[Edit] = ()
+    read: Callable[[bytes], Sequence[Edit]] | None = None
+
+
+Plan: TypeAlias = Sequence[Leg]
+"""Legs in the order in which they are carried out. The client gets the answer of the last one, which alone is not
+`read`; of the others the whole answer proves that their backends hold the prompt."""
 
 
 class Observer:
@@ -249,18 +270,25 @@ def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[s
     pool, (backend, reason, tokens) = found.pool, choice
     credit = found.credit.get(backend)
     tokens = min(credit.tokens if credit is not None else tokens, prompt.tokens)
-    decided = (
-        backend,
-        names[0],
-        "silent" if pool.silent else "last_resort" if pool.last_resort else "owner" if prompt.response_key else reason,
-        names[1],
-        tokens,
-        prompt.tokens,
-        found.source,
-        found.holders,
-        pool.ids,
-        [each.load for each in pool.backends],
-        credit,
-        shared,
+    return decided(
+        (
+            backend,
+            names[0],
+            "silent"
+            if pool.silent
+            else "last_resort"
+            if pool.last_resort
+            else "owner"
+            if prompt.response_key
+            else reason,
+            names[1],
+            tokens,
+            prompt.tokens,
+            found.source,
+            found.holders,
+            pool.ids,
+            [each.load for each in pool.backends],
+            credit,
+            shared,
+        )
     )
-    return new(Decision, decided)

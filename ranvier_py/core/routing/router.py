@@ -38,6 +38,7 @@ from ranvier_py.core.routing.attempt import (
     explained_length,
     learn_counts,
     learn_length,
+    pool_match_of,
     source_of,
     work_of,
 )
@@ -52,6 +53,7 @@ from ranvier_py.core.routing.placement import (
     Match,
     Policy,
     Service,
+    match_of,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
@@ -70,9 +72,6 @@ __all__ = [
     "Router",
     "RouterCounters",
 ]
-
-new = tuple.__new__
-"""Builds a NamedTuple in half the time that calling its class takes; for those that every request needs."""
 
 CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
 
@@ -176,7 +175,7 @@ class Router:
         learned, holders = self._holders(prompt, pool, now, wanted, unheld, touch=touch)
         if hybrids and holders:
             holders, credit = self.checkpoints.credited(prompt, holders, learned, pool.generations, now)
-        return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
+        return pool_match_of((pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
 
     def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId], *, touch: bool) -> PoolMatch:
         """Return a pool of one: the engine that keeps the response that the prompt names. No other may be asked."""
@@ -241,11 +240,9 @@ class Router:
             shared = self._is_shared(prompt, found, key)
         evicted = found.evicted(self.routes.rows) if self.policy.wants_shared else None
         deepest = Fingerprint(key[1] or key[2])
-        fields = (
-            *(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest),
-            *(opening, prefix_tokens, shared, several, self.lengths.expected(first.text), evicted),
-        )
-        return new(Match, fields)
+        answer_tokens = self.lengths.expected(first.text)
+        of_prompt = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest)
+        return match_of((*of_prompt, opening, prefix_tokens, shared, several, answer_tokens, evicted))
 
     def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
         """Whether other chats go on from the held prefix. One continuation does not count where half of the prompt is
@@ -359,9 +356,16 @@ class Router:
         attempt.first_at = now
         if attempt.prompt.stream:
             gap_s = attempt.target.prefilled(attempt.work, now)
-            served = (attempt.backend, attempt.computed_tokens, gap_s, attempt.queued, attempt.decoding)
-            since_end_s = now - attempt.target.ended_at
-            attempt.service = Service(*served, attempt.peer_tokens, attempt.decision.prompt_tokens, since_end_s)
+            attempt.service = Service(
+                backend=attempt.backend,
+                computed_tokens=attempt.computed_tokens,
+                gap_s=gap_s,
+                queued=attempt.queued,
+                decoding=attempt.decoding,
+                peer_tokens=attempt.peer_tokens,
+                prompt_tokens=attempt.decision.prompt_tokens,
+                since_end_s=now - attempt.target.ended_at,
+            )
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)

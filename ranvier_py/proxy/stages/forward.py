@@ -1,7 +1,8 @@
-"""Asks one backend after another until a client has its answer.
+"""Carries out the legs of a plan, and makes other plans until a client has its answer.
 
 A leg that fails before a byte was relayed leads to another plan without its backend, a bounded number of times, if the
-request may be sent again (`failed_tries`); after the first byte it only ends.
+request may be sent again (`failed_tries`); after the first byte it only ends. What a leg hands on serves its plan
+alone. An error that is the client's to have ends the plan, whichever leg got it.
 """
 
 import time
@@ -13,7 +14,7 @@ from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.errors import NodeExhausted, ResponseLost, UpstreamError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.attempt import Attempt, PoolMatch
+from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.blame.judgements import SERVED
 from ranvier_py.core.routing.health import FAULTS, Outcome
@@ -25,7 +26,7 @@ from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.failed_tries import FailedTries, failure_inside, outcome_of_error, serves, waited_long
 from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
-from ranvier_py.proxy.stages.plan import next_leg
+from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
@@ -33,6 +34,7 @@ from ranvier_py.proxy.upstream import Exchange, Upstream
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class ForwardStage:
     router: Router
+    plan: Callable[[Router, Call, PoolMatch], Plan]
     upstream: Upstream
     limits: PipelineLimits
     tokenizer: PromptTokenizer
@@ -46,13 +48,18 @@ class ForwardStage:
     def __call__(self, call: Call) -> Steps[None]:
         elsewhere: PoolMatch | None = call.match
         while elsewhere is not None:
-            elsewhere = yield self._leg(call, next_leg(self.router, call, elsewhere))
+            found, handed = elsewhere, list[Edit]()
+            for leg in self.plan(self.router, call, found):
+                elsewhere = yield self._leg(call, leg, begin(self.router, call, leg, found), handed)
+                if elsewhere is not None or call.client.started:
+                    break
 
-    def _leg(self, call: Call, attempt: Attempt) -> Steps[PoolMatch | None]:
-        """Ask one backend, relay its answer and finish the leg. Returns whom to ask instead; None at the end."""
+    def _leg(self, call: Call, leg: Leg, attempt: Attempt, handed: list[Edit]) -> Steps[PoolMatch | None]:
+        """Ask one backend, relay or read its answer and finish the leg. `handed` gets what it hands on. Returns whom to
+        ask instead; None if the plan goes on, or ends."""
         outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
         try:
-            exchange, is_asked = yield from self._ask(call, attempt)
+            exchange, is_asked = yield from self._ask(call, attempt, (*leg.edits, *handed), asks=leg.read is None)
             attempt.status = exchange.head.status
             judgement, inside = SERVED, None
             if attempt.status == 200 and attempt.judged:
@@ -69,6 +76,8 @@ class ForwardStage:
                     return elsewhere
             if attempt.status == 101:
                 yield from self.relay.websocket(call, attempt, exchange)
+            elif leg.read is not None and attempt.status < 300:
+                handed += leg.read((yield from self.relay.whole(call, attempt, exchange)))
             else:
                 remover = self._remover(attempt, exchange) if is_asked else None
                 yield self.relay.answer(call, attempt, exchange, remover)
@@ -127,11 +136,11 @@ class ForwardStage:
 
     # --- ask --------------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Call, attempt: Attempt) -> Steps[tuple[Exchange, bool]]:
+    def _ask(self, call: Call, attempt: Attempt, edits: Sequence[Edit], *, asks: bool) -> Steps[tuple[Exchange, bool]]:
         """Send the request, if possible with a question for counts. Returns the answer, and whether that was asked. If
         the backend refuses, perhaps because of the question, the request is sent once more without it."""
         asking = self.edits.asking
-        request, is_asked = self.edits.made(call.read, attempt)
+        request, is_asked = self.edits.made(call.read, attempt, edits, asks=asks)
         exchange = yield from self._send(call, attempt, request)
         if not is_asked:
             return exchange, False
@@ -144,7 +153,7 @@ class ForwardStage:
             exchange.take()  # to release a connection that can be used again: a refusal is mostly complete here
         finally:
             exchange.release()
-        request, _ = self.edits.made(call.read, attempt, asks=False)
+        request, _ = self.edits.made(call.read, attempt, edits, asks=False)
         exchange = yield from self._send(call, attempt, request)
         asking.refused(attempt.backend, attempt.generation, exchange.head.status)
         return exchange, False

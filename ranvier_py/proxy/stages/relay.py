@@ -1,4 +1,5 @@
-"""Relays an answer as it comes, without counts that only this node asked for; or a WebSocket, in both directions."""
+"""Relays an answer as it comes, without counts that only this node asked for; or a WebSocket, in both directions. Reads
+the answer of a leg that is not the client's, up to READ_BYTES_MAX."""
 
 import time
 from collections.abc import Callable
@@ -7,17 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ranvier_py.core.answers.usage_removal import UsageRemover
-from ranvier_py.core.errors import ClientGone, NodeBusy
+from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.proxy.answers.locations import without_hosts
 from ranvier_py.proxy.call import Call, PipelineLimits
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
+from ranvier_py.proxy.failed_tries import payload_of
 from ranvier_py.proxy.http_values import WaitPhase
 from ranvier_py.proxy.realtime import Realtime, Splice
 from ranvier_py.proxy.stages.learn import AnswerProof, LearnStage
 from ranvier_py.proxy.upstream import UPGRADE, Exchange
+
+READ_BYTES_MAX = 1 << 20  # engines that prefill for others answer with one token, and where they keep the blocks
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -77,6 +81,16 @@ class RelayStage:
                 raise
             return b""
         return exchange.receive() or b""
+
+    def whole(self, call: Call, attempt: Attempt, exchange: Exchange) -> Steps[bytes]:
+        """Return the body of an answer once it is here: its backend holds the prompt then."""
+        data = exchange.take()
+        while not exchange.complete:
+            if len(data) > READ_BYTES_MAX:
+                raise UpstreamGarbled("the backend's answer is too long for what another backend is to get of it")
+            data += yield from self.first_data(call, exchange)
+        self.learn.router.first_token(attempt, time.monotonic())
+        return payload_of(data) if exchange.head.framing == "chunked" else data
 
     def websocket(self, call: Call, attempt: Attempt, exchange: Exchange) -> Steps[None]:
         """Relay a WebSocket that client and backend have agreed to, until both sides have ended."""

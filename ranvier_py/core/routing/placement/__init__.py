@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from math import inf
 from random import Random
 from typing import NamedTuple, Protocol, Self
@@ -97,6 +98,25 @@ class Match(NamedTuple):
         """Return the holders of the deepest and of shorter prefixes: SEVERAL_HOLDERS in all, if there are so many."""
         return self.several() if self.several else self.holders
 
+
+HoldersOf = Callable[[], Sequence[Holder]]
+MatchFields = tuple[
+    Sequence[Holder],  # holders
+    int,  # prompt_tokens
+    Fingerprint,  # home
+    int,  # home_tokens
+    Fingerprint,  # own
+    float,  # at
+    Fingerprint,  # deepest
+    bytes,  # opening
+    int,  # prefix_tokens
+    bool,  # shared
+    HoldersOf | None,  # several
+    float,  # answer_tokens
+    tuple[BackendId, int] | None,  # evicted
+]
+match_of: Callable[[MatchFields], Match] = partial(tuple.__new__, Match)
+"""Makes one in a quarter of the time that calling its class takes; for the one that every request needs."""
 
 ALL_HOLDERS = 4096
 """For `depths_wanted`: every backend that holds any of the prompt. There can be no more backends."""
@@ -210,3 +230,21 @@ class Decision(NamedTuple):
     loads: Sequence[int]
     credit: Credit | None = None
     shared: bool = False  # as of the match
+
+
+DecisionFields = tuple[
+    BackendId,  # backend
+    str,  # backend_name
+    str,  # reason
+    str,  # policy
+    int,  # matched_tokens
+    int,  # prompt_tokens
+    str,  # source
+    Sequence[Holder],  # holders
+    Sequence[BackendId],  # candidates
+    Sequence[int],  # loads
+    Credit | None,  # credit
+    bool,  # shared
+]
+decided: Callable[[DecisionFields], Decision] = partial(tuple.__new__, Decision)
+"""As `match_of`."""
