@@ -57,21 +57,12 @@ from ranvier_py.core.routing.placement import (
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
-from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
+from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation, merged
 from ranvier_py.core.routing.stored_paths import OF_NONE
 
-__all__ = [
-    "CHAT_PATH",
-    "COMPLETION_PATH",
-    "MESSAGES_PATH",
-    "Attempt",
-    "Observer",
-    "PoolMatch",
-    "Router",
-    "RouterCounters",
-]
+__all__ = ["Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
 
 CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
 
