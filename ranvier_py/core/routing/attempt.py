@@ -242,6 +242,20 @@ def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
     return Decoded(attempt.backend, 0, seconds, contexts, target.computed - work.computed)
 
 
+def service_of(attempt: Attempt, gap_s: float, now: float) -> Service:
+    """Return what the first token of a streamed answer shows; `gap_s`: since its backend's last progress."""
+    return Service(
+        backend=attempt.backend,
+        computed_tokens=attempt.computed_tokens,
+        gap_s=gap_s,
+        queued=attempt.queued,
+        decoding=attempt.decoding,
+        peer_tokens=attempt.peer_tokens,
+        prompt_tokens=attempt.decision.prompt_tokens,
+        since_end_s=now - attempt.target.ended_at,
+    )
+
+
 def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None:
     """Learn from an engine's count how many prompt tokens it computed."""
     policy.counted(attempt.backend, attempt.computed_tokens, computed_tokens)

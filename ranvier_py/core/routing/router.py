@@ -39,6 +39,7 @@ from ranvier_py.core.routing.attempt import (
     learn_counts,
     learn_length,
     pool_match_of,
+    service_of,
     source_of,
     work_of,
 )
@@ -52,7 +53,6 @@ from ranvier_py.core.routing.placement import (
     Holder,
     Match,
     Policy,
-    Service,
     match_of,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
@@ -347,16 +347,7 @@ class Router:
         attempt.first_at = now
         if attempt.prompt.stream:
             gap_s = attempt.target.prefilled(attempt.work, now)
-            attempt.service = Service(
-                backend=attempt.backend,
-                computed_tokens=attempt.computed_tokens,
-                gap_s=gap_s,
-                queued=attempt.queued,
-                decoding=attempt.decoding,
-                peer_tokens=attempt.peer_tokens,
-                prompt_tokens=attempt.decision.prompt_tokens,
-                since_end_s=now - attempt.target.ended_at,
-            )
+            attempt.service = service_of(attempt, gap_s, now)
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
