@@ -157,9 +157,9 @@ class RequestFields(NamedTuple):
             elif key in NAMING_FIELDS:
                 naming[key] = value
             elif key == b"upgrade" or (key == b"connection" and b"upgrade" in options_of(value)):
-                wanted.add(key if key == b"connection" else value.lower())
+                wanted.update((key,) if key == b"connection" else options_of(value))
         multipart = kinds == {True}
-        upgrades = wanted == {b"connection", b"websocket"}
+        upgrades = wanted >= {b"connection", b"websocket"}
         last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
         return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 

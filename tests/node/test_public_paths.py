@@ -133,16 +133,77 @@ HANDSHAKE = {
 }
 
 
+@pytest.mark.parametrize("fields", [{}, {"connection": "keep-alive, UPGRADE"}, {"upgrade": "WebSocket, h2c"}])
 @pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/generate", "/v1/audio/speech"]
+    "path",
+    [
+        "/v1/responses",
+        "/v1/responses/",
+        "/responses",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/generate",
+        "/v1/x",
+        "/",
+    ],
 )
-async def test_a_websocket_where_there_is_none_is_refused_at_once_and_asks_no_engine(path: str) -> None:
+async def test_a_websocket_where_there_is_none_is_refused_at_once_and_asks_no_engine(
+    path: str, fields: dict[str, str]
+) -> None:
     engine = Engine("base")
     async with client_of(engine) as client:
-        refused = await client.get(path, headers=HANDSHAKE)
+        refused = await client.get(path, headers=HANDSHAKE | fields)
         assert (refused.status_code, refused.headers["upgrade"]) == (426, "HTTP/1.1")
         assert (await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})).status_code == 200
     assert [asked for asked, _ in engine.asked] == ["POST /v1/completions"]
+
+
+async def test_another_upgrade_is_passed_over() -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        fields = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+        assert (await client.post("/v1/responses", json={"model": "base", "input": "hi"}, headers=fields)).json() == {}
+    assert [asked for asked, _ in engine.asked] == ["POST /v1/responses"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [(path.decode()[3:], path.decode()) for path in PATHS if path.startswith(b"/v1/") and path[3:] not in PATHS]
+    + [("/v1" + path.decode(), path.decode()) for path in PATHS if path.startswith(b"/v1/")]
+    + [("/api/v1/chat/completions", "/v1/chat/completions"), ("/openai/messages/", "/v1/messages")],
+)
+async def test_who_lost_or_doubled_v1_is_told_the_path_in_the_shape_of_its_api(asked: str, meant: str) -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        for method, target in (("POST", asked), ("POST", asked + "/"), ("GET", asked + "?x=1")):
+            answered = await client.request(method, target, json={"model": "base"})
+            body = answered.json()
+            assert answered.status_code == 404
+            assert f"; {meant} is what" in body["error"]["message"]
+            assert ("type" in body) == meant.startswith("/v1/messages")
+        missing = await client.get("/models")
+        assert (missing.status_code, "/v1/models" in missing.text) == (404, True)
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/health/", "/api/hello", "/v1/models", "/v1/models/", "/v1/models/base/"]
+)
+async def test_who_asks_whether_the_node_is_there_hears_that_it_is(path: str) -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        assert [(await client.request(method, path)).status_code for method in ("HEAD", "GET")] == [200, 200]
+        nothing = await client.get("/else")
+        assert (nothing.status_code, nothing.json()["error"]["message"][:12]) == (404, "no such path")
+    assert engine.asked == []
+
+
+async def test_every_path_with_a_slash_at_its_end_is_the_same_path() -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        for path in PATHS:
+            assert (await client.post(path.decode() + "/?x=/", json={"model": "base"})).status_code == 200, path
+    assert [asked for asked, _ in engine.asked] == [f"POST {path.decode()}?x=/" for path in PATHS]
 
 
 async def test_every_path_that_has_an_engine_compute_reaches_one_of_the_model() -> None:
