@@ -152,7 +152,7 @@ async def test_another_upgrade_is_passed_over() -> None:
     assert [asked for asked, _ in engine.asked] == ["POST /v1/responses"]
 
 
-async def test_who_lost_or_doubled_v1_is_told_the_path_in_the_shape_of_its_api() -> None:
+async def test_the_answer_to_a_lost_or_doubled_v1_names_the_right_path_in_the_shape_of_its_api() -> None:
     known = [path.decode() for path in PATHS if path.startswith(b"/v1/")]
     meant = {path[3:]: path for path in known if path[3:].encode() not in PATHS} | {
         "/v1" + path: path for path in known
@@ -173,7 +173,7 @@ async def test_who_lost_or_doubled_v1_is_told_the_path_in_the_shape_of_its_api()
     assert engine.asked == []
 
 
-async def test_who_asks_whether_the_node_is_there_hears_that_it_is() -> None:
+async def test_a_client_that_asks_for_a_sign_of_life_gets_one() -> None:
     engine = Engine("base")
     async with client_of(engine) as client:
         for path in ("/", "/health", "/health/", "/api/hello", "/v1/models", "/v1/models/", "/v1/models/base/"):
