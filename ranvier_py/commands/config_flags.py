@@ -8,11 +8,11 @@ from typing import Any
 
 from ranvier_py.config.config_loader import Loaded, load
 from ranvier_py.config.config_model import KEYS, SECRETS
-from ranvier_py.config.config_names import FILE_VARIABLE, flag_of
+from ranvier_py.config.config_names import FILE_VARIABLE, RENAMED, flag_of
 from ranvier_py.config.config_reference import help_of
 from ranvier_py.core.errors import ConfigError
 
-SHORT_FLAGS = {"record_file": ("--record",)}
+MORE_FLAGS = {"record_file": ("--record",), **{key: (flag_of(name),) for name, key in RENAMED.items()}}
 """Additional flags of a key."""
 
 
@@ -33,7 +33,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         elif isinstance(key.option.default, tuple):
             group.add_argument(flag_of(name), action="append", metavar="X", **options)
         else:
-            group.add_argument(flag_of(name), *SHORT_FLAGS.get(name, ()), metavar="X", **options)
+            group.add_argument(flag_of(name), *MORE_FLAGS.get(name, ()), metavar="X", **options)
 
 
 def load_from(options: argparse.Namespace, file: Path | None = None, **more: Any) -> Loaded:

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 from ranvier_py.config.config_endpoints import gossip_endpoints, ports_meet
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
-from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, flag_of, variable_of
+from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, RENAMED, flag_of, keys_of, variable_of
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.rule_files import rule_book
@@ -36,6 +36,7 @@ OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `r
 YAML_SUFFIXES = (".yaml", ".yml")
 
 SECRET_BYTES_MIN = 16
+OF_FILE = 2  # the rank of what a file has, behind that of flags and variables
 
 KUBERNETES_LINK = re.compile(
     r"RANVIER(_\w+)?_(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=\w+://|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=).*", re.DOTALL
@@ -94,14 +95,13 @@ def load(
     found = FoundValues()
     file = file_in_use(file)
     found.problems.extend(unknown_variables())
-    variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
-    written = read_file(file, found)
-    found.typed = {name for name in written[0] if name not in (flags or {}) and name not in variables}
-    for rank, (values, origin) in enumerate(((flags or {}, flag_of), (variables, variable_of), written)):
-        for name, value in values.items():
-            if name not in found.values:
-                found.values[name], found.ranks[name] = value, rank
-                found.origins[name] = origin(name)
+    variables = {name: text for name in (*KEYS, *RENAMED) if (text := os.environ.get(variable_of(name)))}
+    for rank, (values, origin) in enumerate(((flags or {}, flag_of), (variables, variable_of), read_file(file, found))):
+        for key, name in keys_of(values).items():
+            if key not in found.values:
+                found.values[key], found.ranks[key] = values[name], rank
+                found.origins[key] = origin(name)
+    found.typed = {key for key, rank in found.ranks.items() if rank == OF_FILE}
     found.places = {item: place for item, place in found.places.items() if item.partition("[")[0] in found.typed}
     result = Loaded(checked(found), found.origins, found.notes)
     for problem in also(result):
@@ -120,7 +120,7 @@ def file_in_use(file: Path | None) -> Path | None:
 
 def config_of(**values: Any) -> Config:
     """Return the configuration of these keys alone, without the environment. Raises ConfigError with all problems."""
-    found = FoundValues(values)
+    found = FoundValues({key: values[name] for key, name in keys_of(values).items()})
     config = checked(found)
     if found.problems:
         raise ConfigError(found.problems)
@@ -148,7 +148,7 @@ def read_file(file: Path | None, found: FoundValues) -> tuple[Mapping[str, Any],
 
 def unknown_variables() -> Iterator[str]:
     """Yield a problem for each variable with our prefix that names no key."""
-    known = {variable_of(name) for name in KEYS} | {FILE_VARIABLE, *OTHER_VARIABLES}
+    known = {variable_of(name) for name in (*KEYS, *RENAMED)} | {FILE_VARIABLE, *OTHER_VARIABLES}
     for name, value in sorted(os.environ.items()):
         if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
             yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ranvier_py.config.config_model import KEYS
+from ranvier_py.config.config_names import RENAMED
 from ranvier_py.config.config_values import INDEX_SCHEMES, BackendSpec, did_you_mean
 from ranvier_py.config.yaml_file import YamlValue, read_yaml
 from ranvier_py.core.addresses import checked_url
@@ -125,8 +126,8 @@ class ContinuumFile:
         for name, value in (tree.value if tree is not None else {}).items():
             if name in (PREFIX, RESPONSES, INDEX) and not (name in KEYS and type(value.value) is bool):
                 self._section(name, value)
-            elif name in KEYS:
-                self.put(name, plain(value, KEYS[name].option), value.line, name)
+            elif (key := RENAMED.get(name, name)) in KEYS:
+                self.put(key, plain(value, KEYS[key].option), value.line, name)
             else:
                 self._unknown(name, value.line, (PREFIX, RESPONSES, INDEX, *KEYS))
         self._translate()

@@ -40,8 +40,8 @@ class PipelineLimits(Options):
     first_byte_s: float = seconds(
         600.0,
         "Longest wait for a backend to begin its answer; of a stream, whose head may come before the prefill, longest "
-        "silence until its first token.",
-        key="first_byte_timeout_s",
+        "silence until its first event that has output. Also read as first_byte_timeout_s.",
+        key="first_event_timeout_s",
     )
     stall_s: float = seconds(  # OpenAI's SDK waits as long; engines are silent while they buffer calls of tools
         600.0, "Longest silence within an answer that has begun.", key="stall_timeout_s"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import re
 import tomllib
 from itertools import product
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranvier_py.commands.config_flags import add_config_flags
 from ranvier_py.config.config_endpoints import GossipEndpoints, config_of_worker, gossip_endpoints
-from ranvier_py.config.config_loader import load
+from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, assembled
 from ranvier_py.config.config_names import variable_of
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
@@ -483,3 +485,32 @@ def test_what_a_component_refuses_is_named_by_its_own_key_though_others_have_suc
     with pytest.raises(ConfigError) as caught:
         assembled({name: -1})
     assert [problem.partition(": ")[0] for problem in caught.value.problems] == [name]
+
+
+@pytest.mark.parametrize("name", ["first_byte_timeout_s", "first_event_timeout_s"])
+def test_a_key_is_read_by_the_name_that_it_had_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_event_s(flags: dict[str, Any] | None = None, file: Path | None = None) -> float:
+        config, origins, _ = load(flags, file)
+        assert set(origins) == {"first_event_timeout_s"}
+        return config.pipeline.first_byte_s
+
+    toml, yaml = written(tmp_path, f"{name} = 7"), tmp_path / "a.yaml"
+    yaml.write_text(f"{name}: 7\n")
+    assert [first_event_s(file=file) for file in (toml, yaml)] == [7.0, 7.0]
+    monkeypatch.setenv(f"RANVIER_{name.upper()}", "8")
+    assert first_event_s(file=toml) == 8.0
+    assert config_of(**{name: 9}).pipeline.first_byte_s == 9.0
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    flags = vars(parser.parse_args([f"--{name.replace('_', '-')}", "6"]))
+    assert first_event_s({key: value for key, value in flags.items() if value is not None}) == 6.0
+
+
+def test_of_two_names_of_a_key_in_one_place_the_new_one_counts(tmp_path: Path) -> None:
+    lines = ["first_byte_timeout_s = 7", "first_event_timeout_s = 8"]
+    for text in ("\n".join(lines), "\n".join(reversed(lines))):
+        assert load({}, written(tmp_path, text))[0].pipeline.first_byte_s == 8.0
+    found = problems({}, written(tmp_path, "first_byte_timeout_s = -1"))
+    assert found == [f"first_event_timeout_s: must be above 0, at most 86400 (from {tmp_path / 'ranvier.toml'}:1)"]
