@@ -112,7 +112,7 @@ class ClientReader(Part, Observer):
         if size > BODY_BYTES_MAX or len(self._queue) >= QUEUE_MAX or self._bytes + size > QUEUE_BYTES_MAX:
             self.counters.left_out += 1
             return
-        self._queue.append((prompt, attempt.backend))
+        self._queue.append((prompt, attempt.target.id))
         self._bytes += size
         self._due.set()
 

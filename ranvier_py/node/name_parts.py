@@ -114,6 +114,6 @@ class NameParts(Part):
             self._compare_places(backend, addresses)
             if moved:
                 log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
-                backend.process.name_moved()
+                backend.seen.process.name_moved()
                 self._poller.moved(backend.id)
                 self._engine_events.moved(backend.id)

@@ -201,7 +201,7 @@ class Node:
 
     def remove_backend(self, name_or_url: str) -> None:
         """Have each part forget the backend and its ranks, even if another part raises. Raises NotFound."""
-        for each in self.registry.known(name_or_url).as_ranks:
+        for each in self.registry.known(name_or_url).behind.as_ranks:
             self.remove_backend(each.name)
         backend = self.registry.remove(name_or_url)
         with ExitStack() as steps:

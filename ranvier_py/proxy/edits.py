@@ -5,7 +5,7 @@
     salt          the tenant's, as the last member     for each leg, as its backend takes it
     mark          `cache_control` of a system prompt   for each leg, if the operator wants that
     leg           what its plan and the legs before it bring
-Rule: the last four are splices of the body that was read, made without a look at each other and applied at once.
+Rule: the last four are splices of the body that was read, each made without a look at the others, applied at once.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class LegEdits:
         if read.unmended is not None and attempt.target.hosted:  # a provider that was added since the body was read
             request = read.unmended
         body = request.body
-        usage = self.asking.splice(prompt, body, attempt.backend, attempt.generation) if asks else None
+        usage = self.asking.splice(prompt, body, attempt.target.id, attempt.generation) if asks else None
         if usage is not None:
             splices.append(usage)
         if prompt.salt:

@@ -80,12 +80,12 @@ class FailedTries:
             body = inside.body
         elif attempt.judged and wants_body(head.status):
             body = yield from self._read(exchange)
-        judgement = judgement_of(attempt.status, body, retry_after_of(head.headers), wall_s=time.time())
+        judgement = judgement_of(attempt.reply.status, body, retry_after_of(head.headers), wall_s=time.time())
         if judgement.outcome is Outcome.OVERLOADED and exchange.complete:
             self.kept = attempt, exchange
         if judgement.pause_s and attempt.judged:
             credential = credential_of(self._router, self._request) if judgement.personal else None
-            self._router.registry.pauses.begin(attempt.backend, time.monotonic() + judgement.pause_s, credential)
+            self._router.registry.pauses.begin(attempt.target.id, time.monotonic() + judgement.pause_s, credential)
         return judgement
 
     def _read(self, exchange: Exchange) -> Steps[bytes]:
@@ -105,7 +105,7 @@ class FailedTries:
 
     def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
         """Take in how a try ends, and settle who is to blame if it is the last one."""
-        if attempt.judged and self._suspects.add(attempt.backend, attempt.generation, outcome):
+        if attempt.judged and self._suspects.add(attempt.target.id, attempt.generation, outcome):
             attempt.judged = False  # it is now
         return self.settle(outcome, now) if is_last else ()
 
@@ -116,7 +116,7 @@ class FailedTries:
         if outcome is Outcome.SUCCESS:
             refused, self._refused = self._refused, []
             for each in refused:
-                changes += registry.refusals.contradicted(each.target, self._kind(each), each.status, now)
+                changes += registry.refusals.contradicted(each.target, self._kind(each), each.reply.status, now)
         return changes
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
@@ -125,7 +125,7 @@ class FailedTries:
             return (
                 self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.response_key else None
             )
-        if not self._budget.limits.retries(attempt.status):
+        if not self._budget.limits.retries(attempt.reply.status):
             return None
         return self.elsewhere(attempt, judgement.outcome)
 
@@ -133,7 +133,7 @@ class FailedTries:
         """Ask a longer backend if the prompt is too long for it; else a second one if that is doubtful. What two refuse
         alike, or a proven one, is refused."""
         registry, kind, earlier = self._router.registry, self._kind(attempt), self._refused
-        if judgement.names_rank and attempt.target.rank is not None and quotes_no_rank(self._request):
+        if judgement.names_rank and attempt.target.behind.rank is not None and quotes_no_rank(self._request):
             return self.elsewhere(attempt, judgement.outcome) if registry.rank_refused(attempt.target) else None
         refusals, target, model = registry.refusals, attempt.target, attempt.prompt.model
         if judgement.is_too_long:
@@ -141,13 +141,13 @@ class FailedTries:
             return self.elsewhere(attempt, judgement.outcome)
         if earlier and refusals.is_proven(target, kind):
             for each in earlier:
-                refusals.shared(each.target, kind, each.status)
+                refusals.shared(each.target, kind, each.reply.status)
             return None
-        tried = (*self._budget.tried, attempt.backend)
+        tried = (*self._budget.tried, attempt.target.id)
         others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
         is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
-        is_alike = any(each.status == attempt.status for each in earlier)
-        refusals.refused(target, kind, attempt.status, time.monotonic())
+        is_alike = any(each.reply.status == attempt.reply.status for each in earlier)
+        refusals.refused(target, kind, attempt.reply.status, time.monotonic())
         if is_alike or not is_doubtful:
             return None
         earlier.append(attempt)
@@ -174,8 +174,8 @@ class FailedTries:
         """Return the match at the backend that has room for a request whose engine hangs; None if it is gone."""
         budget, outcome = self._budget, Outcome.TIMEOUT
         found = self._found_without(attempt, [each.id for each in self._router.registry if each.id != target])
-        budget.failures[attempt.backend] = budget.limits.worker_retries_max  # it is not asked again
-        step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=found is not None)
+        budget.failures[attempt.target.id] = budget.limits.worker_retries_max  # it is not asked again
+        step = budget.next_attempt(attempt.target.id, outcome, relayed=False, others=found is not None)
         return found if step is Next.ELSEWHERE else None
 
     def elsewhere(self, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
@@ -183,8 +183,8 @@ class FailedTries:
         if not self._may_repeat(outcome):
             return None
         budget = self._budget
-        others = self._found_without(attempt, (*budget.tried, attempt.backend))
-        step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=others is not None)
+        others = self._found_without(attempt, (*budget.tried, attempt.target.id))
+        step = budget.next_attempt(attempt.target.id, outcome, relayed=False, others=others is not None)
         if step is Next.AGAIN:
             return self._found_without(attempt, budget.tried)
         return others if step is Next.ELSEWHERE else None

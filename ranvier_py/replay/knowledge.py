@@ -102,8 +102,8 @@ class Calibrated:
             self.calibrations[node].report(known.id, known.url, known.generation, reported)
             for router in self._routers:
                 backend = router.registry[known.id]
-                backend.cache_tokens = limits.cache_tokens
-                backend.queue_read(model.running, model.waiting)
+                backend.work.room.cache_tokens = limits.cache_tokens
+                backend.work.queue_read(model.running, model.waiting)
 
 
 class EventReaders:

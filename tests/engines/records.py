@@ -57,7 +57,7 @@ def namespace_of(scope: Scope) -> Fingerprint:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenOfBackend:
     """What a run was, so that a test can tell it was worth something."""
 
     requests: int = 0
@@ -105,9 +105,9 @@ class Held:
         return min(held, len(tokens) - recompute) // width * width
 
 
-def compared(engine: str, *arguments: object) -> tuple[Held, Seen]:
+def compared(engine: str, *arguments: object) -> tuple[Held, SeenOfBackend]:
     """A whole run, which proves something, and in which nothing differs."""
-    held, seen = Held(), Seen()
+    held, seen = Held(), SeenOfBackend()
     for kind, *values in records(engine, *arguments):
         if kind == "events":
             held.take(values[0])
@@ -127,7 +127,9 @@ def compared(engine: str, *arguments: object) -> tuple[Held, Seen]:
     return held, seen
 
 
-def compare_request(seen: Seen, held: Held, tokens: list[int], salt: str | None, adapter: str | None, hit: int) -> None:
+def compare_request(
+    seen: SeenOfBackend, held: Held, tokens: list[int], salt: str | None, adapter: str | None, hit: int
+) -> None:
     predicted = held.usable(tokens, salt, adapter)
     unit = SIZE if held.residency.block_tokens < SIZE else 1  # we see no finer than our own blocks
     if predicted // unit != hit // unit:
@@ -137,7 +139,7 @@ def compare_request(seen: Seen, held: Held, tokens: list[int], salt: str | None,
     seen.tokens += len(tokens)
 
 
-def compare_table(seen: Seen, held: Held, table: dict[int | bytes, int]) -> None:
+def compare_table(seen: SeenOfBackend, held: Held, table: dict[int | bytes, int]) -> None:
     named = {key % U64 if isinstance(key, int) else key: copies for key, copies in table.items()}
     found = held.residency.copies(Tier.GPU)
     if found != named:

@@ -163,7 +163,7 @@ def test_the_last_answer_of_a_removed_backend_does_not_keep_it_among_the_measure
     world, clock = World(), Clock()
     parts = calibration_parts(world, clock)
     attempt = world.start_attempt([1, 2], 100.0)
-    world.router.registry.remove(attempt.url)
+    world.router.registry.remove(attempt.target.url)
     parts.removed(attempt.target)
     world.answer(attempt, 0, 101.0)
     parts.tick(clock.now)

@@ -19,9 +19,8 @@ from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
-from ranvier_py.core.routing.request_paths import COMPLETION_PATH
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import Attempt, Router
+from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
 from ranvier_py.node.engine_cache import push_parts
 from ranvier_py.node.engine_cache.push_parts import LEASE_S, KeyInbox, WorkerReports
 from ranvier_py.supervision import Faults
@@ -111,7 +110,7 @@ async def test_pu8_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_wor
     for worker in ("w0", "w1", "w2"):
         await world.sync(worker)
     attempts = [world.start_attempt([*ids(1, 64), number]) for number in range(100)]
-    assert len({attempt.backend for attempt in attempts}) == 1
+    assert len({attempt.target.id for attempt in attempts}) == 1
     assert [attempt.decision.reason for attempt in attempts] == ["miss", *["hit"] * 99]
 
 

@@ -107,7 +107,7 @@ def serve(router: Router, item: Prepared, now: float) -> int:
     found = router.find(item.prompt, now)
     attempt = router.start_attempt(item.prompt, router.place(item.prompt, found), now, found=found)
     router.first_token(attempt, now)
-    return attempt.backend
+    return attempt.target.id
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.02])

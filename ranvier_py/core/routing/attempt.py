@@ -105,43 +105,43 @@ class Observer:
 
 
 @dataclass(slots=True, eq=False)
+class BackendReply:
+    """What is known so far of a backend's answer to one attempt."""
+
+    status: int = 0  # 0 = none came
+    sent_bytes: int = 0  # to the client
+    counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
+    completion_tokens: int = 0  # by the engine's count; 0: not known
+
+
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One request at one backend, from its sending to its end."""
 
     prompt: Prompt
     decision: Decision
     target: Backend
-    computed_tokens: int  # prompt tokens that the backend has to compute, as predicted
+    generation: int  # of the target, when it was sent
     work: InFlight  # as its backend's work counts it, in tokens as the policy weighs them
     speculation: Sequence[int]  # the fingerprints that it claims, see `Speculation.add`
     sent_at: float
-    backend: BackendId = field(init=False)
-    url: str = field(init=False)
-    generation: int = field(init=False)
-    queued: bool = field(init=False)  # other requests of this node were waiting there when it was sent
-    decoding: int = field(init=False)  # others there that had their first token then
-    peer_tokens: int = field(init=False)  # prompt tokens that the backend then had to compute for peers' requests
+    reply: BackendReply = field(default_factory=BackendReply)
     service: Service | None = None  # set at its first token, if the answer is a stream
     decoded: Decoded | None = None  # set at its end: how long the answer took; its tokens once they are known
-    completion_tokens: int = 0  # as the engine counted; 0: not known
     checkpoint: tuple[int, float] | None = None  # deepest one it should find: position, others used since (Checkpoints)
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
-    status: int = 0  # of the backend's answer; 0 = none came
-    sent_bytes: int = 0  # of the answer, to the client
-    counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
     announced: bool = False  # observers were notified that it was sent
     judged: bool = True  # it asks for inference, so its outcome shows how well its engine is, and is not settled later
-    finished: bool = False
 
     @property
     def prompt_tokens(self) -> int:
         """Return the prompt's tokens: by the engine's count, else as far as the node knows them now."""
-        return self.prompt.end.length if self.counted_tokens is None else self.counted_tokens
+        return self.prompt.end.length if self.reply.counted_tokens is None else self.reply.counted_tokens
 
     @property
     def reports_hits(self) -> bool:
-        """Whether a count of 0 cached tokens, or none, means that nothing was cached, see `Backend.reports_hits`."""
-        return self.target.reports_hits(self.prompt.api)
+        """Whether a count of 0 cached tokens, or none, means that nothing was cached, see `Reuse.apis`."""
+        return self.prompt.api in self.target.reuse.apis
 
     def computed_by(self, answer: Answer) -> int | None:
         """Return the prompt tokens that the engine computed, by its count; None if it counted none. Bounded by the
@@ -160,15 +160,6 @@ class Attempt:
         """Return the service of the attempt and the tokens that it really computed; None if the engine does not say."""
         computed_tokens = self.computed_by(answer) if self.reports_hits else None
         return None if self.service is None or computed_tokens is None else (self.service, computed_tokens)
-
-    def __post_init__(self) -> None:
-        target = self.target
-        self.backend = target.id
-        self.url = target.url
-        self.generation = target.generation
-        self.queued = target.own_waiting > 1
-        self.decoding = target.decoding
-        self.peer_tokens = target.peers.tokens
 
 
 @dataclass(slots=True)
@@ -210,7 +201,7 @@ def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | Non
         "backend": backend.name,
         "load": backend.load,
         "weight": backend.weight,
-        "reuses_prefixes": backend.reuses,
+        "reuses_prefixes": backend.reuse.believed,
         "matched_tokens": holder.tokens if holder else 0,
         "trust": Trust(holder.trust).name if holder else None,
     }
@@ -234,43 +225,29 @@ def work_of(prompt: Prompt, decision: Decision, tokens: int, answer_tokens: int)
 
 def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
     """Return how long the answer of an attempt that just ended took, without its tokens; None if it shows nothing."""
-    work, target = attempt.work, attempt.target
+    work, own = attempt.work, attempt.target.work.own
     seconds = now - work.since
     if seconds <= 0.0 or (work.seen and not work.decoding):
         return None
-    contexts = (target.area_until(now) - work.area) / seconds
-    return Decoded(attempt.backend, 0, seconds, contexts, target.computed - work.computed)
-
-
-def service_of(attempt: Attempt, gap_s: float, now: float) -> Service:
-    """Return what the first token of a streamed answer shows; `gap_s`: since its backend's last progress."""
-    return Service(
-        backend=attempt.backend,
-        computed_tokens=attempt.computed_tokens,
-        gap_s=gap_s,
-        queued=attempt.queued,
-        decoding=attempt.decoding,
-        peer_tokens=attempt.peer_tokens,
-        prompt_tokens=attempt.decision.prompt_tokens,
-        since_end_s=now - attempt.target.ended_at,
-    )
+    contexts = (own.area_until(now) - work.area) / seconds
+    return Decoded(attempt.target.id, 0, seconds, contexts, own.computed - work.computed)
 
 
 def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None:
     """Learn from an engine's count how many prompt tokens it computed."""
-    policy.counted(attempt.backend, attempt.computed_tokens, computed_tokens)
+    policy.counted(attempt.target.id, attempt.decision.computed_tokens, computed_tokens)
     if attempt.service is not None:
         policy.corrected(attempt.service, computed_tokens)
     elif not attempt.prompt.stream:  # its time is that of what was computed, not of what was believed
-        more = computed_tokens - attempt.computed_tokens
-        attempt.target.computed += more
+        more = computed_tokens - attempt.decision.computed_tokens
+        attempt.target.work.own.computed += more
         if attempt.decoded is not None:
             attempt.decoded = attempt.decoded._replace(computed=max(0, attempt.decoded.computed + more))
 
 
 def learn_length(attempt: Attempt, lengths: AnswerLengths, policy: Policy) -> None:
     """Once both the end and the length of an answer are known, learn how long it is and how long it took."""
-    decoded, tokens = attempt.decoded, attempt.completion_tokens
+    decoded, tokens = attempt.decoded, attempt.reply.completion_tokens
     if decoded is None or not tokens:
         return
     attempt.decoded = None

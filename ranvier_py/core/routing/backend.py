@@ -183,8 +183,56 @@ def is_hosted_url(url: str) -> bool:
     return listed or HOSTED_HOST.fullmatch(host) is not None
 
 
+@dataclass(slots=True, eq=False)
+class SeenOfBackend:
+    """What one backend has shown of itself: to probes, on its pages, and by how requests there ended."""
+
+    last_probe: ProbeResult | None = None
+    probed_at: float = NEVER_REPORTED  # when it last answered a probe
+    probes_ok: int = 0
+    probes_failed: int = 0
+    received_at: float = NEVER_REPORTED  # when a byte last came from the engine: of an answer, a page, or an event
+    process: Process = field(default_factory=Process)
+    hybrid: bool = False  # has caches beside those of attention
+    signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
+    key_refused: str = ""  # the pages that it refuses to our key, by the last probe
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    success_rate: float = 1.0
+
+    def probe(self, result: ProbeResult) -> None:
+        self.last_probe = result
+        self.probes_ok += result.ok
+        self.probes_failed += not result.ok
+        self.hybrid = self.hybrid if result.hybrid is None else result.hybrid
+        self.signs = result.signs or self.signs
+
+    @property
+    def alive(self) -> bool:
+        """Whether a probe before the last one saw it alive, or a request that has ended reached it."""
+        reached = sum(self.outcomes.values()) - sum(map(self.outcomes.__getitem__, NOT_REACHED))
+        return self.probes_ok > 1 or reached > 0
+
+    def rate(self, outcome: Outcome) -> None:
+        """Count one more request into `success_rate`. Outcomes that say nothing about the engine do not count."""
+        if outcome is Outcome.SUCCESS:
+            self.success_rate += (1.0 - self.success_rate) / SUCCESS_WINDOW
+        elif outcome in FAULTS:
+            self.success_rate -= self.success_rate / SUCCESS_WINDOW
+
+
+@dataclass(slots=True, eq=False)
+class Behind:
+    """Which engines answer behind one URL: one, several processes, or data-parallel ranks."""
+
+    rank: int | None  # the one that the URL names, if any
+    processes: int = 1  # that surely answer there
+    ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
+    as_ranks: tuple[Backend, ...] = ()  # the backends that stand for its ranks, and get its requests
+    names: OtherNames = field(default_factory=OtherNames)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
-class Backend(Work):
+class Backend:
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
     id: BackendId
@@ -193,66 +241,34 @@ class Backend(Work):
     weight: float
     generation: int
     vitals: Vitals
+    behind: Behind
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
-    listed_hosted: bool | None = (
-        None  # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
-    )
-    hybrid: bool = False  # has caches beside those of attention
-    signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
-    cache_tokens: int | None = None  # the size of its cache, as it reports it; whoever reads its metrics sets it
-    places: int | None = None  # requests that it runs at once, as far as it has shown that (`queue_read`)
-    foreign: int = 0  # requests in the engine that no node sent, by the engine's count
-    load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
+    # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
+    listed_hosted: bool | None = None
+    load: int = 0  # own requests in flight + the peers' + foreign ones; an attribute because placement reads it often
+    work: Work = field(default_factory=Work)
+    seen: SeenOfBackend = field(default_factory=SeenOfBackend)
     reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
-    reuses: bool = True  # `reuse.happens`, as pools know it
-    key_refused: str = ""  # the pages that it refuses to our key, by the last probe
-    success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
-    processes: int = 1  # that surely answer behind its URL
-    rank: int | None = field(init=False)  # its data-parallel rank, if its URL names one
-    ranks: int = 1  # data-parallel ones that its pages or events show, unless it is one of them
-    as_ranks: tuple[Backend, ...] = ()  # the backends that stand for its ranks, and get its requests
-    hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
-    process: Process = field(default_factory=Process)
-    names: OtherNames = field(default_factory=OtherNames)
-    last_probe: ProbeResult | None = None
-    received_at: float = NEVER_REPORTED  # when a byte last came from the engine: of an answer, a page, or an event
-    probed_at: float = NEVER_REPORTED  # when it last answered a probe
-    probes_ok: int = 0
-    probes_failed: int = 0
-    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-
-    def __post_init__(self) -> None:
-        self.rank = rank_of(self.url)
-
-    def queue_read(self, running: int | None, waiting: int | None) -> None:
-        """Take how many requests run and wait there, by its metrics page. Requests that wait although all that run
-        decode wait for a place: more than these have never run at once."""
-        if running and (running > self.places if self.places else waiting and running <= self.decoding + self.foreign):
-            self.places = running
 
     @property
     def advice(self) -> str:
         """What the operator should do about its URL; "" if that leads to one cache, and no other URL does."""
-        return advice(self.processes, 1 if self.as_ranks else self.ranks, self.url) or self.names.advice
+        behind = self.behind
+        return advice(behind.processes, 1 if behind.as_ranks else behind.ranks, self.url) or behind.names.advice
 
     def takes_salt(self, path: bytes) -> bool:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
         known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
         return not self.cards or not known.isdisjoint(self.owned_by)
 
-    def reports_hits(self, api: str) -> bool:
-        """Whether this process has ever reported cached tokens in an answer of this API. Until then its zeros mean
-        nothing there: some engines count in one API and not in another."""
-        return self.hit_generations.get(api) == self.generation
-
     def key_changed(self, refused: str) -> list[Transition]:
         """Take in which pages it refuses to our key. Invariant: that is a state, with a transition where it begins and
         where it ends, and takes no request from it (test_keys_refused.py)."""
-        before, self.key_refused = self.key_refused, refused
+        before, self.seen.key_refused = self.seen.key_refused, refused
         if bool(before) is bool(refused):
             return []
         names = (KEY_REFUSED, KEY_ACCEPTED) if before else (KEY_ACCEPTED, KEY_REFUSED)
@@ -277,9 +293,8 @@ class Backend(Work):
 
     @property
     def used(self) -> bool:
-        """Whether it was ever seen alive: by a probe before the last one, or by a request that reached it."""
-        reached = sum(self.outcomes.values()) - sum(map(self.outcomes.__getitem__, NOT_REACHED))
-        return self.probes_ok > 1 or self.inflight > 0 or reached > 0
+        """Whether it was ever seen alive, or may have been reached by a request."""
+        return self.work.own.inflight > 0 or self.seen.alive
 
     @property
     def health(self) -> Health:
@@ -288,13 +303,6 @@ class Backend(Work):
     @property
     def circuit(self) -> Circuit:
         return self.vitals.circuit
-
-    def rate(self, outcome: Outcome) -> None:
-        """Count one more request into `success_rate`. Outcomes that say nothing about the engine do not count."""
-        if outcome is Outcome.SUCCESS:
-            self.success_rate += (1.0 - self.success_rate) / SUCCESS_WINDOW
-        elif outcome in FAULTS:
-            self.success_rate -= self.success_rate / SUCCESS_WINDOW
 
     def serves(self, model: str) -> bool:
         return not model or self.models is None or model in self.models or self._has_adapter(model)
@@ -364,8 +372,9 @@ class Pool:
         self.generations = [-1] * slots
         self.reuses = True
         for backend in backends:
-            self.reuses = self.reuses and backend.reuses
-            self.generations[backend.id] = backend.generation if backend.reuses else -1
+            believed = backend.reuse.believed
+            self.reuses = self.reuses and believed
+            self.generations[backend.id] = backend.generation if believed else -1
         self.last_resort = last_resort
         self.silent = silent
         self.unknown = unknown

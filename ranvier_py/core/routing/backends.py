@@ -19,6 +19,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
+    Behind,
     Pool,
     ProbeResult,
     RegistryCounters,
@@ -35,6 +36,8 @@ from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.processes.engine_names import EngineNames
+from ranvier_py.core.routing.processes.ranks import rank_of
+from ranvier_py.core.routing.processes.reuse import Reuse
 from ranvier_py.core.routing.rates.work import InFlight, Load, Unseen
 
 __all__ = [
@@ -129,7 +132,6 @@ class Registry:
             raise BadRequest(f"backend weight must be above 0 and at most 1000, not {weight}")
         if url in self.by_url or name in self.by_name:
             raise BadRequest(f"backend {name!r} at {url} is there already")
-        vitals = Vitals(self.limits)
         id_ = self.take_id()
         self.generations_used[id_] += 1
         backend = Backend(
@@ -138,7 +140,8 @@ class Registry:
             name=name,
             weight=weight,
             generation=self.generations_used[id_],
-            vitals=vitals,
+            vitals=Vitals(self.limits),
+            behind=Behind(rank_of(url)),
             listed_hosted=is_hosted_url(url) or None if hosted is None else hosted,
         )
         self.slots[id_] = backend
@@ -169,7 +172,7 @@ class Registry:
         self.measure()
         self.counters.backends_removed += 1
         self.version += 1
-        if backend.inflight == 0:
+        if backend.work.own.inflight == 0:
             self.free(backend)
         return backend
 
@@ -181,20 +184,20 @@ class Registry:
     def reweigh(self, name_or_url: str, weight: float) -> None:
         """Give it another weight from now on. Raises NotFound."""
         backend = self.known(name_or_url)
-        for each in (backend, *backend.as_ranks):
+        for each in (backend, *backend.behind.as_ranks):
             each.weight = weight
         self.version += 1
 
     def place_as(self, backend: Backend, ranks: tuple[Backend, ...]) -> None:
         """Send its requests to these from now on; () to itself. Its claims stay."""
-        backend.as_ranks = ranks
+        backend.behind.as_ranks = ranks
         self.names.forget(backend.id)
         self.version += 1
 
     def drain(self, name_or_url: str, draining: bool = True) -> Backend:
         """Send it no more requests (or, with False, send it requests again). Its claims stay."""
         backend = self.known(name_or_url)
-        for each in (backend, *backend.as_ranks):
+        for each in (backend, *backend.behind.as_ranks):
             self.version += each.draining is not draining
             each.draining = draining
         return backend
@@ -256,7 +259,7 @@ class Registry:
         then: float | None = None,
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
-        serving = [b for b in self if not b.draining and not b.as_ranks and b.serves(model)]
+        serving = [b for b in self if not b.draining and not b.behind.as_ranks and b.serves(model)]
         if model in self.listed:  # under its whole name, so that it is nobody's adapter
             serving = [b for b in serving if b.models is None or model in b.models]
         eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
@@ -280,12 +283,13 @@ class Registry:
         `expected_at`: when its first token is expected, if it can't be seen."""
         backend = self[id]
         request = request or InFlight()
-        backend.begin(request, now)
-        self.unseen.sent(backend, request.tokens, now)
+        work = backend.work
+        work.begin(request, now)
+        self.unseen.sent(work, request.tokens, now)
         if not request.seen:
-            self.unseen.add(backend, request, expected_at)
+            self.unseen.add(work, request, expected_at)
         backend.load += 1
-        if backend.inflight == 1:
+        if work.own.inflight == 1:
             self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
             before = backend.vitals.state
@@ -295,15 +299,15 @@ class Registry:
 
     def reported_hit(self, backend: Backend, generation: int, api: str) -> None:
         """Note that an answer of this process and API reported cached tokens."""
-        backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
         if generation == backend.generation:
             backend.reuse.hit = True
+            backend.reuse.apis.add(api)
             self.reconsider(backend)
 
     def reconsider(self, backend: Backend) -> None:
         """Let pools know whether a backend reuses prefixes, if that has changed."""
-        if backend.reuses is not backend.reuse.happens:
-            backend.reuses = not backend.reuses
+        if backend.reuse.believed is not backend.reuse.happens:
+            backend.reuse.believed = not backend.reuse.believed
             self.version += 1
 
     def finished(
@@ -320,13 +324,14 @@ class Registry:
         `request` as when it was dispatched; `judged` as for `Vitals.end`.
         """
         backend = self[id]
-        backend.end(request or InFlight(), now)
+        backend.work.end(request or InFlight(), now)
         backend.load -= 1
-        backend.outcomes[outcome] += 1
-        if judged and (outcome is not Outcome.SUCCESS or backend.success_rate < 1.0):
-            backend.rate(outcome)
+        seen = backend.seen
+        seen.outcomes[outcome] += 1
+        if judged and (outcome is not Outcome.SUCCESS or seen.success_rate < 1.0):
+            seen.rate(outcome)
         if backend.removed:
-            if backend.inflight == 0:
+            if backend.work.own.inflight == 0:
                 self.free(backend)
             return ()
         vitals = backend.vitals
@@ -341,7 +346,7 @@ class Registry:
         backend = self.current(fault.backend)
         if backend is None or backend.generation != fault.generation:
             return ()
-        backend.rate(fault.outcome)
+        backend.seen.rate(fault.outcome)
         before = backend.vitals.state
         backend.vitals.end(fault.outcome, now, cause=fault.cause)
         return self.settle(backend, before, fault.outcome.value)
@@ -351,12 +356,8 @@ class Registry:
         backend = self.current(id)
         if backend is None:
             return ()
-        backend.last_probe = result
-        backend.probes_ok += result.ok
-        backend.probes_failed += not result.ok
-        backend.hybrid = backend.hybrid if result.hybrid is None else result.hybrid
-        backend.signs = result.signs or backend.signs
-        vitals = backend.vitals
+        vitals, seen = backend.vitals, backend.seen
+        seen.probe(result)
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
@@ -364,15 +365,15 @@ class Registry:
         self.reconsider(backend)
         changed += backend.key_changed(result.key_refused)
         began = now - result.latency_s
-        is_overruled = result.timed_out and backend.received_at > began
+        is_overruled = result.timed_out and seen.received_at > began
         self.counters.probes_overruled += is_overruled
         if result.ok or result.status:
-            backend.received_at = backend.probed_at = now
-        ok, received_at = result.ok or is_overruled, backend.received_at
+            seen.received_at = seen.probed_at = now
+        ok, received_at = result.ok or is_overruled, seen.received_at
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result)
-        if result.marks is not None and not backend.as_ranks:  # else its ranks show theirs
+        if result.marks is not None and not backend.behind.as_ranks:  # else its ranks show theirs
             self.names.probed(backend.id, result.marks, now)
         changed += self.names.judge(backend, self.current, now)
         return [*self.settle(backend, before, result.detail or "probe"), *changed, *count_caches(backend, now)]
@@ -385,7 +386,7 @@ class Registry:
         if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
             return ()
         before = vitals.state
-        if backend.received_at > max(backend.probed_at, now - ALIVE_S):
+        if backend.seen.received_at > max(backend.seen.probed_at, now - ALIVE_S):
             vitals.doubt(now)
             return ()
         vitals.condemn(now)
@@ -396,7 +397,7 @@ class Registry:
         backend = self.current(id)
         if backend is None:
             return ()
-        backend.received_at = now
+        backend.seen.received_at = now
         return self.revive(backend, now)
 
     def hangs(self, backend: Backend, why: str, now: float) -> Sequence[Transition]:
@@ -408,19 +409,19 @@ class Registry:
     def revive(self, backend: Backend, now: float) -> Sequence[Transition]:
         """Make a silent backend healthy if it sent something since it was last found silent."""
         vitals = backend.vitals
-        if not vitals.silent or backend.received_at <= vitals.failed_at or backend.removed:
+        if not vitals.silent or backend.seen.received_at <= vitals.failed_at or backend.removed:
             return ()
         before = vitals.state
         vitals.revive()
-        return self.settle(backend, before, f"sent something {now - backend.received_at:.1f} s ago")
+        return self.settle(backend, before, f"sent something {now - backend.seen.received_at:.1f} s ago")
 
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Begin the next generation if the probe shows that another process answers."""
         if not result.ok:
-            backend.process.refused |= result.refused
+            backend.seen.process.refused |= result.refused
             return []
         failing = backend.vitals.streak < 0
-        why = backend.process.answered(result.started_at, used=backend.used, failing=failing, now=now)
+        why = backend.seen.process.answered(result.started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now)
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
@@ -429,8 +430,8 @@ class Registry:
             return []
         before = backend.generation
         backend.generation += 1
-        backend.process.has_remote_routes = False
-        backend.reuse, backend.reuses = type(backend.reuse)(), True
+        backend.seen.process.has_remote_routes = False
+        backend.reuse = Reuse()
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
         self.pauses.forget(backend.id)
@@ -445,12 +446,12 @@ class Registry:
     ) -> list[Transition]:
         """Begin the next generation by a peer's report or by the engine's own events, unless that is the known process.
         A probe of this node's own comes later then."""
-        return self.restart(backend, why if backend.process.replaced(started_at, now) else "", now)
+        return self.restart(backend, why if backend.seen.process.replaced(started_at, now) else "", now)
 
     def start_reported(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """Take in a peer's start time of the process with our generation, of which our claims may not be."""
         failing = backend.vitals.streak < 0
-        why = backend.process.reported(started_at, used=backend.used, failing=failing, now=now)
+        why = backend.seen.process.reported(started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now)
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
@@ -477,14 +478,14 @@ class Registry:
     def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
         """Set how many requests in the engine no node has sent, by the engine's count: others may use it, too."""
         backend = self[id]
-        backend.load += requests - backend.foreign
-        backend.foreign = requests
+        before, backend.work.room.foreign = backend.work.room.foreign, requests
+        backend.load += requests - before
 
     def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
         """Set the load that the peers together report for this backend."""
         backend = self[id]
-        backend.load += load.requests - backend.peers.requests
-        backend.set_peers(load, now)
+        backend.load += load.requests - backend.work.peers.requests
+        backend.work.set_peers(load, now)
 
     def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
         """Update the version and the next wake-up after a change of vitals. Returns the transitions."""

@@ -39,7 +39,6 @@ from ranvier_py.core.routing.attempt import (
     learn_counts,
     learn_length,
     pool_match_of,
-    service_of,
     source_of,
     work_of,
 )
@@ -53,16 +52,26 @@ from ranvier_py.core.routing.placement import (
     Holder,
     Match,
     Policy,
+    Service,
     match_of,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
-from ranvier_py.core.routing.request_paths import PATHS
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation, merged
 from ranvier_py.core.routing.stored_paths import OF_NONE
 
-__all__ = ["Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
+__all__ = [
+    "CHAT_PATH",
+    "COMPLETION_PATH",
+    "MESSAGES_PATH",
+    "Attempt",
+    "Observer",
+    "PoolMatch",
+    "Router",
+    "RouterCounters",
+]
 
 CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
 
@@ -194,9 +203,8 @@ class Router:
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """Choose a backend: that of the prompt's session if nobody holds any of it (`_hinted`), else the policy's."""
-        hinted = self._hinted(prompt, found)
-        self.owners.counters.hinted += hinted is not None
-        if hinted is not None:
+        if (hinted := self._hinted(prompt, found)) is not None:
+            self.owners.counters.hinted += 1
             return self._decision(prompt, found, hinted)
         match = self._match(prompt, found)
         return self._decision(prompt, found, self.policy.choose(match, found.pool.backends, self._rng), match.shared)
@@ -207,7 +215,7 @@ class Router:
             return None  # longer prompts go where prompts like them go
         owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
         backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
-        if owner is None or backend is None or backend.generation != owner.generation or not backend.reuses:
+        if owner is None or backend is None or backend.generation != owner.generation or not backend.reuse.believed:
             return None
         if backend.load > SESSION_LOAD_FACTOR * min(each.load for each in backends) + SESSION_LOAD_FREE:
             return None
@@ -312,7 +320,6 @@ class Router:
         caller itself calls `announce` once the request is on its way.
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
-        computed_tokens = max(0, prompt_tokens - matched_tokens)
         weighed_tokens = self.policy.work_of(matched_tokens, prompt_tokens)
         work = work_of(prompt, decision, weighed_tokens, int(self.lengths.expected(prompt.end.first.text)))
         expected_at = now if work.seen else self.policy.expected_at(self.registry[decision.backend], work.tokens, now)
@@ -320,14 +327,14 @@ class Router:
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
             unmatched = self._unmatched(prompt, decision, found)
-            claimed = self.speculation.add(unmatched, decision.backend, target.generation, computed_tokens)
+            claimed = self.speculation.add(unmatched, decision.backend, target.generation, decision.computed_tokens)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
         increment(counters.matches, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        attempt = Attempt(prompt, decision, target, computed_tokens, work, claimed, now)
+        attempt = Attempt(prompt, decision, target, target.generation, work, claimed, now)
         if not quiet:
             self.announce(attempt)
         return attempt
@@ -346,8 +353,18 @@ class Router:
             return
         attempt.first_at = now
         if attempt.prompt.stream:
-            gap_s = attempt.target.prefilled(attempt.work, now)
-            attempt.service = service_of(attempt, gap_s, now)
+            work, decision = attempt.work, attempt.decision
+            gap_s = attempt.target.work.prefilled(work, now)
+            attempt.service = Service(
+                backend=decision.backend,
+                computed_tokens=decision.computed_tokens,
+                gap_s=gap_s,
+                queued=work.queued,
+                decoding=work.others,
+                peer_tokens=work.peer_tokens,
+                prompt_tokens=decision.prompt_tokens,
+                since_end_s=now - attempt.target.work.own.ended_at,
+            )
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
@@ -357,8 +374,7 @@ class Router:
 
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
         """End the attempt, whatever its outcome. Returns the transitions of the backend's health, for the log."""
-        assert not attempt.finished, "an attempt ends once"
-        attempt.finished = True
+        assert not attempt.work.ended, "an attempt ends once"
         self.announce(attempt)
         self.settle(attempt)
         increment(self.counters.outcomes, outcome.value)
@@ -366,8 +382,8 @@ class Router:
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
         if outcome is Outcome.SUCCESS and not (attempt.work.seen or attempt.work.decoding):  # sooner than expected
-            attempt.target.prefilled(attempt.work, now)
-        transitions = self.registry.finished(attempt.backend, outcome, now, attempt.work, judged=attempt.judged)
+            attempt.target.work.prefilled(attempt.work, now)
+        transitions = self.registry.finished(attempt.target.id, outcome, now, attempt.work, judged=attempt.judged)
         if outcome is Outcome.SUCCESS:
             attempt.decoded = decoded_by(attempt, now)
             learn_length(attempt, self.lengths, self.policy)
@@ -375,9 +391,8 @@ class Router:
 
     def stored(self, attempt: Attempt, name: str, tenant: bytes, now: float) -> None:
         """Remember that this backend keeps the response `name`: later requests may name it by that id."""
-        target = attempt.target
-        if not target.removed and target.generation == attempt.generation:
-            self.owners.learn(self.owners.response_key(name, tenant), attempt.backend, attempt.generation, now)
+        if not attempt.target.removed and attempt.target.generation == attempt.generation:
+            self.owners.learn(self.owners.response_key(name, tenant), attempt.target.id, attempt.generation, now)
 
     # --- learning off the path --------------------------------------------------------------------------------------
 
@@ -419,7 +434,7 @@ class Router:
             if (computed_tokens := attempt.computed_by(answer)) is not None and attempt.reports_hits:
                 learn_counts(attempt, computed_tokens, self.policy)
         if answer.completion_tokens:
-            attempt.completion_tokens = answer.completion_tokens
+            attempt.reply.completion_tokens = answer.completion_tokens
             learn_length(attempt, self.lengths, self.policy)
         if attempt.first_at is not None:
             self._learn(attempt, end, now)
@@ -470,16 +485,16 @@ class Router:
     def settle(self, attempt: Attempt) -> None:
         """Withdraw the attempt's speculative claims: its routes have been learned for real, or it failed."""
         claimed, attempt.speculation = attempt.speculation, ()
-        self.speculation.remove(claimed, attempt.backend)
+        self.speculation.remove(claimed, attempt.target.id)
 
     def _learn(self, attempt: Attempt, end: Boundary, now: float) -> None:
-        session = attempt.prompt.session
-        if session and not attempt.target.removed and attempt.target.generation == attempt.generation:
-            self.owners.learn(session, attempt.backend, attempt.generation, now)
-        if attempt.prompt.kind == "opaque":
+        target, prompt = attempt.target, attempt.prompt
+        is_there = not target.removed and target.generation == attempt.generation  # else what it held is gone
+        if prompt.session and is_there:
+            self.owners.learn(prompt.session, target.id, attempt.generation, now)
+        if prompt.kind != "opaque":
+            self.reader.remember(prompt)
+        if prompt.kind == "opaque" or not is_there:
             return
-        self.reader.remember(attempt.prompt)
-        if attempt.target.removed or attempt.target.generation != attempt.generation:  # what it held is gone
-            return
-        learned = self.routes.learn(self.chain(end), attempt.backend, attempt.generation, Trust.LOCAL, now)
+        learned = self.routes.learn(self.chain(end), target.id, attempt.generation, Trust.LOCAL, now)
         self.counters.learned_rows += learned

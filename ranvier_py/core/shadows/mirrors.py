@@ -14,28 +14,32 @@ from ranvier_py.core.routing.rates.work import InFlight, Unseen, Work
 POOLS_MAX = 64  # mirrored pools that are kept; one more, and all are forgotten
 
 
-class Mirrored(Work):
+class Mirrored:
     """A real backend with the load that a shadow has put on it, and what its supposed answers show. The load of peers
     and others is the same in every world."""
 
     def __init__(self, real: Backend) -> None:
-        super().__init__()
         self.real = real
-        self.reuse = Reuse()  # which nothing reads
-        self.hit_generations: dict[str, int] = {}
-        self.set_peers(real.peers, real.progress_at)
-        real.mirrors.append(self)
+        self.id = real.id
+        self.work = Work(room=real.work.room)
+        self.work.set_peers(real.work.peers, real.work.progress_at)
+        real.work.mirrors.append(self.work)
+        self._reuse, self._reuse_of = Reuse(), real.generation
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     @property
     def load(self) -> int:
-        return self.inflight + self.peers.requests + self.real.foreign
+        return self.work.own.inflight + self.work.peers.requests + self.work.room.foreign
 
-    def reports_hits(self, api: str) -> bool:
-        """See `Backend.reports_hits`."""
-        return self.hit_generations.get(api) == self.real.generation
+    @property
+    def reuse(self) -> Reuse:
+        """What supposed answers show of this process; whether it reuses anything is for real ones to show."""
+        if self._reuse_of != self.real.generation:
+            self._reuse, self._reuse_of = Reuse(), self.real.generation
+        self._reuse.believed = self.real.reuse.believed
+        return self._reuse
 
 
 class MirroredRegistry:
@@ -78,9 +82,9 @@ class MirroredRegistry:
         expected_at: float = 0.0,
     ) -> Mirrored:
         backend = self[id]
-        backend.begin(request, now)
+        backend.work.begin(request, now)
         if not request.seen:
-            self.unseen.add(backend, request, expected_at)
+            self.unseen.add(backend.work, request, expected_at)
         return backend
 
     def finished(
@@ -92,9 +96,10 @@ class MirroredRegistry:
         *,
         judged: bool,  # noqa: ARG002
     ) -> Sequence[Transition]:
-        self[id].end(request, now)
+        self[id].work.end(request, now)
         return ()
 
     def reported_hit(self, backend: Mirrored, generation: int, api: str) -> None:
         """See `Registry.reported_hit`."""
-        backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
+        if generation == backend.real.generation:
+            backend.reuse.apis.add(api)

@@ -98,7 +98,7 @@ class Shadow:
         supposed = self._world.sent(prompt, own.target, decision.prompt_tokens, real.answer_tokens, now)
         twin = self.twins[attempt] = Twin(real, supposed, own)
         self.counters.placed += 1
-        self.counters.elsewhere += decision.backend != attempt.backend
+        self.counters.elsewhere += decision.backend != attempt.target.id
         if supposed.admitted:
             self._admitted(twin, now)
         else:
@@ -244,7 +244,7 @@ class Shadow:
         attempt = twin.attempt
         if attempt.target.removed:
             self.router.settle(attempt)
-            attempt.target.end(attempt.work, at)
+            attempt.target.work.end(attempt.work, at)
         else:
             self.router.finish_attempt(attempt, outcome, at)
         for admitted in self._world.admit(twin.own.engine, at):

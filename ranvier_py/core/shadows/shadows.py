@@ -71,7 +71,7 @@ class Shadows(Observer):
     def close(self) -> None:
         """End these shadows: backends need not follow the peers' load for them any more."""
         for backend in self._registry:
-            backend.mirrors.clear()
+            backend.work.mirrors.clear()
 
     def forget(self, backend: BackendId) -> None:
         """Forget what was learned of the backend that had this id before."""
@@ -157,7 +157,7 @@ class Shadows(Observer):
 
     def _learn_length(self, attempt: Attempt, real: Supposed) -> None:
         """Once both the end and the length of an answer are known, learn how long it is and how long it took."""
-        tokens, world = attempt.completion_tokens, self._world
+        tokens, world = attempt.reply.completion_tokens, self._world
         if world is None or real.decode_s is None or not tokens:
             return
         decoded = self._decoded.pop(attempt, None)

@@ -124,13 +124,13 @@ class World:
             cache = SupposedCache(self._router.hasher.block_tokens, PREFIXES_MAX)
             known = self._engines[backend.id] = SupposedEngine(self._judge, backend.id, backend.generation, cache)
         known.cache.prefixes_max = PREFIXES_MAX // len(self._engines)
-        size = backend.cache_tokens
+        size = backend.work.room.cache_tokens
         known.cache.capacity = self._learned.get(backend.id, inf) if size is None else size
         return known
 
     def _admit(self, request: Supposed, now: float, *, force: bool) -> bool:
         prompt, engine = request.prompt, request.engine
-        matched = prompt.kind != "opaque" and bool(prompt.end.messages) and request.backend.reuses
+        matched = prompt.kind != "opaque" and bool(prompt.end.messages) and request.backend.reuse.believed
         end, block = prompt.end, self._router.hasher.block_tokens
         whole = -(-(request.prompt_tokens + request.answer_tokens) // block) * block
         more = max(0, whole - end.tokens) if matched else whole

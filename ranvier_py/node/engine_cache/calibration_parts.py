@@ -158,12 +158,12 @@ class CalibrationParts(Part):
         names = [str(card.get("owned_by")) for card in backend.cards]
         block = 0 if self._events is None else self._events.state_block(backend.id)
         return replace(
-            backend.signs,
+            backend.seen.signs,
             configured=self.configured.get(backend.id, AUTO),
-            engine=backend.signs.engine or next((name for name in names if name in ("vllm", "sglang")), ""),
+            engine=backend.seen.signs.engine or next((name for name in names if name in ("vllm", "sglang")), ""),
             models=tuple(str(card.get(name) or "") for card in backend.cards for name in ("id", "root")),
             state_groups=block > 0,
-            block_tokens=block or backend.signs.block_tokens,
+            block_tokens=block or backend.seen.signs.block_tokens,
             step_tokens=(own.step_tokens if own is not None else 0) or (known.evidence.step_tokens if known else 0),
         )
 
@@ -172,12 +172,12 @@ class CalibrationParts(Part):
         if slot is None:
             return
         before = self._looks.get(backend)
-        sent = slot.inflight + slot.peers.requests
+        sent = slot.work.own.inflight + slot.work.peers.requests
         excess = max(0, (metrics.requests or 0) - sent)
         self._looks[backend] = Look(self._clock(), excess, metrics.waiting or 0)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
-        slot.cache_tokens = metrics.capacity_tokens
-        slot.queue_read(metrics.running, metrics.waiting)
+        slot.work.room.cache_tokens = metrics.capacity_tokens
+        slot.work.queue_read(metrics.running, metrics.waiting)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
         self._registry.reconsider(slot)

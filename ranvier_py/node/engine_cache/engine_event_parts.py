@@ -101,9 +101,9 @@ class EngineEvents(Part):
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """Take where an engine publishes its events, as far as that is known now; of a rank only its own."""
         if (known := self._registry.current(backend)) is not None:
-            if known.rank is not None:
-                publishers = tuple(each for each in publishers if each.rank == known.rank)
-            ranks = max(known.ranks, len(publishers))
+            if known.behind.rank is not None:
+                publishers = tuple(each for each in publishers if each.rank == known.behind.rank)
+            ranks = max(known.behind.ranks, len(publishers))
             log_transitions(count_caches(known, self._clock(), ranks=ranks))
         self._engine(backend).publishers = publishers
         self.wake()

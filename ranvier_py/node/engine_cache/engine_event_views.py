@@ -68,9 +68,9 @@ class EngineEventViews(Part):
         """Return why an engine that publishes events is not read here, or is of less use than it could be."""
         if not self._engine(backend).publishers:
             return ""
-        if backend.as_ranks:
+        if backend.behind.as_ranks:
             return "its ranks are backends of their own, which have its events"
-        if backend.processes > 1:
+        if backend.behind.processes > 1:
             return "several processes answer there, and the events are those of one"
         for one in self._events.streams.get(backend.id, {}).values():
             size = one.stream.residency.block_tokens

@@ -186,13 +186,13 @@ def generation_of(registry: Registry, id_: BackendId) -> int:
 
 def is_hybrid(registry: Registry, id_: BackendId) -> bool:
     backend = registry.current(id_)
-    return backend is not None and backend.hybrid
+    return backend is not None and backend.seen.hybrid
 
 
 def is_several(backend: Backend) -> bool:
     """Whether several processes answer behind its URL: what one of them reports says nothing of the others. Or it is
     placed as its ranks, whose events are read for themselves."""
-    return backend.processes > 1 or bool(backend.as_ranks)
+    return backend.behind.processes > 1 or bool(backend.behind.as_ranks)
 
 
 def name_of(registry: Registry, id_: BackendId) -> str:

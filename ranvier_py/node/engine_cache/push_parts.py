@@ -180,8 +180,8 @@ class WorkerReports(Part, Observer):
     async def batched(self, report: EventReport) -> Mapping[str, Any]:
         """Take a report of event batches. Raises NotFound for a worker that is no backend, and Unavailable."""
         backend = self.backend_of(report.worker)
-        for each in backend.as_ranks:
-            if each.rank == report.rank:
+        for each in backend.behind.as_ranks:
+            if each.behind.rank == report.rank:
                 return await self.events.take(each, report._replace(ranks=(report.rank,)))
         return await self.events.take(backend, report)
 
@@ -217,11 +217,11 @@ class WorkerReports(Part, Observer):
             self._inbox.hasher.keep((*lengths, length))
 
     def started(self, attempt: Attempt, now: float) -> None:
-        self._lease(attempt.backend, attempt.prompt.end, now)
+        self._lease(attempt.target.id, attempt.prompt.end, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         if attempt.first_at is not None:
-            self._lease(attempt.backend, end, now)
+            self._lease(attempt.target.id, end, now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End leases, notice silent workers, refresh routes and tick event streams, until cancelled."""

@@ -162,7 +162,7 @@ class PushedEvents:
             self._streams[backend.id, rank] = PushedStream(stream, report.model, now)
             log.info("engine_events.pushed %s %s", backend.name, source.name)
         pushed = self._streams[backend.id, report.rank]
-        self._carry(pushed, pushed.stream.measured(now, is_hybrid=backend.hybrid))
+        self._carry(pushed, pushed.stream.measured(now, is_hybrid=backend.seen.hybrid))
         return pushed
 
     def _close(self, key: tuple[BackendId, int], now: float) -> None:

@@ -105,7 +105,9 @@ class RequestPath(Part):
 
     def _look_for_ranks(self) -> None:
         """Note whether this node chooses ranks, so that clients do not."""
-        self.pipeline.router_fields.places_ranks = any(backend.rank is not None for backend in self._node.registry)
+        self.pipeline.router_fields.places_ranks = any(
+            backend.behind.rank is not None for backend in self._node.registry
+        )
 
     def _address_of(self, url: str) -> BackendAddress:
         """Return the backend's address, parsed when it was added; parse it again if it was removed meanwhile."""

@@ -213,7 +213,7 @@ class RouterParts(Part):
                 "overflow_rate": f"{decisions['overflow'] / max(1, total):.4f}",
             },
             "backend_distribution": [
-                {"backend": each.name, "in_flight_requests": each.inflight} for each in router.registry
+                {"backend": each.name, "in_flight_requests": each.work.own.inflight} for each in router.registry
             ],
             "unique_prefixes": ring.prefixes.estimate(),
         }
@@ -228,7 +228,9 @@ class RouterParts(Part):
             yield Sample("prefix_routing_requests", "counter", words, count, {"strategy": name})
         words = "Requests in flight at each backend under prefix routing."
         for each in self._router.registry:
-            yield Sample("prefix_routing_backend_distribution", "gauge", words, each.inflight, {"backend": each.name})
+            yield Sample(
+                "prefix_routing_backend_distribution", "gauge", words, each.work.own.inflight, {"backend": each.name}
+            )
         words = "About how many different openings of prompts came."
         yield Sample("prefix_routing_prefix_cardinality", "gauge", words, ring.prefixes.estimate())
 

@@ -72,26 +72,26 @@ class RankParts(Part):
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         """Of a backend with an index by URL the ranks have none."""
-        if backend.rank is None and (spec is None or not spec.kv_index):
+        if backend.behind.rank is None and (spec is None or not spec.kv_index):
             self._wholes[backend.id] = Whole(spec)
 
     def removed(self, backend: Backend) -> None:
         """It may be one rank of several, if an operator removes that."""
         self._wholes.pop(backend.id, None)
         whole = self._whole_of(backend.url)
-        if whole is not None and backend in whole.as_ranks:
-            self._registry.place_as(whole, tuple(each for each in whole.as_ranks if each is not backend))
+        if whole is not None and backend in whole.behind.as_ranks:
+            self._registry.place_as(whole, tuple(each for each in whole.behind.as_ranks if each is not backend))
 
     def adding(self, url: str) -> None:
         """End what stands at the URL of a rank that is being added by somebody else."""
         whole, at = self._whole_of(url), self._registry.find(url)
-        if whole is not None and at is not None and at in whole.as_ranks:
+        if whole is not None and at is not None and at in whole.behind.as_ranks:
             self._place(whole, self._wholes[whole.id], 1, f"{at.url} is listed")
 
     def is_placed(self, backend: Backend) -> bool:
         """Whether this stands for a rank that nobody listed."""
         whole = self._whole_of(backend.url)
-        return whole is not None and backend in whole.as_ranks
+        return whole is not None and backend in whole.behind.as_ranks
 
     def probed(self, backend: BackendId, result: ProbeResult) -> None:
         """Take a probe's result, before the registry does."""
@@ -112,7 +112,7 @@ class RankParts(Part):
             str(card.get("owned_by")) for card in (result.cards if result is not None else ())
         }
         wanted = entries_of(whole.shown, whole.published, is_vllm="vllm" in owned_by)
-        if backend.processes > 1:
+        if backend.behind.processes > 1:
             wanted = 1
         is_refused = whole.refused == (backend.generation, wanted)
         if wanted in (None, whole.count) or is_refused or not self._node.config.ranks.split_ranks:
@@ -128,13 +128,13 @@ class RankParts(Part):
         """Place an engine as one backend, since it refuses a rank that was chosen here. Returns whether the request may
         be sent elsewhere: not if an operator listed the rank."""
         backend = self._whole_of(rank.url)
-        if backend is None or not (rank.removed or rank in backend.as_ranks):
+        if backend is None or not (rank.removed or rank in backend.behind.as_ranks):
             return False
         self.counters.refused += 1
-        if rank in backend.as_ranks:
+        if rank in backend.behind.as_ranks:
             whole = self._wholes[backend.id]
             whole.refused = (backend.generation, whole.count)
-            self._place(backend, whole, 1, f"it refuses rank {rank.rank}")
+            self._place(backend, whole, 1, f"it refuses rank {rank.behind.rank}")
         return True
 
     def _place(self, backend: Backend, whole: Whole, count: int, why: str, result: ProbeResult | None = None) -> None:
@@ -142,7 +142,7 @@ class RankParts(Part):
         if count == whole.count or (count > 1 and self._is_listed(backend)):
             return
         before, whole.count, whole.doubted = whole.count, count, 0
-        known = {each.rank: each for each in backend.as_ranks}
+        known = {each.behind.rank: each for each in backend.behind.as_ranks}
         self._registry.place_as(backend, ())  # its requests go there if a rank can't be added
         for rank, each in known.items():
             if count == 1 or (rank or 0) >= count:
@@ -178,8 +178,10 @@ class RankParts(Part):
 
     def _is_listed(self, backend: Backend) -> bool:
         """Whether somebody listed ranks of this backend."""
-        of_it = (each for each in self._registry if each.rank is not None and without_rank(each.url) == backend.url)
-        return any(each not in backend.as_ranks for each in of_it)
+        of_it = (
+            each for each in self._registry if each.behind.rank is not None and without_rank(each.url) == backend.url
+        )
+        return any(each not in backend.behind.as_ranks for each in of_it)
 
     def _whole_of(self, url: str) -> Backend | None:
         """Return the backend of whose ranks this URL may be one; None if there is none."""

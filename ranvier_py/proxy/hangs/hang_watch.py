@@ -64,7 +64,7 @@ class HangWatch:
         silent = [backend for backend in registry if backend.vitals.silent]
         quiet = self.hangs.quiet(registry, now)
         for backend in {each.id: each for each in (*silent, *quiet)}.values():
-            backend.received_at = max(backend.received_at, self._sent_event_at(backend.id))
+            backend.seen.received_at = max(backend.seen.received_at, self._sent_event_at(backend.id))
             self._changed(registry.revive(backend, now))
         waiting = self._waiting(quiet) if quiet else {}
         for backend in quiet:
@@ -77,8 +77,8 @@ class HangWatch:
         ids = {backend.id for backend in quiet}
         for call in self._serving.values():
             attempt = call.attempt
-            if attempt is not None and attempt.backend in ids and not attempt.finished and attempt.judged:
-                found.setdefault(attempt.backend, []).append(call)
+            if attempt is not None and attempt.target.id in ids and not attempt.work.ended and attempt.judged:
+                found.setdefault(attempt.target.id, []).append(call)
         return found
 
     def _hangs(self, backend: Backend, waiting: Sequence[Call], now: float) -> bool:
@@ -88,14 +88,14 @@ class HangWatch:
             self._probe(backend.id)
         if silence is Silence.HANGS and not backend.vitals.silent:
             self.hangs.counters.found += 1
-            quiet_s = now - max(sent_at, backend.received_at)
+            quiet_s = now - max(sent_at, backend.seen.received_at)
             why = f"hangs: not a byte for {quiet_s:.1f} s, {len(waiting)} requests in flight"
             self._changed(self._router.registry.hangs(backend, why, now))
         return silence is Silence.HANGS
 
     def _move(self, backend: Backend, waiting: Sequence[Call], now: float) -> None:
         """Have requests placed again for as long as others have room."""
-        taken = Counter(each.attempt.backend for each in self._serving.values() if each.attempt and waits_moved(each))
+        taken = Counter(each.attempt.target.id for each in self._serving.values() if each.attempt and waits_moved(each))
         moved = 0
         for call in [each for each in waiting if self._may_move(each)][:MOVES_MAX]:
             target = self._target(call, taken, now)
@@ -125,7 +125,7 @@ class HangWatch:
         router, attempt = self._router, call.attempt
         assert attempt is not None
         has_room = {each.id for each in router.registry if self._has_room(each, taken[each.id], now)}
-        without = [each.id for each in router.registry if each.id == attempt.backend or each.id not in has_room]
+        without = [each.id for each in router.registry if each.id == attempt.target.id or each.id not in has_room]
         try:
             found = router.find(attempt.prompt, now, without)
         except RanvierError:

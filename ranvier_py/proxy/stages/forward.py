@@ -60,29 +60,29 @@ class ForwardStage:
         outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
         try:
             exchange, is_asked = yield from self._ask(call, attempt, (*leg.edits, *handed), asks=leg.read is None)
-            attempt.status = exchange.head.status
+            attempt.reply.status = exchange.head.status
             judgement, inside = SERVED, None
-            if attempt.status == 200 and attempt.judged:
+            if attempt.reply.status == 200 and attempt.judged:
                 inside = yield from failure_inside(exchange, attempt, partial(self.relay.first_data, call, exchange))
-                attempt.status = 200 if inside is None else inside.status
-            if attempt.status >= 300:
+                attempt.reply.status = 200 if inside is None else inside.status
+            if attempt.reply.status >= 300:
                 failed = self._failed_tries(call)
                 judgement = yield from failed.judge(attempt, exchange, inside)
                 if judgement.outcome is not Outcome.SUCCESS:
-                    call.note(f"it answered {attempt.status}{'' if inside is None else ', within a 200'}")
+                    call.note(f"it answered {attempt.reply.status}{'' if inside is None else ', within a 200'}")
                 elsewhere = failed.after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
                     return elsewhere
-            if attempt.status == 101:
+            if attempt.reply.status == 101:
                 yield from self.relay.websocket(call, attempt, exchange)
-            elif leg.read is not None and attempt.status < 300:
+            elif leg.read is not None and attempt.reply.status < 300:
                 handed += leg.read((yield from self.relay.whole(call, attempt, exchange)))
             else:
                 remover = self._remover(attempt, exchange) if is_asked else None
                 yield self.relay.answer(call, attempt, exchange, remover)
                 if remover is not None:
-                    self.edits.asking.answered(remover, attempt.backend, attempt.generation)
+                    self.edits.asking.answered(remover, attempt.target.id, attempt.generation)
             outcome = judgement.outcome
         except NodeExhausted as error:
             outcome = Outcome.NOT_SENT
@@ -91,7 +91,7 @@ class ForwardStage:
         except UpstreamError as error:
             outcome = outcome_of_error(error)
             call.failed(error)
-            self.trouble(attempt.backend)
+            self.trouble(attempt.target.id)
             elsewhere = yield from self._after_error(call, attempt, outcome, error)
             return elsewhere
         finally:
@@ -125,6 +125,7 @@ class ForwardStage:
         now = time.monotonic()
         served = serves(self.router.registry, call.request.path, attempt) if outcome is Outcome.SUCCESS else ()
         settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
+        attempt.reply.sent_bytes = call.sent_bytes
         transitions = self.router.finish_attempt(attempt, outcome, now)
         if transitions or settled or served:
             self.changed([*settled, *served, *transitions])
@@ -145,9 +146,9 @@ class ForwardStage:
         if not is_asked:
             return exchange, False
         status = exchange.head.status
-        if status not in REFUSALS or asking.terms(attempt.backend, attempt.generation) is Terms.TAKES:
+        if status not in REFUSALS or asking.terms(attempt.target.id, attempt.generation) is Terms.TAKES:
             if status == 200:
-                asking.taken(attempt.backend, attempt.generation)
+                asking.taken(attempt.target.id, attempt.generation)
             return exchange, True
         try:
             exchange.take()  # to release a connection that can be used again: a refusal is mostly complete here
@@ -155,7 +156,7 @@ class ForwardStage:
             exchange.release()
         request, _ = self.edits.made(call.read, attempt, edits, asks=False)
         exchange = yield from self._send(call, attempt, request)
-        asking.refused(attempt.backend, attempt.generation, exchange.head.status)
+        asking.refused(attempt.target.id, attempt.generation, exchange.head.status)
         return exchange, False
 
     def _send(self, call: Call, attempt: Attempt, request: HttpRequest) -> Steps[Exchange]:
@@ -166,12 +167,12 @@ class ForwardStage:
             extra.append((b"x-request-id", call.id))
         if self.authorization and not fields.authorized:
             extra.append((b"authorization", self.authorization))
-        if attempt.target.rank is not None:
-            extra.append((RANK_FIELD, b"%d" % attempt.target.rank))
+        if attempt.target.behind.rank is not None:
+            extra.append((RANK_FIELD, b"%d" % attempt.target.behind.rank))
         call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
         if call.read.upgrades:
-            return self.upstream.upgrade(self.address_of(attempt.url), request, extra)
-        return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
+            return self.upstream.upgrade(self.address_of(attempt.target.url), request, extra)
+        return self.upstream.open(self.address_of(attempt.target.url), request, extra, partial(self._sent, attempt))
 
     def _sent(self, attempt: Attempt) -> None:
         """Do what no request needs to wait for: notify observers, and have the prompt tokenized."""
@@ -185,6 +186,6 @@ class ForwardStage:
         if b"text/event-stream" not in fields.lines:
             return None
         if not fields.readable:
-            self.edits.asking.unreadable(attempt.backend, attempt.generation)
+            self.edits.asking.unreadable(attempt.target.id, attempt.generation)
             return None
         return UsageRemover(exchange.head.framing, exchange.chunks)

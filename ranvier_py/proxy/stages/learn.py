@@ -30,7 +30,7 @@ class AnswerProof:
 
     def __init__(self, stage: LearnStage, call: Call, attempt: Attempt, head: HttpResponseHead) -> None:
         self._stage, self._call, self._attempt = stage, call, attempt
-        is_served = 200 <= attempt.status < 300
+        is_served = 200 <= attempt.reply.status < 300
         is_learned = is_served and attempt.prompt.kind != "opaque" and head.fields.readable
         self._captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
         self._naming = ResponseName() if is_served and call.read.is_kept else None
@@ -45,7 +45,7 @@ class AnswerProof:
         if not call.first_byte_at:
             call.first_byte_at = now
         if attempt.generation == attempt.target.generation:
-            attempt.target.received_at = now
+            attempt.target.seen.received_at = now
         if self._captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 stage.router.first_token(attempt, now)
@@ -55,7 +55,7 @@ class AnswerProof:
                 self._captured += data
         if self._naming is not None and data and (name := self._naming.feed(data)):
             stage.router.stored(attempt, name, call.read.tenant, now)
-        call.sent_bytes = attempt.sent_bytes = call.sent_bytes + len(data)
+        call.sent_bytes += len(data)
 
     def _serves(self, now: float) -> None:
         served = serves(self._stage.router.registry, self._call.request.path, self._attempt)
@@ -69,8 +69,8 @@ class AnswerProof:
         if self._captured is None:
             return
         attempt, raw = self._attempt, bytes(self._captured)
-        attempt.counted_tokens = counted_prompt(raw, attempt.prompt.api)
+        attempt.reply.counted_tokens = counted_prompt(raw, attempt.prompt.api)
         if attempt.first_at is None and has_finished(raw, attempt.prompt.api):
             self._stage.router.first_token(attempt, time.monotonic())
-        if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
+        if attempt.first_at is not None and self._call.sent_bytes <= CAPTURE_BYTES_MAX:
             self._stage.tokenizer.finish(attempt, raw, chunked=chunked)

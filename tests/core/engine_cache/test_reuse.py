@@ -18,7 +18,7 @@ from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Backend, Outcome, Registry
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, CacheProfile
 from ranvier_py.core.routing.processes.reuse import COLD_ANSWERS
-from ranvier_py.core.routing.request_paths import CHAT_PATH
+from ranvier_py.core.routing.router import CHAT_PATH
 from tests.core.routing.test_router import make_router
 
 SYSTEM = "You are the help desk of a small library. Name the shelf, and never guess. " * 10
@@ -55,7 +55,7 @@ class Fleet:
         self.router.first_token(attempt, self.now)
 
     def end(self, attempt: Attempt) -> None:
-        router, backend = self.router, int(attempt.backend)
+        router, backend = self.router, int(attempt.target.id)
         router.first_token(attempt, self.now)
         held = (backend, attempt.generation) in self.seen
         self.seen.add((backend, attempt.generation))
@@ -143,15 +143,15 @@ def test_answers_without_counts_alone_show_nothing() -> None:
     """vLLM caches, and counts nothing in its answers, without --enable-prompt-tokens-details."""
     fleet = Fleet(counts=False)
     fleet.ask(40 * COLD_ANSWERS)
-    assert all(each.reuses for each in fleet.registry)
+    assert all(each.reuse.believed for each in fleet.registry)
     fleet.ask(40 * COLD_ANSWERS, pages=b"vllm:prefix_cache_hits_total 4096.0\n")
-    assert all(each.reuses for each in fleet.registry)
+    assert all(each.reuse.believed for each in fleet.registry)
 
 
 def test_an_engine_that_always_counts_zero_but_has_hits_on_its_page_keeps_its_affinity() -> None:
     fleet = Fleet()
     fleet.ask(40 * COLD_ANSWERS, pages=b"vllm:prefix_cache_hits_total 4096.0\n")
-    assert all(each.reuses for each in fleet.registry)
+    assert all(each.reuse.believed for each in fleet.registry)
 
 
 def test_in_a_mixed_fleet_the_engines_that_cache_keep_their_affinity() -> None:
@@ -160,18 +160,18 @@ def test_in_a_mixed_fleet_the_engines_that_cache_keep_their_affinity() -> None:
         page_read(fleet.registry, backend, False, None)
     fleet.ask(40)
     prompt = fleet.send(1, 1000, stream=True)
-    assert int(prompt.backend) in (2, 3)
+    assert int(prompt.target.id) in (2, 3)
     assert {int(holder.backend) for holder in prompt.decision.holders} <= {2, 3}
-    assert [each.reuses for each in fleet.registry] == [False, False, True, True]
+    assert [each.reuse.believed for each in fleet.registry] == [False, False, True, True]
 
 
 def test_a_hit_brings_affinity_back_in_spite_of_every_setting() -> None:
     fleet = Fleet()
     fleet.ask(40 * COLD_ANSWERS)
-    assert not any(each.reuses for each in fleet.registry)
+    assert not any(each.reuse.believed for each in fleet.registry)
     fleet.caching = dict.fromkeys(range(4), 160)
     fleet.ask(40)
-    assert all(each.reuses for each in fleet.registry)
+    assert all(each.reuse.believed for each in fleet.registry)
     assert fleet.send(1, 1000, stream=True).decision.matched_tokens > 0
 
 
@@ -179,9 +179,9 @@ def test_another_process_is_judged_anew() -> None:
     fleet = Fleet(1)
     fleet.ask(3 * COLD_ANSWERS)
     (backend,) = fleet.registry
-    assert not backend.reuses
+    assert not backend.reuse.believed
     fleet.registry.restart(backend, "a test says so", fleet.now)
-    assert backend.reuses
+    assert backend.reuse.believed
     fleet.caching = {0: 160}
     fleet.ask(3)
     assert backend.reuse.hit
@@ -195,9 +195,9 @@ def test_a_setting_that_changes_on_the_page_voids_what_was_shown_before() -> Non
     fleet.ask(5)
     assert backend.reuse.hit
     page_read(fleet.registry, backend, False, None)
-    assert not backend.reuses
+    assert not backend.reuse.believed
     page_read(fleet.registry, backend, True, None)
-    assert backend.reuses
+    assert backend.reuse.believed
 
 
 def test_engines_of_hybrid_models_are_not_judged_by_cold_answers() -> None:
@@ -205,7 +205,7 @@ def test_engines_of_hybrid_models_are_not_judged_by_cold_answers() -> None:
     for backend in fleet.registry:
         fleet.router.checkpoints.set_profile(backend.id, CacheProfile("sglang", EXTRA_BUFFER))
     fleet.ask(40 * COLD_ANSWERS)
-    assert all(each.reuses and each.reuse.cold == 0 for each in fleet.registry)
+    assert all(each.reuse.believed and each.reuse.cold == 0 for each in fleet.registry)
 
 
 def test_explain_names_candidates_that_reuse_nothing() -> None:
@@ -238,4 +238,4 @@ def test_a_page_without_any_word_on_caching_leaves_the_verdict_to_answers() -> N
     (backend,) = fleet.registry
     metrics = EngineMetrics(running=1)
     page_read(fleet.registry, backend, metrics.caches, metrics.hit_tokens)
-    assert backend.reuses
+    assert backend.reuse.believed

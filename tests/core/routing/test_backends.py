@@ -165,7 +165,7 @@ def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> N
     with pytest.raises(KeyError):
         registry[old.id]
     assert registry.add("http://10.0.0.2:8000").id == old.id
-    assert newcomer.inflight == 0
+    assert newcomer.work.own.inflight == 0
 
 
 def test_removing_or_draining_a_stranger_is_not_found() -> None:
@@ -417,7 +417,7 @@ def test_behind_a_name_that_moved_is_another_process_unless_its_start_time_is_th
     registry.restarted = lambda backend: began.append(backend.generation)
     registry.probed(backend.id, before, 0)
     registry.probed(backend.id, before, 1)
-    backend.process.name_moved()
+    backend.seen.process.name_moved()
     for now, result in enumerate(after, 2):
         registry.probed(backend.id, result, now)
     assert backend.generation == generation
@@ -451,7 +451,7 @@ def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
     assert backend.load == 6
     registry.set_peer_load(backend.id, Load(2), 1.0)
     registry.finished(backend.id, Outcome.CANCELLED, 0)
-    assert (backend.load, backend.inflight, backend.peers.requests) == (2, 0, 2)
+    assert (backend.load, backend.work.own.inflight, backend.work.peers.requests) == (2, 0, 2)
 
 
 def test_a_request_that_ends_twice_is_our_own_bug() -> None:
@@ -466,7 +466,7 @@ def test_what_happened_is_counted() -> None:
     fail(registry, registry[BackendId(0)])
     first = registry[BackendId(0)]
     assert (first.circuit, first.models) == (Circuit.OPEN, ("a", "b"))
-    assert (first.outcomes[Outcome.SERVER_ERROR], first.vitals.openings, first.probes_ok) == (5, 1, 1)
+    assert (first.seen.outcomes[Outcome.SERVER_ERROR], first.vitals.openings, first.seen.probes_ok) == (5, 1, 1)
     assert (registry.counters.backends_added, registry.counters.backends_removed, leaving(registry)) == (2, 0, 0)
 
 
@@ -547,7 +547,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def every_request_is_counted_once(self) -> None:
         for backend in [*self.registry, *self.running]:
-            assert backend.inflight == backend.load == self.running.count(backend)
+            assert backend.work.own.inflight == backend.load == self.running.count(backend)
 
 
 TestAnyHistory = AnyHistory.TestCase
@@ -586,14 +586,14 @@ def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None
     one, other = InFlight(500), InFlight(70)
     registry.dispatched(backend.id, 0.0, one)
     registry.dispatched(backend.id, 0.0, other)
-    assert (backend.pending_tokens, backend.decoding) == (570, 0)
-    assert backend.waiting == 2
-    assert backend.prefilled(one, 0.5) == 0.5
-    assert backend.waiting == 1
-    assert (backend.pending_tokens, backend.decoding) == (70, 1)
+    assert (backend.work.pending_tokens, backend.work.decoding) == (570, 0)
+    assert backend.work.waiting == 2
+    assert backend.work.prefilled(one, 0.5) == 0.5
+    assert backend.work.waiting == 1
+    assert (backend.work.pending_tokens, backend.work.decoding) == (70, 1)
     registry.finished(backend.id, Outcome.SUCCESS, 1.0, one)
     registry.finished(backend.id, Outcome.CANCELLED, 1.0, other)
-    assert (backend.pending_tokens, backend.decoding) == (0, 0)
+    assert (backend.work.pending_tokens, backend.work.decoding) == (0, 0)
 
 
 def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_proves_nothing() -> None:
@@ -603,7 +603,7 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
         for _ in range(times):
             registry.dispatched(backend.id, 0.0)
             registry.finished(backend.id, outcome, 0.0)
-        return backend.success_rate
+        return backend.seen.success_rate
 
     assert end(Outcome.SUCCESS, 3) == 1.0
     assert end(Outcome.CANCELLED, 3) == 1.0
@@ -617,30 +617,30 @@ def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
     registry, backend = lone()
     registry.dispatched(backend.id, 0.0, InFlight(500))
     registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
-    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
-    assert backend.own_load == Load(1, 1, 500)
+    assert (backend.load, backend.work.waiting, backend.work.decoding, backend.work.pending_tokens) == (6, 3, 3, 3500)
+    assert backend.work.own.load == Load(1, 1, 500)
     registry.set_peer_load(backend.id, Load(0), 1.0)
-    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (1, 1, 0, 500)
+    assert (backend.load, backend.work.waiting, backend.work.decoding, backend.work.pending_tokens) == (1, 1, 0, 500)
 
 
 def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> None:
     """An engine serves our requests and those of peers in turn: what it has done of theirs is not to be waited for."""
     registry, backend = lone()
     registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
-    assert backend.progress_at == 10.0, "nobody else waits: it is the first"
+    assert backend.work.progress_at == 10.0, "nobody else waits: it is the first"
     ours = InFlight(300)
     registry.dispatched(backend.id, 11.0, ours)
-    assert backend.progress_at == 10.0, "it waits behind the peer's"
+    assert backend.work.progress_at == 10.0, "it waits behind the peer's"
     registry.set_peer_load(backend.id, Load(2, 2, 900), 12.0)
-    assert backend.progress_at == 10.0, "who comes moves nothing"
+    assert backend.work.progress_at == 10.0, "who comes moves nothing"
     registry.set_peer_load(backend.id, Load(2, 1, 400), 13.0)
-    assert backend.progress_at == 13.0
+    assert backend.work.progress_at == 13.0
     registry.set_peer_load(backend.id, Load(3, 1, 200), 14.0)
-    assert backend.progress_at == 14.0, "one came and one had its first token since the last report"
-    backend.prefilled(ours, 15.0)
-    assert backend.progress_at == 15.0
+    assert backend.work.progress_at == 14.0, "one came and one had its first token since the last report"
+    backend.work.prefilled(ours, 15.0)
+    assert backend.work.progress_at == 15.0
     registry.set_peer_load(backend.id, Load(3, 0, 0), 16.0)
     registry.dispatched(backend.id, 17.0, InFlight(300))
-    assert backend.progress_at == 17.0
+    assert backend.work.progress_at == 17.0
     registry.set_peer_load(backend.id, Load(4, 1, 700), 18.0)
-    assert backend.progress_at == 17.0, "it waits behind ours"
+    assert backend.work.progress_at == 17.0, "it waits behind ours"

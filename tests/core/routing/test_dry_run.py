@@ -22,8 +22,8 @@ from ranvier_py.core.prompts.fingerprint import Segment
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, RESPONSES_PATH
-from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.request_paths import RESPONSES_PATH
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
 from tests.core.routing.test_router import chat, make_router, start_attempt, streamed
 
 NAMED = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'  # of a session
@@ -74,7 +74,7 @@ def busy_router(policy: str) -> Router:
         attempt = start_attempt(
             router, streamed(chat("one", f"answer {number % 3}", f"question {number}")), float(number)
         )
-        router.first_token(attempt, number + 0.01 * attempt.computed_tokens)
+        router.first_token(attempt, number + 0.01 * attempt.decision.computed_tokens)
         router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9)
         answer = Answer({"role": "assistant", "content": "answer" * 20}, "answer", 300, 128, 30)
         router.learn_tokens(attempt, attempt.prompt.end, (), answer, float(number))

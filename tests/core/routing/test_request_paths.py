@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ranvier_py.core.prompts.body_json import form_model
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.request_paths import NEVER, PATHS, table
 from ranvier_py.core.routing.retries import is_inference, may_repeat
@@ -41,6 +42,22 @@ def test_a_path_adds_routes_as_the_table_has_it_and_is_sent_again_where_nothing_
     assert may_repeat(b"POST", path, body) is computes
 
 
+FORM = (
+    '--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\ncontent-type: audio/wav\r\n\r\n{}\r\n'
+    '--x\r\nContent-Disposition: form-data; name="model"\r\n{}\r\nwhisper-1\r\n--x--\r\n'
+)
+
+
+def test_the_model_of_a_form_is_found_before_and_behind_a_large_file() -> None:
+    behind = FORM.format("a" * 1_000_000, "").encode()
+    assert form_model(behind) == "whisper-1"
+    assert form_model(FORM.format("a", "content-type: text/plain\r\n").encode()) == "whisper-1"
+    first = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + behind[:900_000]
+    assert form_model(first) == "whisper-1"
+    assert form_model(behind[:900_000]) == ""
+    assert form_model(b'name="model"\r\n' * 100_000) == ""
+
+
 @pytest.mark.parametrize(
     "body", [{"text": "hello " * 30}, {"text": ["hello " * 30]}, {"input_ids": list(range(99))}], ids=str
 )
@@ -51,5 +68,5 @@ def test_generate_is_placed_by_its_text_or_its_tokens(body: dict[str, object]) -
     router.first_token(attempt, 0.1)
     router.finish_attempt(attempt, Outcome.SUCCESS, 0.1)
     found = router.find(prompts[1], 0.2)
-    assert router.place(prompts[1], found).backend == attempt.backend
+    assert router.place(prompts[1], found).backend == attempt.target.id
     assert found.holders[0].tokens >= 32

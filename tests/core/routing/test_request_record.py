@@ -50,7 +50,7 @@ def sent_attempt(messages: list[dict[str, str]], tokens: int | None) -> tuple[At
     (target,) = router.registry
     decision = Decision(target.id, "a", "warm", "affinity", 16, prompt.tokens, "text", (), (target.id,), (0,))
     attempt = Attempt(prompt, decision, target, 0, 0, (), 10.0)
-    attempt.first_at, attempt.status = 10.5, 200
+    attempt.first_at, attempt.reply.status = 10.5, 200
     return attempt, router.reader, router.hasher
 
 

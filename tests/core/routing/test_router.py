@@ -20,9 +20,8 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import Attempt, Router
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 
 KEY = b"k" * 32
 
@@ -72,7 +71,7 @@ def test_the_next_turn_goes_where_the_last_one_was_served() -> None:
     router = make_router()
     first = serve(router, chat("one"))
     second = start_attempt(router, chat("one", "answer", "two"))
-    assert second.backend == first.backend
+    assert second.target.id == first.target.id
     assert second.decision.reason == "affinity"
     assert second.decision.matched_tokens == first.prompt.tokens > 0
     assert second.decision.source == "text"
@@ -101,7 +100,7 @@ def test_a_chat_without_a_system_prompt_goes_on_where_less_than_half_of_it_is_he
     attempt = start_attempt(router, messages(first, *new), 1.0)
     assert attempt.decision.matched_tokens == pytest.approx(4944, abs=32)
     assert attempt.decision.prompt_tokens > 2 * attempt.decision.matched_tokens
-    assert (attempt.backend, attempt.decision.reason) == (held.backend, "affinity")
+    assert (attempt.target.id, attempt.decision.reason) == (held.target.id, "affinity")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,7 +109,7 @@ def test_less_than_half_of_a_prompt_that_chats_share_is_followed_to_a_holder_tha
     held = serve(router, messages(shared, ("user", 400 + seed)))
     attempt = start_attempt(router, messages(shared, ("user", 1376)), 1.0)
     assert attempt.decision.matched_tokens == pytest.approx(256, abs=32)
-    assert (attempt.backend, attempt.decision.reason) == (held.backend, "affinity")
+    assert (attempt.target.id, attempt.decision.reason) == (held.target.id, "affinity")
 
 
 class Asking(Affinity):
@@ -160,7 +159,7 @@ def test_a_history_that_is_known_by_its_texts_alone_is_not_walked_again_for_more
     found = router.find(prompt, 0.0)
     monkeypatch.setattr(RouteTable, "match", counted)
     router.place(prompt, found)
-    assert [holder.backend for holder in asking.asked] == [attempt.backend]
+    assert [holder.backend for holder in asking.asked] == [attempt.target.id]
     assert len(read) == 2
 
 
@@ -206,7 +205,7 @@ def test_a_burst_of_one_new_prefix_follows_its_first_request_while_that_is_still
     router = make_router(policy="affinity")
     first = start_attempt(router, chat("one", system="You are an assistant. " * 400))
     second = start_attempt(router, chat("another question", system="You are an assistant. " * 400))
-    assert second.backend == first.backend
+    assert second.target.id == first.target.id
     assert second.decision.matched_tokens > 0
 
 
@@ -233,7 +232,7 @@ def test_an_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None
     held = serve(router, chat("one"))
     prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
     found = router.find(prompt, 0.0)
-    diverted = router.place(prompt, found)._replace(backend=BackendId(1 - held.backend), matched_tokens=0)
+    diverted = router.place(prompt, found)._replace(backend=BackendId(1 - held.target.id), matched_tokens=0)
     attempt = router.start_attempt(prompt, diverted, 0.0, b"", found)
     assert set(attempt.speculation) == {text for _, _, text in prompt.end.chain()}
 
@@ -270,17 +269,17 @@ def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before()
     prompt = router.read(CHAT_PATH, chat("one"))
     failed = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
     router.finish_attempt(failed, Outcome.CONNECT_ERROR, 0.0)
-    served = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0, [failed.backend])), 0.0)
+    served = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0, [failed.target.id])), 0.0)
     router.first_token(served, 0.0)
     router.finish_attempt(served, Outcome.SUCCESS, 0.0)
-    assert served.backend != failed.backend
-    assert start_attempt(router, chat("one", "a", "two")).backend == served.backend
+    assert served.target.id != failed.target.id
+    assert start_attempt(router, chat("one", "a", "two")).target.id == served.target.id
 
 
 def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_its_old_life() -> None:
     router = make_router(backends=1)
     attempt = serve(router, chat("one"))
-    router.registry.restart(router.registry[attempt.backend], "test", 0.0)
+    router.registry.restart(router.registry[attempt.target.id], "test", 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
     router.learn_tokens(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
@@ -289,7 +288,7 @@ def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_
 def test_what_an_engine_served_before_it_restarted_is_not_even_written_down() -> None:
     router = make_router(backends=1)
     attempt = start_attempt(router, chat("one"))
-    router.registry.restart(router.registry[attempt.backend], "test", 0.0)
+    router.registry.restart(router.registry[attempt.target.id], "test", 0.0)
     router.first_token(attempt, 0.0)
     assert len(router.routes) == 0
 
@@ -304,19 +303,19 @@ def test_an_answer_without_a_generated_token_proves_no_prefill() -> None:
 def test_a_removed_backend_is_never_chosen_again_and_its_late_route_update_is_ignored() -> None:
     router = make_router(backends=2)
     attempt = serve(router, chat("one"))
-    router.registry.remove(router.registry[attempt.backend].name)
+    router.registry.remove(router.registry[attempt.target.id].name)
     router.learn_tokens(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     other = start_attempt(router, chat("one"))
-    assert other.backend != attempt.backend
+    assert other.target.id != attempt.target.id
 
 
 def test_in_flight_counts_are_exact() -> None:
     router = make_router(backends=2)
     attempts = [start_attempt(router, chat(f"chat {number}")) for number in range(6)]
-    assert sum(backend.inflight for backend in router.registry) == 6
+    assert sum(backend.work.own.inflight for backend in router.registry) == 6
     for attempt, outcome in zip(attempts, Outcome, strict=False):
         router.finish_attempt(attempt, outcome, 0.0)
-    assert sum(backend.inflight for backend in router.registry) == 0
+    assert sum(backend.work.own.inflight for backend in router.registry) == 0
 
 
 def test_an_attempt_that_finishes_twice_is_a_bug() -> None:
@@ -353,7 +352,7 @@ def test_the_documents_own_chat_is_learned_at_its_block_aligned_boundaries() -> 
 
 def learn_from_peer(router: Router, attempt: Attempt) -> None:
     """Learn from a peer what an attempt of its own proved."""
-    router.routes.learn(attempt.prompt.end.chain(), attempt.backend, 1, Trust.REMOTE, 0.0)
+    router.routes.learn(attempt.prompt.end.chain(), attempt.target.id, 1, Trust.REMOTE, 0.0)
 
 
 @pytest.mark.parametrize("lengths", [(9_008, 52), (64, 24)])
@@ -369,7 +368,7 @@ def test_depths_are_counted_from_the_last_message_that_somebody_has_tokenized(le
     new_tokens = alone.tokens - estimated
     assert new_tokens > 0
     decision = router.place(found, router.find(found, 0.0))
-    assert decision.backend == first.backend
+    assert decision.backend == first.target.id
     assert (decision.matched_tokens, decision.prompt_tokens) == (
         sum(lengths) // 16 * 16,
         sum(lengths) // 16 * 16 + new_tokens,
@@ -437,7 +436,7 @@ def test_completions_match_by_their_token_ids() -> None:
     router.first_token(first, 0.0)
     router.finish_attempt(first, Outcome.SUCCESS, 0.0)
     longer = start_attempt(router, json.dumps({"model": "m", "prompt": [*ids, 5, 6]}).encode(), path=COMPLETION_PATH)
-    assert (longer.backend, longer.decision.matched_tokens) == (first.backend, 64)
+    assert (longer.target.id, longer.decision.matched_tokens) == (first.target.id, 64)
 
 
 def test_nobody_to_ask_is_an_error() -> None:
@@ -458,7 +457,7 @@ def test_an_explanation_names_every_candidate_and_changes_nothing() -> None:
     held = {row["backend"]: row["matched_tokens"] for row in report["candidates"]}
     assert held[served.decision.backend_name] > 0
     assert sum(bool(tokens) for tokens in held.values()) == 1
-    assert sum(backend.inflight for backend in router.registry) == 0
+    assert sum(backend.work.own.inflight for backend in router.registry) == 0
 
 
 def test_counters_show_how_much_was_predicted_and_how_much_the_engines_had() -> None:
@@ -473,7 +472,7 @@ def test_counters_show_how_much_was_predicted_and_how_much_the_engines_had() -> 
 
 def test_a_policy_that_wants_the_opening_gets_it_and_places_all_chats_of_one_opening_together() -> None:
     router = make_router(policy="chwbl")
-    placed = {serve(router, chat(f"question {number}")).backend for number in range(4)}
+    placed = {serve(router, chat(f"question {number}")).target.id for number in range(4)}
     assert len(placed) == 1
     assert router.recent[-1][2].reason == "prefix_hash"
     one, two = (router.read(CHAT_PATH, chat(word)).opening(1024, "system") for word in ("one", "two"))
@@ -496,11 +495,11 @@ def test_a_policy_learns_what_an_engine_computed_and_evicted() -> None:
     longer = chat("one", "two", "three", "four", "five")
     serve(router, longer)
     assert seeing.seen.evicted is None
-    router.routes.hide(attempt.backend, 10)
+    router.routes.hide(attempt.target.id, 10)
     serve(router, longer)
     assert seeing.seen.evicted is not None
     backend, tokens = seeing.seen.evicted
-    assert backend == attempt.backend
+    assert backend == attempt.target.id
     assert 0 < tokens <= seeing.seen.prompt_tokens
 
 
@@ -508,8 +507,8 @@ def test_what_an_engine_held_before_it_restarted_was_not_evicted() -> None:
     router = make_router(2)
     router.policy = seeing = Seeing()
     attempt = serve(router, chat("one", "two", "three"))
-    router.routes.hide(attempt.backend, 10)
-    router.registry.restart(router.registry[attempt.backend], "start time", 0.0)
+    router.routes.hide(attempt.target.id, 10)
+    router.registry.restart(router.registry[attempt.target.id], "start time", 0.0)
     serve(router, chat("one", "two", "three"))
     assert seeing.seen.evicted is None
 
@@ -520,8 +519,8 @@ def test_what_an_engine_computed_for_a_whole_answer_is_learned_as_it_counts_and_
     router.first_token(attempt, 1.0)
     router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
     assert attempt.decoded is not None
-    believed, computed = attempt.computed_tokens, attempt.decoded.computed
+    believed, computed = attempt.decision.computed_tokens, attempt.decoded.computed
     counted = Answer(prompt_tokens=believed, cached_tokens=believed - 20)
     router.answered(attempt, attempt.prompt.end, counted, 2.0)
     assert attempt.decoded.computed == computed - believed + 20
-    assert attempt.target.computed == 20
+    assert attempt.target.work.own.computed == 20

@@ -53,7 +53,7 @@ def talk(router: Router, *, suggestions: bool, changed: bool, turns: int = 8) ->
         others = start_attempt(router, chat(f"another {number}"), now)
         for each in (attempt, others):
             router.first_token(each, now + rng.uniform(0.0005, 0.05))  # quick engines, whose times are noise
-        found.append(attempt.backend)
+        found.append(attempt.target.id)
         message = {"role": "assistant", "content": f"thoughts and answer {number} " * 200}
         answer = Answer(message, prompt_tokens=attempt.prompt.tokens, cached_tokens=attempt.decision.matched_tokens)
         for each in (attempt, others, *open_ones):
@@ -81,7 +81,7 @@ def test_a_chat_begins_where_its_opening_is_at_home_and_not_where_its_title_was_
     served(router, chat("one", system=TITLE), 1.0)
     attempt = start_attempt(router, chat("one"), 2.0)
     assert attempt.decision.reason == "cold"
-    assert attempt.backend == start_attempt(alone, chat("another", system=OPENING), 2.0).backend
+    assert attempt.target.id == start_attempt(alone, chat("another", system=OPENING), 2.0).target.id
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -90,7 +90,7 @@ def test_first_prompts_of_one_opening_that_come_at_once_are_computed_once(seed: 
     router = make_router(seed=seed)
     attempts = [start_attempt(router, chat(f"task {number}"), 0.001 * number) for number in range(3)]
     assert [attempt.decision.reason for attempt in attempts] == ["cold", "affinity", "affinity"]
-    assert len({attempt.backend for attempt in attempts}) == 1
+    assert len({attempt.target.id for attempt in attempts}) == 1
 
 
 class Seeing(Affinity):

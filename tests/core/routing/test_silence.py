@@ -32,7 +32,7 @@ def probed(registry: Registry, *results: ProbeResult, engine: BackendId = ENGINE
 def test_time_outs_of_probes_do_not_count_while_the_engine_sends_something() -> None:
     registry = registry_of()
     for at in range(100, 200, 4):
-        registry[ENGINE].received_at = at - 1
+        registry[ENGINE].seen.received_at = at - 1
         registry.probed(ENGINE, TIMED_OUT, at)
         assert registry[ENGINE].health is Health.HEALTHY
     assert registry.counters.probes_overruled == 25
@@ -50,7 +50,7 @@ def test_something_that_comes_between_two_probes_ends_the_row_of_time_outs() -> 
 def test_what_refuses_is_unhealthy_whatever_it_sent(failure: ProbeResult) -> None:
     registry = registry_of()
     for at in range(100, 112, 4):
-        registry[ENGINE].received_at = at - 0.1
+        registry[ENGINE].seen.received_at = at - 0.1
         registry.probed(ENGINE, failure, at)
     assert registry[ENGINE].vitals.dead
     assert not registry.pool("", 120).ids
@@ -89,7 +89,7 @@ def test_a_silent_backend_is_healthy_again_as_soon_as_it_sends_anything(sign: st
         (change,) = registry.received(ENGINE, 120)
     elif sign == "answer":
         registry.dispatched(ENGINE, 119)
-        registry[ENGINE].received_at = 120
+        registry[ENGINE].seen.received_at = 120
         (change,) = registry.finished(ENGINE, Outcome.SUCCESS, 120)
     else:
         (change,) = registry.probed(ENGINE, UP, 120)

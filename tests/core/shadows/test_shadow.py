@@ -10,9 +10,9 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.request_paths import CHAT_PATH, RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.router import CHAT_PATH, Router
 from ranvier_py.core.shadows.shadow import Shadow, make_shadow
 from ranvier_py.core.shadows.shadows import FINISHED_MAX, Shadows
 from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed
@@ -76,7 +76,7 @@ def test_a_prompt_that_an_engine_computes_is_counted_for_the_next_one_there(poli
         router.finish_attempt(attempt, Outcome.BROKEN, 1.0)
     again = start_attempt(router, chat("one", system=LONG), 2.0)
     assert shadow.counters.predicted_tokens == 2 * attempts[0].prompt.tokens, "a failed request left nothing"
-    assert (shadow.twins[again].attempt.backend, shadow.counters.saved_tokens) == (again.backend, 0)
+    assert (shadow.twins[again].attempt.target.id, shadow.counters.saved_tokens) == (again.target.id, 0)
 
 
 def test_shadows_change_nothing_of_what_really_happens() -> None:
@@ -93,7 +93,7 @@ def test_what_only_one_engine_can_answer_and_what_follows_its_session_harm_no_sh
     attempt = start_attempt(router, b'{"input":"hi"}', path=RESPONSES_PATH)
     router.stored(attempt, "resp_1", b"", 0.0)
     second = start_attempt(router, b'{"input":"so?","previous_response_id":"resp_1"}', path=RESPONSES_PATH)
-    assert (second.backend, second.decision.reason) == (attempt.backend, "owner")
+    assert (second.target.id, second.decision.reason) == (attempt.target.id, "owner")
     assert second not in shadow.twins
     named = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'
     third = start_attempt(router, named % (b"x" * 99))
@@ -101,7 +101,7 @@ def test_what_only_one_engine_can_answer_and_what_follows_its_session_harm_no_sh
         router.first_token(each, 0.1)
         router.finish_attempt(each, Outcome.SUCCESS, 0.2)
     fourth = start_attempt(router, named % (b"y" * 99), 0.3)
-    assert (fourth.backend, fourth.decision.reason) == (third.backend, "session")
+    assert (fourth.target.id, fourth.decision.reason) == (third.target.id, "session")
     assert fourth in shadow.twins
     router.finish_attempt(fourth, Outcome.SUCCESS, 0.4)
 
@@ -119,15 +119,15 @@ def test_what_waits_counts_for_each_world_by_itself() -> None:
     router, (shadow,) = shadowed("least_loaded", real="affinity")
     body = streamed(chat("one", system=LONG))
     attempts = [start_attempt(router, body) for _ in range(3)]
-    assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
-    assert len({shadow.twins[attempt].attempt.backend for attempt in attempts}) == 3
+    assert len({attempt.target.id for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
+    assert len({shadow.twins[attempt].attempt.target.id for attempt in attempts}) == 3
     assert shadow.counters.saved_tokens == -2 * attempts[0].prompt.tokens
     mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
-    assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
+    assert sorted(each.work.own.inflight for each in mirrored) == [0, 1, 1, 1]
     for attempt in attempts:
         router.first_token(attempt, 1.0)
         router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
-    assert [each.inflight + each.own_tokens + each.own_decoding for each in mirrored] == [0, 0, 0, 0]
+    assert [each.work.own.inflight + each.work.own.tokens + each.work.own.decoding for each in mirrored] == [0, 0, 0, 0]
 
 
 def test_what_others_send_to_an_engine_is_load_in_every_world() -> None:
@@ -144,7 +144,7 @@ def test_what_others_send_to_an_engine_is_load_in_every_world() -> None:
 def test_an_attempt_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
     router, (shadow,) = shadowed("affinity")
     router.finish_attempt(start_attempt(router, chat("one")), outcome, 0.0)
-    assert shadow.router.registry[start_attempt(router, chat("one")).backend].inflight == 1
+    assert shadow.router.registry[start_attempt(router, chat("one")).target.id].work.own.inflight == 1
     assert shadow.router.routes.counters.rows == 0
 
 
@@ -169,9 +169,9 @@ def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
     router, (shadow,) = shadowed("round_robin")
     attempts = [start_attempt(router, streamed(chat("one", system=LONG))) for _ in range(3)]
-    assert len({attempt.backend for attempt in attempts}) == 1
-    elsewhere = [attempt for attempt in attempts if shadow.twins[attempt].attempt.backend != attempt.backend]
-    places = [shadow.twins[attempt].attempt.backend for attempt in elsewhere]
+    assert len({attempt.target.id for attempt in attempts}) == 1
+    elsewhere = [attempt for attempt in attempts if shadow.twins[attempt].attempt.target.id != attempt.target.id]
+    places = [shadow.twins[attempt].attempt.target.id for attempt in elsewhere]
     for place in places:
         router.registry.remove(router.registry[place].name)
     again = router.registry.add("http://10.0.0.99:8000")
@@ -180,17 +180,17 @@ def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
         router.first_token(attempt, 1.0)
         router.answered(attempt, attempt.prompt.end, NOTHING, 2.0)
         router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
-    assert shadow.router.registry[again.id].inflight == 0
-    assert [backend.inflight for backend in router.registry] == [0, 0, 0]
+    assert shadow.router.registry[again.id].work.own.inflight == 0
+    assert [backend.work.own.inflight for backend in router.registry] == [0, 0, 0]
     assert (len(elsewhere), len(shadow.router.speculation)) == (2, 0)
 
 
 def test_no_backend_follows_shadows_that_were_replaced() -> None:
     router, _ = shadowed("affinity", "random")
     serve(router, chat("one"))
-    assert all(backend.mirrors for backend in router.registry)
+    assert all(backend.work.mirrors for backend in router.registry)
     Shadows((), router.registry).close()
-    assert not any(backend.mirrors for backend in router.registry)
+    assert not any(backend.work.mirrors for backend in router.registry)
 
 
 def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
@@ -201,10 +201,10 @@ def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
     router.finish_attempt(
         router.start_attempt(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0), Outcome.BROKEN, 1.0
     )
-    found = router.find(prompt, 1.0, [first.backend])
+    found = router.find(prompt, 1.0, [first.target.id])
     second = router.start_attempt(prompt, router.place(prompt, found), 1.0, found=found)
-    assert second.backend != first.backend
-    assert shadow.twins[second].attempt.backend == second.backend
+    assert second.target.id != first.target.id
+    assert shadow.twins[second].attempt.target.id == second.target.id
     assert (shadow.counters.elsewhere, shadow.counters.saved_tokens) == (0, 0)
 
 
@@ -229,7 +229,7 @@ def test_no_world_supposes_more_than_an_engine_has_room_for(room_for: float, fou
     (backend,) = router.registry
     bodies = [streamed(chat(f"chat {number}", system=f"{number} {LONG}")) for number in range(5)]
     tokens = router.read(CHAT_PATH, bodies[0]).tokens
-    backend.cache_tokens = int(room_for * tokens)
+    backend.work.room.cache_tokens = int(room_for * tokens)
     for number, body in enumerate(2 * bodies):
         attempt = start_attempt(router, body, float(number))
         router.first_token(attempt, number + 0.5)
@@ -249,12 +249,12 @@ def test_what_a_shadow_sends_to_one_engine_waits_there_though_real_requests_are_
     for each in list(router.registry)[1:]:
         router.registry.drain(each.name, True)
     attempts = [start_attempt(router, streamed(chat(f"new {number} {LONG}")), 1000.0) for number in range(4)]
-    assert [each.inflight for each in mirrored] == [4, 0, 0, 0]
+    assert [each.work.own.inflight for each in mirrored] == [4, 0, 0, 0]
     for attempt in attempts:
         router.first_token(attempt, 1001.0)
         router.finish_attempt(attempt, Outcome.SUCCESS, 1002.0)
     shadows = router.observers[0]
     assert isinstance(shadows, Shadows)
-    assert [backend.inflight for backend in router.registry] == [0, 0, 0, 0]
+    assert [backend.work.own.inflight for backend in router.registry] == [0, 0, 0, 0]
     shadows.tick({}, 1100.0)
-    assert [each.inflight for each in mirrored] == [0, 0, 0, 0]
+    assert [each.work.own.inflight for each in mirrored] == [0, 0, 0, 0]

@@ -294,7 +294,7 @@ class Place:
         return backend.id
 
     def remove_backend(self, name: str) -> None:
-        for each in self.registry.known(name).as_ranks:
+        for each in self.registry.known(name).behind.as_ranks:
             self.remove_backend(each.name)
         self.parts.removed(self.registry.remove(name))
 
@@ -303,10 +303,14 @@ class Place:
         result = ProbeResult(ok, models=("m",), cards=VLLM, placeable=placeable, ranks=placeable)
         self.parts.probed(self.id, result)
         self.registry.probed(self.id, result, 1.0)
-        placed = [each.url for each in self.registry if each.rank is not None]
-        assert placed == [each.url for each in self.whole.as_ranks] == [f"{URL}#rank={n}" for n in range(len(placed))]
+        placed = [each.url for each in self.registry if each.behind.rank is not None]
+        assert (
+            placed
+            == [each.url for each in self.whole.behind.as_ranks]
+            == [f"{URL}#rank={n}" for n in range(len(placed))]
+        )
         pool = [each.name for each in self.registry.pool("m", 1.0).backends]
-        assert pool == ([each.name for each in self.whole.as_ranks] or ["engine"])
+        assert pool == ([each.name for each in self.whole.behind.as_ranks] or ["engine"])
         return len(pool)
 
 
@@ -326,35 +330,35 @@ def test_a_look_that_shows_nothing_changes_nothing() -> None:
 def test_ranks_that_stay_keep_their_backends() -> None:
     place = Place()
     place.look(3)
-    first, second, _ = place.whole.as_ranks
+    first, second, _ = place.whole.behind.as_ranks
     place.look(2)
     place.look(2)
-    assert place.whole.as_ranks == (first, second)
+    assert place.whole.behind.as_ranks == (first, second)
     place.look(4)
     place.look(4)
-    assert place.whole.as_ranks[:2] == (first, second)
+    assert place.whole.behind.as_ranks[:2] == (first, second)
 
 
 def test_ranks_of_events_count_where_no_page_names_any_and_the_engine_is_vllm() -> None:
     place, two = Place(), of_operator("tcp://*:1", "", 2, "127.0.0.1")
     place.parts.found(place.id, two)
-    assert place.whole.as_ranks == ()
+    assert place.whole.behind.as_ranks == ()
     assert place.look(None) == 2
     other = Place()
     other.parts.found(other.id, two)
     other.parts.probed(other.id, ProbeResult(True, models=("m",), cards=({"id": "m", "owned_by": "sglang"},)))
-    assert other.whole.as_ranks == ()
+    assert other.whole.behind.as_ranks == ()
     assert other.look(1) == 1
 
 
 def test_a_refused_rank_is_not_tried_again_until_something_else_is_shown() -> None:
     place = Place()
     place.look(2)
-    rank, other = place.whole.as_ranks
+    rank, other = place.whole.behind.as_ranks
     assert place.registry.rank_refused(rank)
     assert place.registry.rank_refused(other)
     assert [place.look(2), place.look(2), place.look(3)] == [1, 1, 3]
-    assert place.registry.rank_refused(place.whole.as_ranks[0])
+    assert place.registry.rank_refused(place.whole.behind.as_ranks[0])
     assert place.look(3) == 1
     place.registry.restart(place.whole, "it came back", 2.0)
     assert place.look(3) == 3
@@ -365,7 +369,7 @@ def test_a_refusal_of_a_listed_rank_is_the_operators() -> None:
     listed = place.registry[place.add_backend(f"{URL}#rank=1", 1.0, "", None)]
     assert not place.registry.rank_refused(listed)
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
-    assert place.whole.as_ranks == ()
+    assert place.whole.behind.as_ranks == ()
 
 
 def test_a_rank_that_an_operator_removed_stays_away() -> None:
@@ -373,7 +377,7 @@ def test_a_rank_that_an_operator_removed_stays_away() -> None:
     place.look(2)
     place.remove_backend("engine#rank=1")
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
-    assert [each.name for each in place.whole.as_ranks] == ["engine#rank=0"]
+    assert [each.name for each in place.whole.behind.as_ranks] == ["engine#rank=0"]
 
 
 def test_where_a_rank_has_no_room_the_engine_stays_one_backend() -> None:
@@ -390,10 +394,10 @@ def test_an_engine_with_an_index_by_its_url_stays_one_backend() -> None:
 def test_several_processes_are_not_split() -> None:
     place = Place()
     place.look(2)
-    place.whole.processes = 2
+    place.whole.behind.processes = 2
     for _ in range(2):
         place.parts.probed(place.id, ProbeResult(True, placeable=2))
-    assert place.whole.as_ranks == ()
+    assert place.whole.behind.as_ranks == ()
 
 
 def test_draining_goes_on_in_the_ranks_and_running_requests_end_where_they_began() -> None:
@@ -401,8 +405,8 @@ def test_draining_goes_on_in_the_ranks_and_running_requests_end_where_they_began
     place.registry.dispatched(place.id, 0.0)
     place.registry.drain(URL)
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
-    ranks: tuple[Backend, ...] = place.whole.as_ranks
+    ranks: tuple[Backend, ...] = place.whole.behind.as_ranks
     assert [each.draining for each in ranks] == [True, True]
-    assert place.whole.inflight == 1
+    assert place.whole.work.own.inflight == 1
     place.registry.drain(URL, draining=False)
     assert [each.draining for each in (place.whole, *ranks)] == [False, False, False]

@@ -110,10 +110,10 @@ class Calibration(Observer):
             self.counters.skipped += 1
             return
         self._sampled += 1
-        if not self._estimated(attempt.backend):
+        if not self._estimated(attempt.target.id):
             return
         self.counters.sampled += 1
-        found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.target.id, attempt.generation)
         clock = self._known(attempt).clock
         prefixes = [(tokens, second, clock.distance(second)) for tokens, second in found]
         self.samples[id(attempt)] = AttemptSample(attempt.sent_at, prefixes)
@@ -152,12 +152,12 @@ class Calibration(Observer):
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
         prefixes = usable_prefixes(known, sample, answer.prompt_tokens)
-        if attempt.backend not in self._hybrids and attempt.generation == attempt.target.generation:
+        if attempt.target.id not in self._hybrids and attempt.generation == attempt.target.generation:
             self._judge_reuse(known, attempt, prefixes, cached)
         if cached is None:
             known.answers_silent += 1
             return
-        if attempt.backend in self._hybrids:
+        if attempt.target.id in self._hybrids:
             compare_credit(known, attempt, answer.prompt_tokens, cached)
         else:
             self._correct(known, attempt, end, answer.prompt_tokens, cached, prefixes)
@@ -179,7 +179,7 @@ class Calibration(Observer):
             known.answers_silent += 1
         else:
             self._compare(known, attempt, prompt_tokens, cached)
-        estimated = self._estimated(attempt.backend)
+        estimated = self._estimated(attempt.target.id)
         if estimated:
             self._learn(known, prefixes, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
@@ -191,9 +191,9 @@ class Calibration(Observer):
             if not reports_hits:
                 return
             known.refuted += 1
-            self.counters.withdrawn += self._routes.refute(gone, attempt.backend, int(attempt.sent_at))
+            self.counters.withdrawn += self._routes.refute(gone, attempt.target.id, int(attempt.sent_at))
         elif gone is not None and not cached:
-            self._contradicted(attempt.backend)
+            self._contradicted(attempt.target.id)
 
     def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
         """Take the capacity and block size that an engine's metrics page reports."""
@@ -237,7 +237,7 @@ class Calibration(Observer):
         return None if hidden < 0 else max(0.0, now - hidden)
 
     def _known(self, attempt: Attempt) -> BackendPredictions:
-        return self._at(attempt.backend, attempt.url, attempt.generation)
+        return self._at(attempt.target.id, attempt.target.url, attempt.generation)
 
     def _at(self, backend: BackendId, url: str, generation: int) -> BackendPredictions:
         """Return what is known of a backend: begun anew at another URL, `begin` called for a later generation."""
@@ -295,10 +295,10 @@ class Calibration(Observer):
         ):
             return
         sample.used_at, uses = int(now), self._routes.uses
-        key = uses.deepest_held(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        key = uses.deepest_held(attempt.prompt.end.chain(), attempt.target.id, attempt.generation)
         if key is not None:
-            self._used(((key,),), attempt.backend, attempt.generation, sample.used_at)
-            uses.renew(key, attempt.backend, attempt.generation, sample.used_at)
+            self._used(((key,),), attempt.target.id, attempt.generation, sample.used_at)
+            uses.renew(key, attempt.target.id, attempt.generation, sample.used_at)
 
     def _compare(self, known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
         predicted = known.usable(attempt.decision.matched_tokens, prompt_tokens)

@@ -118,20 +118,20 @@ class RegistrySync(Machine):
         the same reason this returns None until a peer has sent its count of the backend, with the start time.
         """
         seen, facts = self._seen.get(key), self.facts
-        if seen is None or seen.backend.removed or seen.backend.names.strangers:
+        if seen is None or seen.backend.removed or seen.backend.behind.names.strangers:
             return None
         known, backend = facts.of(key), seen.backend
         if not known.counted:
             self._passed_over[key] = None
             return None
-        if backend.generation != seen.generation or (backend.process.started_at or 0.0) != known.started_at:
+        if backend.generation != seen.generation or (backend.seen.process.started_at or 0.0) != known.started_at:
             self._settle(key, seen, now)
         low_bits = generation % (1 << GENERATION_BITS)
         ours = known.generation % (1 << GENERATION_BITS)
         if low_bits != ours and facts.generation_of(key, low_bits) != known.generation:  # a later one is adopted
             return None
         self.follow(now)
-        backend.process.has_remote_routes = True
+        backend.seen.process.has_remote_routes = True
         return backend.id, backend.generation
 
     def regained(self) -> bool:
@@ -155,13 +155,13 @@ class RegistrySync(Machine):
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
             backend = seen.backend
-            if backend.inflight:
-                loads[key] = backend.own_load
+            if backend.work.own.inflight:
+                loads[key] = backend.work.own.load
             self._settle(key, seen, now)
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
-            started_at, reading = backend.process.started_at or 0.0, registry.names.readings.get(backend.id)
+            started_at, reading = backend.seen.process.started_at or 0.0, registry.names.readings.get(backend.id)
             self.facts.observe(key, verdict_of(backend), started_at, reading)
         self.facts.loads.carry(loads)
         return bool(loads)
@@ -177,9 +177,9 @@ class RegistrySync(Machine):
 
     def _settle(self, key: int, seen: Seen, now: float) -> None:
         backend = seen.backend
-        started_at, shared = backend.process.started_at or 0.0, self.facts.of(key).started_at
+        started_at, shared = backend.seen.process.started_at or 0.0, self.facts.of(key).started_at
         differs = bool(started_at and shared) and not same_process(started_at, shared)
-        is_one = backend.processes == 1 and not backend.names.strangers
+        is_one = backend.behind.processes == 1 and not backend.behind.names.strangers
         if differs and backend.generation == seen.generation and is_one:
             self._log(self.registry.restart(backend, "peers knew another process", now))
         if backend.generation != seen.generation:
@@ -215,7 +215,7 @@ class RegistrySync(Machine):
             for key in facts.loads.moved:
                 backend = self.find(key)
                 if backend is not None:
-                    load = NO_LOAD if backend.names.strangers else facts.loads.of(key)
+                    load = NO_LOAD if backend.behind.names.strangers else facts.loads.of(key)
                     registry.set_peer_load(backend.id, load, now)
             facts.loads.moved.clear()
         if facts.read:
@@ -232,7 +232,7 @@ class RegistrySync(Machine):
         """Apply a change to a backend of ours. But for drains, none is of our engine where nodes reach several."""
         if isinstance(change, DrainChange):
             self._drain(seen, draining=change.draining)
-        elif seen.backend.names.strangers:
+        elif seen.backend.behind.names.strangers:
             pass
         elif isinstance(change, NewGeneration):
             self._start_generation(seen, change, now)

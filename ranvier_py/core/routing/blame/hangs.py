@@ -51,14 +51,14 @@ class Hangs:
     def quiet(self, backends: Iterable[Backend], now: float) -> list[Backend]:
         """Return those with requests in flight from which nothing came lately."""
         before = now - SUSPICION_SHARE * self.hang_s
-        return [each for each in backends if each.inflight and each.received_at <= before]
+        return [each for each in backends if each.work.own.inflight and each.seen.received_at <= before]
 
     def judge(self, backend: Backend, sent_at: float, predicted_s: Callable[[], float], now: float) -> Silence:
         """Judge a backend. `sent_at`: of the oldest request that is in flight there."""
-        since = max(sent_at, backend.received_at)
+        since = max(sent_at, backend.seen.received_at)
         if now - since < SUSPICION_SHARE * self.hang_s:
             return Silence.FINE
-        probe, vitals = backend.last_probe, backend.vitals
+        probe, vitals = backend.seen.last_probe, backend.vitals
         has_failed = probe is not None and vitals.streak < 0 and vitals.failed_at - probe.latency_s >= since
         if has_failed and now - since >= max(self.hang_s, PREDICTED_FACTOR * predicted_s()):
             return Silence.HANGS
@@ -71,6 +71,6 @@ class Hangs:
         if backend.draining or not backend.vitals.admits or reported_waiting or predicted_s > self.hang_s:
             return False
         # a stream there has waited for its first token for longer than a suspicion takes
-        if backend.waiting and now - backend.progress_at > SUSPICION_SHARE * self.hang_s:
+        if backend.work.waiting and now - backend.work.progress_at > SUSPICION_SHARE * self.hang_s:
             return False
         return moved < max(FEW, (backend.load - moved) // LOAD_SHARE)

@@ -111,11 +111,11 @@ class Refusals:
         has the last word."""
         if self._has_refused(backend.id, kind):
             return True
-        has_served = backend.outcomes[Outcome.SUCCESS] > 0
+        has_served = backend.seen.outcomes[Outcome.SUCCESS] > 0
         return not has_served and any(self.is_proven(other, kind) for other in others)
 
     def is_proven(self, backend: Backend, kind: int) -> bool:
-        return backend.outcomes[Outcome.SUCCESS] > 0 and not self._has_refused(backend.id, kind)
+        return backend.seen.outcomes[Outcome.SUCCESS] > 0 and not self._has_refused(backend.id, kind)
 
     def _has_refused(self, backend: BackendId, kind: int) -> bool:
         """Whether it has refused a request like this, or any, and served none since."""

@@ -391,21 +391,21 @@ class Checkpoints(Observer):
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         """Note the checkpoint that the engine should have, to learn from the answer whether it was kept."""
-        own, credit = self.known.get(attempt.backend), attempt.decision.credit
+        own, credit = self.known.get(attempt.target.id), attempt.decision.credit
         if own is not None and credit is not None and not own.by_events and own.generation == attempt.generation:
             keys, limit = self._chain(attempt.prompt.end), length_of(attempt.prompt) - 1
             attempt.checkpoint = own.looked_up(keys, credit.held, limit, now)
 
     def started(self, attempt: Attempt, now: float) -> None:
         """Learn the checkpoints of the prompt, which is computed now."""
-        own = self.known.get(attempt.backend)
+        own = self.known.get(attempt.target.id)
         if own is None or attempt.prompt.kind == "opaque" or attempt.prompt.end.state is None:
             return
         prompt = length_of(attempt.prompt)
         self._learn(own, attempt, attempt.prompt.end, (prompt, prompt), None, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        own = self.known.get(attempt.backend)
+        own = self.known.get(attempt.target.id)
         prompt = attempt.prompt
         if own is None or prompt.kind == "opaque" or prompt.counts_differ or answer.prompt_tokens is None:
             return
@@ -428,7 +428,7 @@ class Checkpoints(Observer):
         keys = list(self._chain(end))
         held, credited, _ = attempt.decision.credit or Credit(0, 0, 0)
         if cached is not None:
-            self._compare(own, attempt.backend, keys, (held, credited, cached), now)
+            self._compare(own, attempt.target.id, keys, (held, credited, cached), now)
             if attempt.checkpoint is not None:
                 position, used_since = attempt.checkpoint
                 own.was_kept(used_since, position - cached < self._block_tokens)
@@ -445,7 +445,7 @@ class Checkpoints(Observer):
             kinds = {at: kind for at, kind in kinds.items() if kind not in unknown}
         marks = [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)]
         known = own.promised if own.by_events else own.index
-        self._announce(own, attempt.backend, known.learn(keys, marks, now))
+        self._announce(own, attempt.target.id, known.learn(keys, marks, now))
 
     def _compare(
         self,

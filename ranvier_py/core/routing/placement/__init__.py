@@ -17,7 +17,9 @@ from typing import NamedTuple, Protocol, Self
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import SYSTEM
+from ranvier_py.core.routing.backend import SeenOfBackend
 from ranvier_py.core.routing.rates.decode_rate import Decoded
+from ranvier_py.core.routing.rates.work import Work
 
 
 class Candidate(Protocol):
@@ -28,30 +30,10 @@ class Candidate(Protocol):
     weight: float
     load: int
     """Requests in flight: our own exact count plus what peers report."""
-    pending_tokens: int
-    """Prompt tokens that it has yet to compute for requests in flight without a first token, as `Policy.work_of`
-    counts them."""
-    decoding: int
-    """Requests in flight whose first token has come."""
-    waiting: int
-    """Requests in flight whose first token has not come: our own and the peers'."""
-    memory: int
-    """Tokens of cache that our own requests in flight will have taken at their ends."""
-    inflight: int
-    """Our own requests in flight."""
-    cache_tokens: int | None
-    """The size of its cache, as it reports it."""
-    places: int | None
-    """How many requests it runs at once, if others have been seen to wait for a place."""
-    own_decoding: int
-    """Of `decoding`, our own."""
-    contexts: int
-    """Tokens of context of our own decoding requests, with `work.REQUEST_TOKENS` for each."""
-    progress_at: float
-    """Monotonic seconds when the first of the waiting requests became the first: when it was sent, or at the latest
-    first token there; for requests of peers, when they reported it."""
-    success_rate: float
-    """Share of its latest requests that it did not fail: 0 to 1, and 1 before any."""
+    work: Work
+    """The requests in flight there, our own and the peers', and what it has room for."""
+    seen: SeenOfBackend
+    """What it has shown of itself: how many requests it did not fail."""
 
 
 class Holder(NamedTuple):
@@ -230,6 +212,11 @@ class Decision(NamedTuple):
     loads: Sequence[int]
     credit: Credit | None = None
     shared: bool = False  # as of the match
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the backend has to compute, as predicted."""
+        return max(0, self.prompt_tokens - self.matched_tokens)
 
 
 DecisionFields = tuple[

@@ -136,7 +136,7 @@ class Affinity(Policy):
         """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        waits = holder.waiting or missing_share(match, holder, match.prompt_tokens) > 0
+        waits = holder.work.waiting or missing_share(match, holder, match.prompt_tokens) > 0
         factor, median = self.options.divert_factor, self.options.median
         # without the holder: among few engines its own queue would be half of the median
         others = [each for each in range(len(loads)) if each != position]

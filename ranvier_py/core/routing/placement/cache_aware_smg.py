@@ -70,7 +70,7 @@ class CacheAwareSmg(Policy):
 
     def wait_s(self, candidate: Candidate) -> float:
         """Return the expected seconds until it is the turn of a request that comes now."""
-        tokens = candidate.pending_tokens + candidate.decoding * self.options.decode_cost_tokens
+        tokens = candidate.work.pending_tokens + candidate.work.decoding * self.options.decode_cost_tokens
         return tokens / (self.options.prefill_tokens_per_s * candidate.weight)
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:

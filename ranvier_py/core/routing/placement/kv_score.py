@@ -146,7 +146,7 @@ class KvScore(Policy):
         return [
             options.overlap_weight * get(one.id, 0.0)
             + options.load_weight * (1.0 - load / greatest)
-            + options.health_weight * one.success_rate
+            + options.health_weight * one.seen.success_rate
             for one, load in zip(candidates, loads, strict=True)
         ]
 
@@ -171,7 +171,7 @@ class KvScore(Policy):
                 "held_tokens": warm.get(one.id, (0, False))[0],
                 "overlap_share": overlaps.get(one.id, 0.0),
                 "load_share": loads[position] / greatest,
-                "success_share": one.success_rate,
+                "success_share": one.seen.success_rate,
                 "below_cap": float(position in among),
                 "score": score,
             }

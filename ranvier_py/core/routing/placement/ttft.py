@@ -163,7 +163,7 @@ class Ttft(Policy):
         backend = candidates[copy]
         anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
         # a copy costs a prefill with what it evicts, another for each that waits there, a share for each that decodes
-        waits = backend.waiting + DECODE_SHARE * backend.load
+        waits = backend.work.waiting + DECODE_SHARE * backend.load
         if lost_s <= anew_s * (self.evictions.price(backend.id) + waits):
             return None
         losses.forget(prefix)
@@ -172,7 +172,7 @@ class Ttft(Policy):
     def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
         """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
         minutes and decode for as long as this one will: a copy takes no others away."""
-        lasts_s = match.answer_tokens * self.decode_rates.token_s(holder.contexts)
+        lasts_s = match.answer_tokens * self.decode_rates.token_s(holder.work.own.contexts)
         return min(1.0, self.losses.running(prefix, match.at, lasts_s) / max(1, holder.load))
 
     @property
@@ -204,10 +204,10 @@ class Ttft(Policy):
 
     def ahead_s(self, match: Match, candidate: Candidate) -> tuple[float, float]:
         """Return the seconds that a request waits there for others' work before its first token, and in all."""
-        queue_s, _ = self.service_rates[candidate.id].predict(0, ahead_of(candidate, match.at))
-        many = candidate.load
+        queue_s, _ = self.service_rates[candidate.id].predict(0, ahead_of(candidate.work, match.at))
+        many, own = candidate.load, candidate.work.own
         context = REQUEST_TOKENS + match.prompt_tokens + match.answer_tokens / 2
-        contexts = candidate.contexts + (many - candidate.own_decoding) * context + context * many
+        contexts = own.contexts + (many - own.decoding) * context + context * many
         decode = self.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
         full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens)
@@ -228,7 +228,7 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in holders}
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
         # as many requests come during a wait as are waiting: there or, since placement evens queues out, anywhere
-        mean = sum([candidates[position].waiting for position in among]) / len(among)
+        mean = sum([candidates[position].work.waiting for position in among]) / len(among)
         # a cold prompt must be computed somewhere: it delays what decodes on average, what decodes just there little
         mean_load = sum([candidates[position].load for position in among]) / len(among)
         decode = self.decode_rates
@@ -247,13 +247,14 @@ class Ttft(Policy):
             tokens: float = max(0, prompt_tokens - held.get(backend, 0))
             if slope:
                 tokens += slope * tokens * (prompt_tokens - tokens / 2)
-            ahead = ahead_of(candidate, match.at)
+            work = candidate.work
+            ahead = ahead_of(work, match.at)
             queue_s, prefill_s = rates[backend].predict(tokens, ahead)
             others_s = (DECODE_SHARE * mean_load + OTHERS_SHARE * ahead[2] + (ahead[1] + mean) / 2) * prefill_s
-            many = candidate.load
-            contexts = candidate.contexts + (many - candidate.own_decoding) * context
+            many, own, room = candidate.load, work.own, work.room
+            contexts = own.contexts + (many - own.decoding) * context
             factor = decode.factor(backend)
-            if candidate.cache_tokens or candidate.places:
+            if room.cache_tokens or room.places:
                 queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
@@ -295,7 +296,7 @@ class Ttft(Policy):
         return self.service_rates.work_of(held, prompt_tokens)
 
     def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
-        ahead = ahead_of(candidate, now)._replace(since_progress_s=0.0)
+        ahead = ahead_of(candidate.work, now)._replace(since_progress_s=0.0)
         return sum(self.service_rates[candidate.id].predict(tokens, ahead))
 
     def served(self, service: Service) -> None:
@@ -319,7 +320,7 @@ class Ttft(Policy):
             fleet.assume(self.decode_rates.per_token_s)
 
     def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
-        return now + sum(self.service_rates[candidate.id].predict(work_tokens, ahead_of(candidate, now)))
+        return now + sum(self.service_rates[candidate.id].predict(work_tokens, ahead_of(candidate.work, now)))
 
     def forget(self, backend: BackendId) -> None:
         self.service_rates.forget(backend)
@@ -341,11 +342,12 @@ class Ttft(Policy):
 def missing_share(match: Match, candidate: Candidate, held: int) -> float:
     """Return which share of its cache, or of the requests that it runs at once, must be left by others before this
     request can run there, 0 or less if none; 0 where neither is known."""
-    places, size = candidate.places, candidate.cache_tokens
+    own, room = candidate.work.own, candidate.work.room
+    places, size = room.places, room.cache_tokens
     missing = (candidate.load + 1 - places) / places if places else 0.0
     if size:
-        requests_without_memory = candidate.load - candidate.inflight  # the peers', which do not say it
-        memory = candidate.memory + (requests_without_memory + 1) * match.memory(held)
+        requests_without_memory = candidate.load - own.inflight  # the peers', which do not say it
+        memory = own.memory + (requests_without_memory + 1) * match.memory(held)
         missing = max(missing, memory / size - 1.0)
     return missing
 

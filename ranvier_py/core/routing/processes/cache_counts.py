@@ -13,17 +13,17 @@ def count_caches(
 
     That there are several now is a transition, which says what to do.
     """
-    several = backend.process.several
+    several, behind = backend.seen.process.several, backend.behind
     several.hosts = several.hosts if hosts is None else hosts
-    before = (backend.processes, backend.ranks)
-    backend.processes = several.count(now)
-    if ranks is None and backend.last_probe is not None:
-        ranks = backend.last_probe.ranks
-    if ranks is not None and backend.rank is None:
-        backend.ranks = ranks
-    counts = [("processes", before[0], backend.processes)]
-    if not backend.as_ranks:  # else it was said that it is placed as these
-        counts.append(("ranks", before[1], backend.ranks))
+    before = (behind.processes, behind.ranks)
+    behind.processes = several.count(now)
+    if ranks is None and backend.seen.last_probe is not None:
+        ranks = backend.seen.last_probe.ranks
+    if ranks is not None and behind.rank is None:
+        behind.ranks = ranks
+    counts = [("processes", before[0], behind.processes)]
+    if not behind.as_ranks:  # else it was said that it is placed as these
+        counts.append(("ranks", before[1], behind.ranks))
     return [
         Transition(backend.id, backend.name, what, str(old), str(new), backend.advice)
         for what, old, new in counts

@@ -232,11 +232,11 @@ class EngineNames:
     def judge(self, backend: Backend, named: Callable[[BackendId], Backend | None], now: float) -> list[Transition]:
         """Note the other names of a backend, and the other engines of its name, as they are known now. That it has any
         is a transition, which says what to do; so is that it has none any more."""
-        before = backend.names
-        names = backend.names = OtherNames(
+        before = backend.behind.names
+        names = backend.behind.names = OtherNames(
             twins=list(dict.fromkeys(self._twins_of(backend.id, named, now))),
             # where several processes answer us, other marks show nothing
-            strangers=list(dict.fromkeys(self._strangers_of(backend.id, now))) if backend.processes == 1 else [],
+            strangers=list(dict.fromkeys(self._strangers_of(backend.id, now))) if backend.behind.processes == 1 else [],
         )
         found = (
             ("twins", before.twins, names.twins, twins_advice(names.twins) or "its engine has one URL"),

@@ -8,7 +8,7 @@ prompts have no state to go on from. Bound: COLD_ANSWERS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 COLD_ANSWERS = 10
 """Answers without any reuse that suffice. An engine that caches has something of every second prompt at least that it
@@ -24,6 +24,8 @@ class Reuse:
     by_server_info: bool | None = None  # not SGLang's `disable_radix_cache`
     hit: bool = False  # it has counted a cached token
     cold: int = 0  # prompts that it had served a moment before, and of which nothing was cached
+    apis: set[str] = field(default_factory=set)  # whose answers have reported cached tokens: zeros mean nothing before
+    believed: bool = True  # `happens`, as pools know it
     uncounted: int = 0  # such prompts whose answers had no count, since its page was last read
 
     @property

@@ -13,8 +13,9 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.placement import Candidate, Service
+from ranvier_py.core.routing.placement import Service
 from ranvier_py.core.routing.rates.moments import Moments
+from ranvier_py.core.routing.rates.work import Work
 
 NOMINAL_S_PER_TOKEN = 1e-4
 """10,000 tokens/s until something is learned: only the order of predictions matters then, and that needs no rate."""
@@ -277,7 +278,7 @@ def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float)
     return max(0.0, left_s - per_decoding * group.sum_d / group.count)
 
 
-def ahead_of(work: Candidate, now: float) -> Ahead:
+def ahead_of(work: Work, now: float) -> Ahead:
     """Return what a request would find ahead of it at a backend."""
     waiting = work.waiting
     if not waiting:

@@ -41,8 +41,9 @@ NO_LOAD = Load(0)
 @dataclass(slots=True, eq=False)
 class InFlight:
     """One request as its backend's work counts it. `tokens`: to be computed. `context`: what decoding it weighs, in
-    tokens of context. `memory`: tokens of cache that it takes until its end, beside what it shares with others. The
-    last three are the backend's sums when its first token came (unseen: when it was sent)."""
+    tokens of context. `memory`: tokens of cache that it takes until its end, beside what it shares with others.
+    `since`, `area`, `computed`: the backend's sums when its first token came (unseen: when it was sent). The last three
+    are what it met there when it was sent: own requests that waited, all that decoded, tokens of peers' prompts."""
 
     tokens: int = 0
     context: int = REQUEST_TOKENS
@@ -53,41 +54,33 @@ class InFlight:
     since: float = 0.0
     area: float = 0.0
     computed: int = 0
+    queued: bool = False
+    others: int = 0
+    peer_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """One router's own requests at one backend and those of its peers: the engine serves all of them in turn.
+class OwnWork:
+    """This router's own requests at one backend, which it counts exactly."""
 
-    `mirrors` are the work that policies in the shadow would have there (`shadow`); they get the peers' load, too.
-    """
-
-    peers: Load = NO_LOAD  # all peers' together, as they report
-    inflight: int = 0  # own requests in flight
-    own_decoding: int = 0  # of these, those whose first token has come
-    own_tokens: int = 0  # prompt tokens to be computed for the other own ones
-    waiting: int = 0  # own and peers' requests in flight whose first token has not come
-    decoding: int = 0  # own and peers' requests in flight whose first token has come
-    pending_tokens: int = 0  # prompt tokens to be computed for the waiting ones
-    contexts: int = 0  # tokens of context of the own decoding ones, with REQUEST_TOKENS for each
-    progress_at: float = 0.0  # when the first of the waiting ones became the first
-    memory: int = 0  # tokens of cache that the own requests in flight take until their ends
-    ended_at: float = NEVER_S  # when the last own request ended
+    inflight: int = 0
+    decoding: int = 0  # of these, those whose first token has come
+    tokens: int = 0  # prompt tokens to be computed for the others
+    contexts: int = 0  # tokens of context of the decoding ones, with REQUEST_TOKENS for each
+    memory: int = 0  # tokens of cache that those in flight take until their ends
+    computed: int = 0  # prompt tokens computed so far
+    ended_at: float = NEVER_S  # when the last one ended
     area: float = 0.0  # `contexts` summed over time, in token seconds, up to `area_at`
     area_at: float = 0.0
-    computed: int = 0  # prompt tokens computed so far, for own requests
-    mirrors: list[Work] = field(default_factory=list)
-    burst: int = 0  # own requests sent within UNREPORTED_S of `burst_at`
-    burst_at: float = NEVER_S
 
     @property
-    def own_waiting(self) -> int:
-        """Own requests in flight whose first token has not come."""
-        return self.inflight - self.own_decoding
+    def waiting(self) -> int:
+        """Those in flight whose first token has not come."""
+        return self.inflight - self.decoding
 
     @property
-    def own_load(self) -> Load:
-        return Load(self.inflight, self.own_waiting, self.own_tokens)
+    def load(self) -> Load:
+        return Load(self.inflight, self.waiting, self.tokens)
 
     def area_until(self, now: float) -> float:
         """Return `contexts` summed over time until now."""
@@ -96,50 +89,91 @@ class Work:
             self.area_at = now
         return self.area
 
+
+@dataclass(slots=True, eq=False)
+class EngineRoom:
+    """How many requests one engine has room for, as its metrics page shows."""
+
+    foreign: int = 0  # requests there that no node sent, by the engine's count
+    places: int | None = None  # requests that it runs at once, as far as it has shown that (`queue_read`)
+    cache_tokens: int | None = None  # the size of its cache
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One router's own requests at one backend and those of its peers, which the engine serves in turn, and its room.
+
+    `mirrors` are the work that policies in the shadow would have there (`shadow`); they get the peers' load, too.
+    """
+
+    own: OwnWork = field(default_factory=OwnWork)
+    peers: Load = NO_LOAD  # all peers' together, as they report
+    waiting: int = 0  # own and peers' requests in flight whose first token has not come
+    decoding: int = 0  # own and peers' requests in flight whose first token has come
+    pending_tokens: int = 0  # prompt tokens to be computed for the waiting ones
+    progress_at: float = 0.0  # when the first of the waiting ones became the first
+    room: EngineRoom = field(default_factory=EngineRoom)
+    mirrors: list[Work] = field(default_factory=list)
+    burst: int = 0  # own requests sent within UNREPORTED_S of `burst_at`
+    burst_at: float = NEVER_S
+
+    def queue_read(self, running: int | None, waiting: int | None) -> None:
+        """Take how many requests run and wait there, by its metrics page. Requests that wait although all that run
+        decode wait for a place: more than these have never run at once."""
+        room = self.room
+        if running and (running > room.places if room.places else waiting and running <= self.decoding + room.foreign):
+            room.places = running
+
     def begin(self, request: InFlight, now: float) -> None:
         """Count a request that was sent."""
+        own = self.own
         if not self.waiting:
             self.progress_at = now
         self.waiting += 1
-        self.inflight += 1
-        self.memory += request.memory
-        self.own_tokens += request.tokens
+        own.inflight += 1
+        own.memory += request.memory
+        own.tokens += request.tokens
         self.pending_tokens += request.tokens
         if not request.seen:
-            request.since, request.area, request.computed = now, self.area_until(now), self.computed
+            request.since, request.area, request.computed = now, own.area_until(now), own.computed
+            return
+        request.queued, request.others = own.inflight - own.decoding > 1, self.decoding
+        request.peer_tokens = self.peers.tokens
 
     def prefilled(self, request: InFlight, now: float) -> float:
         """Count a first token. Returns the seconds since the last progress."""
+        own = self.own
         gap_s = now - self.progress_at
-        area = self.area_until(now)
-        self.own_tokens -= request.tokens
+        area = own.area_until(now)
+        own.tokens -= request.tokens
         self.pending_tokens -= request.tokens
-        self.computed += request.tokens
+        own.computed += request.tokens
         self.waiting -= 1
-        self.own_decoding += 1
+        own.decoding += 1
         self.decoding += 1
-        self.contexts += request.context
+        own.contexts += request.context
         self.progress_at = now
         request.decoding = True
         if request.seen:
-            request.since, request.area, request.computed = now, area, self.computed
+            request.since, request.area, request.computed = now, area, own.computed
         return gap_s
 
     def end(self, request: InFlight, now: float) -> None:
         """Count the end of a request."""
-        assert self.inflight > 0, f"ended without beginning: {self!r}"
+        own = self.own
+        assert own.inflight > 0, f"ended without beginning: {self!r}"
         assert not request.ended, f"ended twice: {self!r}"
         request.ended = True
-        self.ended_at = now
-        self.area_until(now)
-        self.inflight -= 1
-        self.memory -= request.memory
+        own.ended_at = now
+        own.area_until(now)
+        own.inflight -= 1
+        own.memory -= request.memory
         if request.decoding:
-            self.own_decoding -= 1
+            own.decoding -= 1
             self.decoding -= 1
-            self.contexts -= request.context
+            own.contexts -= request.context
         else:
-            self.own_tokens -= request.tokens
+            own.tokens -= request.tokens
             self.pending_tokens -= request.tokens
             self.waiting -= 1
 
@@ -152,7 +186,7 @@ class Work:
         """Set the load that the peers together report, here and in the mirrors."""
         before, self.peers = self.peers, load
         came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
-        if came or (load.waiting and not before.waiting and not self.own_waiting):
+        if came or (load.waiting and not before.waiting and not self.own.waiting):
             self.progress_at = now
         more = load.minus(before)
         self.waiting += more.waiting

@@ -26,7 +26,7 @@ from ranvier_py.core.routing.backend_state.prefills import (
 )
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement import Decision
-from ranvier_py.core.routing.request_paths import CHAT_PATH
+from ranvier_py.core.routing.router import CHAT_PATH
 from ranvier_py.core.routing.speculation import SHARED_TOKENS_MIN, Prefill, Speculation
 from tests.builders.machine_net import alike
 
@@ -86,7 +86,7 @@ def test_a_question_on_a_document_that_is_being_computed_for_a_peer_goes_to_the_
     attempt = lab.send(0, DOCUMENT, "what?")
     for number in (1, 2):
         decision = lab.placed(number, DOCUMENT, f"and {number}?")
-        assert decision.backend == attempt.backend
+        assert decision.backend == attempt.target.id
         assert decision.matched_tokens >= SHARED_TOKENS_MIN
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_lost_between_the_prefill_and_the_routes_that_it_leaves() -> 
     lab.node(0).router.finish_attempt(attempt, Outcome.SUCCESS, lab.now)
     for _ in range(20):
         lab.pass_by(KEPT_S / 5)
-        assert lab.placed(1, DOCUMENT, "who?").backend == attempt.backend
+        assert lab.placed(1, DOCUMENT, "who?").backend == attempt.target.id
     assert lab.speculated() == [0, 0, 0]
 
 
@@ -130,7 +130,7 @@ def test_a_prefill_ends_with_its_backend_whose_id_is_another_ones_next() -> None
     lab = Lab()
     attempt = lab.send(0, DOCUMENT, "what?")
     for number, registry in ((number, lab.node(number).router.registry) for number in (1, 2)):
-        backend = registry.known(lab.node(0).router.registry[attempt.backend].url)
+        backend = registry.known(lab.node(0).router.registry[attempt.target.id].url)
         if number == 1:
             registry.remove(backend.url)
             assert registry.add("http://10.9.9.9:1").id == backend.id

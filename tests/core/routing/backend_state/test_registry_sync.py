@@ -371,7 +371,7 @@ def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_loads_restarts_o
             node.registry.probed(node.engine().id, found, now)
             node.backends.look(now)
         first.meet(second, now + 5.0)
-    assert list(first.engine().names.strangers) == ["node 0000000000000002"]
+    assert list(first.engine().behind.names.strangers) == ["node 0000000000000002"]
     first.serve(CHAT, 50.0)
     first.send(second, now=50.0)
     assert second.holders(CHAT, 50.0) == []
@@ -395,4 +395,4 @@ def test_what_peers_read_of_a_backend_that_has_just_come_is_not_taken_for_anothe
     second.facts.receive(first.peer, Facts(tuple(first.facts.known(1.0))), 1.0)
     second.backends.follow(1.0)
     second.registry.probed(added.id, found, 2.0)
-    assert list(added.names.twins) == []
+    assert list(added.behind.names.twins) == []

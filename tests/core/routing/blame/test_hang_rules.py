@@ -44,7 +44,7 @@ def test_any_byte_ends_the_silence(sign: str) -> None:
     hangs, registry, backend = busy()
     registry.probed(backend.id, TIMED_OUT, 105.0)
     if sign == "answer":
-        backend.received_at = 106.0
+        backend.seen.received_at = 106.0
     elif sign == "page":
         registry.received(backend.id, 106.0)
     else:

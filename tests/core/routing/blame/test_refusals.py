@@ -26,7 +26,7 @@ def two() -> tuple[Refusals, Backend, Backend]:
     registry = Registry(BackendLimits())
     backends = [registry.add(f"http://10.0.0.{number}:8000", name=f"e{number}") for number in (1, 2)]
     for backend in backends:
-        backend.outcomes[Outcome.SUCCESS] = 1
+        backend.seen.outcomes[Outcome.SUCCESS] = 1
     return registry.refusals, *backends
 
 
@@ -108,7 +108,7 @@ def test_the_second_to_be_asked_is_a_proven_one_else_one_that_has_not_refused() 
     refusals, one, other = two()
     refusals.refused(one, CHAT, 400, 0.0)
     assert refusals.worse_opinions(CHAT, [one, other]) == [A]
-    other.outcomes[Outcome.SUCCESS] = 0
+    other.seen.outcomes[Outcome.SUCCESS] = 0
     assert refusals.worse_opinions(CHAT, [one, other]) == [A]
     refusals.refused(other, CHAT, 400, 0.0)
     assert refusals.worse_opinions(CHAT, [one, other]) == [A, B]

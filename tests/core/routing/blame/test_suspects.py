@@ -93,7 +93,7 @@ def test_a_process_that_has_been_replaced_is_not_blamed() -> None:
     for backend in (A, B):
         for _ in range(9):
             assert registry.blamed(Fault(backend, old, Outcome.SERVER_ERROR), 0.0) == ()
-    assert (registry[A].circuit, registry[A].success_rate) == (Circuit.CLOSED, 1.0)
+    assert (registry[A].circuit, registry[A].seen.success_rate) == (Circuit.CLOSED, 1.0)
 
 
 @pytest.mark.parametrize("count", range(1, 9))

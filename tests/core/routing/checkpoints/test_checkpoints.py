@@ -73,7 +73,7 @@ def test_the_second_request_goes_where_it_leaves_a_junction_for_the_third() -> N
     router = hybrid_router("vllm-dense:528", backends=4)
     first, second = (serve(router, [SYSTEM, (name, 600)], ("a", 20), cached=0) for name in ("one", "two"))
     third = send(router, SYSTEM, ("three", 600))
-    assert first.backend == second.backend == third.backend
+    assert first.target.id == second.target.id == third.target.id
     assert (second.decision.matched_tokens, third.decision.matched_tokens) == (0, 1584)
 
 
@@ -249,7 +249,7 @@ def test_an_explanation_has_the_credit_beside_what_is_held_and_changes_nothing()
     asked = prompt_of(SYSTEM, QUESTION, ANSWER, NEXT)
     explained = router.explain(asked, 1.0)
     views = {view["backend"]: view for view in explained["candidates"]}
-    held = views[router.registry[served.backend].name]
+    held = views[router.registry[served.target.id].name]
     assert (held["matched_tokens"], held["credit_tokens"]) == (2096, 1584)
     assert explained["matched_tokens"] == 1584
     assert [view.get("credit_tokens") for view in views.values() if view is not held] == [None]

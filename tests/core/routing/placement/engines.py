@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.routing.backend import SeenOfBackend
 from ranvier_py.core.routing.placement import Holder, Match
+from ranvier_py.core.routing.rates.work import Work
 
 
 @dataclass(slots=True)
@@ -17,22 +19,13 @@ class Engine:
     name: str
     weight: float = 1.0
     load: int = 0
-    pending_tokens: int = 0
-    decoding: int = 0
-    waiting: int = 0
-    progress_at: float = 0.0
-    success_rate: float = 1.0
-    inflight: int = 0
-    own_decoding: int = 0
-    contexts: int = 0
-    memory: int = 0
-    cache_tokens: int | None = None
-    places: int | None = None
+    work: Work = field(default_factory=Work)
+    seen: SeenOfBackend = field(default_factory=SeenOfBackend)
 
     def bear(self, computed_tokens: int) -> None:
         """One more request came, and waits for its prefill."""
         self.load += 1
-        self.pending_tokens += computed_tokens
+        self.work.pending_tokens += computed_tokens
 
 
 def engines(*loads: int) -> tuple[Engine, ...]:

@@ -100,8 +100,8 @@ def test_a_cold_prefix_skips_homes_where_it_would_wait() -> None:
     candidates = engines(1, 1, 1, 1, 1)
     first, second, *_ = Rendezvous().order(Fingerprint(7), candidates)
     for home in (first, second):
-        candidates[home].load = candidates[home].waiting = 13
-        candidates[home].pending_tokens = 13_000
+        candidates[home].load = candidates[home].work.waiting = 13
+        candidates[home].work.pending_tokens = 13_000
     assert choose(COLD, candidates).reason == "cold_diverted"
 
 
@@ -246,8 +246,8 @@ def test_a_few_blocks_that_all_chats_share_are_no_affinity() -> None:
 )
 def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, choice: tuple[int, str, int]) -> None:
     candidates = engines(2, waiting, 0)
-    candidates[1].waiting, candidates[1].pending_tokens = waiting, 600 * waiting
-    candidates[0].waiting, candidates[0].pending_tokens = 2, 5000
+    candidates[1].work.waiting, candidates[1].work.pending_tokens = waiting, 600 * waiting
+    candidates[0].work.waiting, candidates[0].work.pending_tokens = 2, 5000
     assert choose(match, candidates) == choice
 
 
@@ -270,9 +270,9 @@ def busy(*loads: tuple[int, int]) -> tuple[Engine, ...]:
     """Engines with so many tokens of one request to compute, and so many requests that decode 2,000 tokens each."""
     found = engines(*[(tokens > 0) + decoding for tokens, decoding in loads])
     for engine, (tokens, decoding) in zip(found, loads, strict=True):
-        engine.waiting, engine.pending_tokens = int(tokens > 0), tokens
-        engine.decoding = engine.own_decoding = decoding
-        engine.contexts, engine.inflight = 2600 * decoding, engine.load
+        engine.work.waiting, engine.work.pending_tokens = int(tokens > 0), tokens
+        engine.work.decoding = engine.work.own.decoding = decoding
+        engine.work.own.contexts, engine.work.own.inflight = 2600 * decoding, engine.load
     return found
 
 
@@ -307,10 +307,10 @@ def test_long_answers_beside_many_others_are_a_reason_to_leave_a_short_history()
 def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
     candidates = busy((0, 4), (0, 4), (0, 4), (0, 4))
     for engine in candidates:
-        engine.cache_tokens, engine.memory = 40_000, 10_000
+        engine.work.room.cache_tokens, engine.work.own.memory = 40_000, 10_000
     match = chat_of(5000, 5200)._replace(answer_tokens=3000.0)
     assert trained().choose(match, candidates, Random(1)).reason == "affinity"
-    candidates[0].memory = 60_000
+    candidates[0].work.own.memory = 60_000
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
 
 
@@ -319,7 +319,7 @@ def test_a_holder_whose_places_are_taken_is_left_for_a_free_one() -> None:
     candidates = busy((0, 5), (0, 4), (0, 4), (0, 4))
     assert trained().choose(chat_of(5000, 5200), candidates, Random(1)).reason == "affinity"
     for engine, places in zip(candidates, (4, 8, 8, 8), strict=True):
-        engine.places = places
+        engine.work.room.places = places
     match = chat_of(5000, 5200)._replace(answer_tokens=1000.0)
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
 
@@ -358,7 +358,7 @@ def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None
 def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -> None:
     candidates = engines(*[1] * 8, *[2] * 56)
     for engine in candidates:
-        engine.waiting, engine.pending_tokens = engine.load, 500 * engine.load
+        engine.work.waiting, engine.work.pending_tokens = engine.load, 500 * engine.load
     assert choose(COLD._replace(own=COLD.home), candidates).backend < 8
     assert choose(shared(match_of((40, 950))), candidates) == Choice(BackendId(40), "affinity", 950)
     chosen = {choose(shared(match_of((40, 16)), own), engines(*[0] * 64)).backend for own in range(1, 1000)}
@@ -371,7 +371,7 @@ def test_compatible_with_ranvier_twice_the_median_alone_decides(loads: list[int]
     policy = Affinity(AffinityOptions(placement_compatibility="ranvier", divert_floor=9))
     candidates = engines(*loads)
     for engine in candidates:
-        engine.waiting, engine.pending_tokens = engine.load, data.draw(st.integers(0, 9000))
+        engine.work.waiting, engine.work.pending_tokens = engine.load, data.draw(st.integers(0, 9000))
     held = data.draw(st.one_of(st.just(()), st.tuples(st.tuples(st.integers(0, len(loads) - 1), st.just(64)))))
     match = match_of(*held, prompt=9000, home=data.draw(st.integers(2, 2**64 - 1)), home_tokens=64)
     match = match._replace(shared=data.draw(st.booleans()), own=data.draw(st.sampled_from((match.own, match.home))))

@@ -45,7 +45,7 @@ def test_a_holder_is_spilled_above_one_and_a_half_times_the_mean_and_the_margin(
 
 def test_what_is_spilled_goes_to_the_least_expected_wait_below_the_gate_whatever_it_holds() -> None:
     candidates = engines(90, 3, 4, 90)
-    candidates[1].pending_tokens, candidates[2].pending_tokens = 900, 800
+    candidates[1].work.pending_tokens, candidates[2].work.pending_tokens = 900, 800
     assert CacheAwareSmg().choose(match_of((0, 900), (1, 880)), candidates, Random(1)) == Choice(
         BackendId(2), "spill", 0
     )
@@ -53,7 +53,7 @@ def test_what_is_spilled_goes_to_the_least_expected_wait_below_the_gate_whatever
 
 def test_the_expected_wait_is_queued_tokens_and_1024_for_each_decode_over_2000_a_second() -> None:
     candidates = engines(3)
-    candidates[0].pending_tokens, candidates[0].decoding = 4000, 2
+    candidates[0].work.pending_tokens, candidates[0].work.decoding = 4000, 2
     assert CacheAwareSmg().wait_s(candidates[0]) == pytest.approx(3.024)
     candidates[0].weight = 2.0
     assert CacheAwareSmg().wait_s(candidates[0]) == pytest.approx(1.512)
@@ -62,7 +62,7 @@ def test_the_expected_wait_is_queued_tokens_and_1024_for_each_decode_over_2000_a
 def test_of_the_deepest_holders_the_one_with_the_least_wait_serves_and_shallower_ones_are_not_seen() -> None:
     candidates = engines(2, 2, 2, 0)
     for one, pending in zip(candidates, (500, 400, 0, 0), strict=True):
-        one.pending_tokens = pending
+        one.work.pending_tokens = pending
     choice = CacheAwareSmg().choose(match_of((0, 640), (1, 640), (2, 624)), candidates, Random(1))
     assert choice == Choice(BackendId(1), "match", 640)
 
@@ -70,7 +70,7 @@ def test_of_the_deepest_holders_the_one_with_the_least_wait_serves_and_shallower
 def test_only_eight_holders_are_looked_at() -> None:
     candidates = engines(*[1] * 10)
     for one in candidates[:8]:
-        one.pending_tokens = 100
+        one.work.pending_tokens = 100
     everyone = match_of(*((number, 640) for number in range(10)))
     chosen = Counter(CacheAwareSmg().choose(everyone, candidates, Random(seed)).backend for seed in range(200))
     assert set(chosen) == set(range(8))
@@ -80,7 +80,7 @@ def test_only_eight_holders_are_looked_at() -> None:
 
 def test_without_a_match_of_three_tenths_the_least_expected_wait_serves() -> None:
     candidates = engines(9, 1, 1)
-    candidates[1].pending_tokens = candidates[2].pending_tokens = 10
+    candidates[1].work.pending_tokens = candidates[2].work.pending_tokens = 10
     assert CacheAwareSmg().choose(match_of((1, 300)), candidates, Random(1)) == Choice(BackendId(0), "expected_wait", 0)
     assert CacheAwareSmg().choose(match_of((1, 301)), candidates, Random(1)) == Choice(BackendId(1), "match", 301)
 
@@ -117,7 +117,7 @@ def test_equal_engines_of_odd_weight_without_any_margin_still_serve() -> None:
 
 def test_its_terms_are_what_it_weighs() -> None:
     candidates = engines(6, 0, 0)
-    candidates[0].pending_tokens = 1000
+    candidates[0].work.pending_tokens = 1000
     first, second, _ = CacheAwareSmg().terms(match_of((0, 640)), candidates)
     assert first == {
         "held_tokens": 640,

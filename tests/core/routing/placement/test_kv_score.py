@@ -37,7 +37,7 @@ def scores(match: Match, candidates: tuple[Engine, ...], options: KvScoreOptions
 
 def test_the_score_is_the_weighted_sum_of_overlap_spare_load_and_success() -> None:
     candidates = engines(4, 1, 0)
-    candidates[1].success_rate = 0.5
+    candidates[1].seen.success_rate = 0.5
     found = scores(offloaded((0, 1000, 0), (1, 500, 1)), candidates)
     assert found == pytest.approx([0.6 * 1.0 + 0.3 * 0.0 + 0.1, 0.6 * 0.5 * 0.6 + 0.3 * 0.75 + 0.1 * 0.5, 0.3 + 0.1])
 
@@ -53,10 +53,10 @@ def test_by_the_documents_norm_the_best_holder_counts_as_full_coverage_however_l
 def test_load_and_health_never_beat_warmth_as_the_document_has_it() -> None:
     """Warm, fully loaded and failing: 0.6; cold, idle and healthy: 0.4; offloaded and fully loaded: 0.46."""
     candidates = engines(90, 0)
-    candidates[0].success_rate = 0.0
+    candidates[0].seen.success_rate = 0.0
     assert scores(match_of((0, 1000)), candidates, AS_WRITTEN) == pytest.approx([0.6, 0.4])
     assert choose(match_of((0, 1000)), candidates, AS_WRITTEN) == Choice(BackendId(0), "kv_aware", 1000)
-    candidates[0].success_rate = 1.0
+    candidates[0].seen.success_rate = 1.0
     assert scores(offloaded((0, 1000, 1)), candidates, AS_WRITTEN) == pytest.approx([0.46, 0.4])
 
 

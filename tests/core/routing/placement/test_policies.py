@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.routing.backend import SeenOfBackend
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions, make_policy, option_reference
+from ranvier_py.core.routing.rates.work import Work
 from tests.core.routing.placement.engines import Engine
 from tests.examples import examples
 
@@ -47,10 +49,12 @@ def situations(draw: st.DrawFn) -> tuple[Match, tuple[Candidate, ...]]:
             f"10.0.0.{number}:8000",
             draw(WEIGHTS),
             load := 0 if idle else draw(st.integers(0, 300)),
-            0 if idle else draw(TOKENS),
-            decoding := draw(st.integers(0, load)),
-            load - decoding,
-            success_rate=draw(st.sampled_from((1.0, 0.0, 0.37))),
+            Work(
+                pending_tokens=0 if idle else draw(TOKENS),
+                decoding=(decoding := draw(st.integers(0, load))),
+                waiting=load - decoding,
+            ),
+            SeenOfBackend(success_rate=draw(st.sampled_from((1.0, 0.0, 0.37)))),
         )
         for number in ids
     )

@@ -12,6 +12,7 @@ from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
 from ranvier_py.core.routing.rates.decode_rate import Decoded
+from ranvier_py.core.routing.rates.work import Work
 from tests.core.routing.placement.engines import Engine, match_of
 
 PROMPT_TOKENS = 10_000
@@ -21,7 +22,12 @@ def engines(*pending: int, decoding: Sequence[int] = ()) -> tuple[Engine, ...]:
     """Backends with so many tokens waiting, each as one request."""
     loads = zip(pending, decoding or [0] * len(pending), strict=True)
     return tuple(
-        Engine(BackendId(number), f"e{number}", 1.0, (tokens > 0) + decodes, tokens, decodes, int(tokens > 0))
+        Engine(
+            BackendId(number),
+            f"e{number}",
+            load=(tokens > 0) + decodes,
+            work=Work(pending_tokens=tokens, decoding=decodes, waiting=int(tokens > 0)),
+        )
         for number, (tokens, decodes) in enumerate(loads)
     )
 
@@ -125,7 +131,7 @@ def test_equal_costs_are_ordered_by_load_and_then_the_same_path_every_time() -> 
 def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
     policy = trained()
     candidates = engines(9000, 8900)
-    candidates[0].progress_at, candidates[1].progress_at = 99.5, 100.0
+    candidates[0].work.progress_at, candidates[1].work.progress_at = 99.5, 100.0
     at = warm(at=100.0)
     assert policy.terms(at, candidates)[0]["queue_s"] == pytest.approx(0.4, rel=0.05)
     assert policy.terms(at, candidates)[1]["queue_s"] == pytest.approx(0.89, rel=0.05)
@@ -146,7 +152,7 @@ def asked(every_s: float, *waiting_tokens: tuple[int, int]) -> list[str]:
         here, elsewhere = waiting_tokens[number % len(waiting_tokens)]
         candidates = engines(here, elsewhere, elsewhere, elsewhere)
         for candidate in candidates:
-            candidate.progress_at = at
+            candidate.work.progress_at = at
         reasons.append(choose(policy, warm((0, 9000), at=at), candidates).reason)
     return reasons
 
@@ -272,7 +278,7 @@ def test_losses_fade_within_a_minute_and_are_bounded() -> None:
 def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
     """Under overload whoever saves no prefill for them makes all of them wait, and the throughput falls."""
     policy, candidates = trained(), engines(8000, 8000)
-    candidates[1].waiting = candidates[1].load = 4
+    candidates[1].work.waiting = candidates[1].load = 4
     few, many = policy.terms(warm(), candidates)
     assert many["others_s"] / few["others_s"] == pytest.approx((4 + 2.5 + 1.25) / (1 + 2.5 + 1.25), rel=0.05)
     assert choose(policy, warm(), candidates).backend == 0

@@ -43,10 +43,10 @@ class Node:
             self.logged += self.names.judge(self.registry[each], self.registry.current, now)
 
     def twins(self, backend: int = 0) -> list[str]:
-        return list(self.backends[backend].names.twins)
+        return list(self.backends[backend].behind.names.twins)
 
     def strangers(self) -> list[str]:
-        return list(self.backends[0].names.strangers)
+        return list(self.backends[0].behind.names.strangers)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_a_name_leads_to_two_engines_if_a_peer_reads_another_one_between_two_loo
 
 def test_where_several_processes_answer_here_a_peer_may_well_have_read_another_one() -> None:
     node = Node(*URLS)
-    node.backends[0].process.several.hosts = 2
+    node.backends[0].seen.process.several.hosts = 2
     node.probe(FIRST, 0.0)
     node.peer_read(SECOND, 5.0, ours=0)
     node.probe(FIRST, 20.0)
     assert node.strangers() == []
-    assert node.backends[0].processes == 2
+    assert node.backends[0].behind.processes == 2
 
 
 def test_a_stranger_ends_when_its_peer_is_gone_or_silent() -> None:

@@ -52,7 +52,7 @@ def test_alternating_start_times_begin_no_generations_once_they_are_understood()
         if change.what in ("generation", "processes")
     ]
     assert [change.what for change in changes] == ["generation", "generation", "processes"]
-    assert backend.processes == 3
+    assert backend.behind.processes == 3
     assert registry.restart_reported(backend, 5000.0, 41.0) == []
 
 
@@ -63,4 +63,4 @@ def test_a_restart_is_seen_again_when_only_one_process_is_left() -> None:
     registry.probed(backend.id, started(1000.0), LIFE_S + 10)
     before = backend.generation
     registry.probed(backend.id, started(9000.0), LIFE_S + 20)
-    assert (backend.processes, backend.generation) == (1, before + 1)
+    assert (backend.behind.processes, backend.generation) == (1, before + 1)

@@ -15,10 +15,10 @@ def test_a_request_whose_first_token_cannot_be_seen_waits_until_it_is_expected_a
     unseen.settle(2.9)
     assert (work.waiting, work.decoding, work.pending_tokens) == (1, 0, 500)
     unseen.settle(3.5)
-    assert (work.waiting, work.decoding, work.pending_tokens, work.contexts) == (0, 1, 0, 900)
+    assert (work.waiting, work.decoding, work.pending_tokens, work.own.contexts) == (0, 1, 0, 900)
     assert work.progress_at == 3.0, "when it was expected, not when somebody looked"
     work.end(request, 4.0)
-    assert (work.inflight, work.decoding, work.contexts, unseen.due_at) == (0, 0, 0, inf)
+    assert (work.own.inflight, work.decoding, work.own.contexts, unseen.due_at) == (0, 0, 0, inf)
 
 
 def test_an_unseen_request_that_ended_early_is_never_counted_as_decoding() -> None:
@@ -27,7 +27,7 @@ def test_an_unseen_request_that_ended_early_is_never_counted_as_decoding() -> No
     unseen.add(work, request, 3.0)
     work.end(request, 2.0)
     unseen.settle(9.0)
-    assert (work.inflight, work.waiting, work.decoding, work.pending_tokens) == (0, 0, 0, 0)
+    assert (work.own.inflight, work.waiting, work.decoding, work.pending_tokens) == (0, 0, 0, 0)
 
 
 def test_unseen_first_tokens_come_in_the_order_in_which_they_are_expected() -> None:
@@ -48,15 +48,15 @@ def test_the_contexts_that_decode_are_summed_over_time() -> None:
     work.prefilled(other, 2.0)
     assert (one.area, other.area) == (0.0, 1000.0)
     work.end(one, 4.0)
-    assert work.area_until(5.0) == 1000 * 3 + 3000 * 3
+    assert work.own.area_until(5.0) == 1000 * 3 + 3000 * 3
 
 
 def test_memory_is_taken_from_the_sending_until_the_end() -> None:
     work, request = Work(), InFlight(memory=700)
     work.begin(request, 0.0)
-    assert work.memory == 700
+    assert work.own.memory == 700
     work.end(request, 1.0)
-    assert work.memory == 0
+    assert work.own.memory == 0
 
 
 def test_in_a_burst_each_peer_is_taken_to_send_as_much_until_it_has_reported() -> None:
