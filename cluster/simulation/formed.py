@@ -61,7 +61,7 @@ def prove(peer: RouterPeer, neighbours: Sequence[int], now: float) -> None:
     for session in neighbours:
         member = peer.members.member(session)
         assert member is not None
-        peer.sessions._prove(member.record, 0, now).knows_us = True
+        peer.sessions._known.prove(member.record, 0, now).knows_us = True
         peer.members.table.proved(member)
         member.received_at = now
 

@@ -133,3 +133,14 @@ class Driver(Generic[Result]):
     def _abort(self, _: object) -> Abort:
         self._task = None
         return Abort.SUCCEEDED
+
+
+def in_portions(making: Generator[None, None, Result]) -> Steps[Result]:
+    """Run work that yields after each portion; other tasks have their turn in between."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            made: Result = end.value
+            return made
+        yield checkpoint

@@ -5,7 +5,7 @@
     salt          the tenant's, as the last member     for each leg, as its backend takes it
     mark          `cache_control` of a system prompt   for each leg, if the operator wants that
     leg           what its plan and the legs before it bring
-Rule: the last four are splices of the body that was read, each made without a look at the others, applied at once.
+Rule: the last four are splices of the body that was read, made without a look at each other and applied at once.
 """
 
 from collections.abc import Iterable

@@ -66,6 +66,9 @@ ROUTER_FIELDS = frozenset(
 """Fields by which routers say where an engine, or a process beside it, gets cached blocks from, or which rank computes:
 vLLM's and llm-d's."""
 
+LOCATING = frozenset((b"location", b"content-location", b"refresh", b"link"))
+"""Fields of answers that may name a host (RFC 9110 10.2.2 and 8.7, RFC 8288)."""
+
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
 
@@ -154,9 +157,9 @@ class RequestFields(NamedTuple):
             elif key in NAMING_FIELDS:
                 naming[key] = value
             elif key == b"upgrade" or (key == b"connection" and b"upgrade" in options_of(value)):
-                wanted.add(key if key == b"connection" else value.lower())
+                wanted.update((key,) if key == b"connection" else options_of(value))
         multipart = kinds == {True}
-        upgrades = wanted == {b"connection", b"websocket"}
+        upgrades = wanted >= {b"connection", b"websocket"}
         last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
         return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 
@@ -167,11 +170,12 @@ NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")
 class ResponseFields(NamedTuple):
     """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
     `lines` are the status line and the fields that do not belong to one connection. `readable`: the body is not
-    compressed; a compressed one is relayed but not learned."""
+    compressed; a compressed one is relayed but not learned. `locates`: some fields may say where something is."""
 
     lines: bytes
     names_request: bool
     readable: bool
+    locates: bool = False
 
     @classmethod
     def of(cls, head: HttpResponseHead) -> ResponseFields:
@@ -182,17 +186,18 @@ class ResponseFields(NamedTuple):
             dropped -= {b"upgrade"}
         elif head.status == 204:  # has no body; a client that believes a length would wait for one
             dropped |= {b"content-length"}
-        names_request, readable = False, True
+        names_request, readable, locates = False, True, False
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
         for name, value in head.headers:
             key = name.lower()
+            locates |= key in LOCATING
             if key not in dropped:
                 lines += (name, b": ", value, b"\r\n")
             if key == b"x-request-id":
                 names_request = True
             elif key == b"content-encoding":
                 readable = False
-        return cls(b"".join(lines), names_request, readable)
+        return cls(b"".join(lines), names_request, readable, locates)
 
 
 NO_RESPONSE_FIELDS = ResponseFields(b"", False, True)

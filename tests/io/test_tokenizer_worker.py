@@ -21,7 +21,8 @@ from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Outcome
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH
+from ranvier_py.core.routing.router import Attempt, Router
 from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, TokenizeJob, TokenizerFacts
 from ranvier_py.core.tokenize.tokenize_service import Tokenizer

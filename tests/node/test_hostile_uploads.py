@@ -18,7 +18,7 @@ import trio
 
 from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX
 from ranvier_py.core.prompts.body_members import MESSAGES_MAX
-from ranvier_py.core.routing.router import CHAT_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH
 from tests.core.routing.hostile_bodies import LIMIT, MESSAGE_BYTES, Hostile, content_of, endless, messages, roles
 from tests.node.node_lab import Node, cluster_lab, lab
 from tests.node.turns import DEADLINE_S, OCCUPIED_S_MAX, TRIES, Turns, watched

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.core.routing.request_paths import PATHS
+from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS
 from tests.node.node_lab import lab
 from tests.proxy.test_overload import QUESTIONS
 from tests.proxy.wire import GOOD, NO_TLS, Scripted, Wire, answer
@@ -133,16 +133,60 @@ HANDSHAKE = {
 }
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/generate", "/v1/audio/speech"]
-)
-async def test_a_websocket_where_there_is_none_is_refused_at_once_and_asks_no_engine(path: str) -> None:
+async def test_a_websocket_where_there_is_none_is_refused_at_once_and_asks_no_engine() -> None:
     engine = Engine("base")
     async with client_of(engine) as client:
-        refused = await client.get(path, headers=HANDSHAKE)
-        assert (refused.status_code, refused.headers["upgrade"]) == (426, "HTTP/1.1")
+        for path in ("/v1/responses", "/v1/responses/", "/responses", "/v1/messages", "/generate", "/v1/x", "/"):
+            for fields in ({}, {"connection": "keep-alive, UPGRADE"}, {"upgrade": "WebSocket, h2c"}):
+                refused = await client.get(path, headers=HANDSHAKE | fields)
+                assert (refused.status_code, refused.headers["upgrade"]) == (426, "HTTP/1.1"), (path, fields)
         assert (await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})).status_code == 200
     assert [asked for asked, _ in engine.asked] == ["POST /v1/completions"]
+
+
+async def test_another_upgrade_is_passed_over() -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        fields = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+        assert (await client.post("/v1/responses", json={"model": "base", "input": "hi"}, headers=fields)).json() == {}
+    assert [asked for asked, _ in engine.asked] == ["POST /v1/responses"]
+
+
+async def test_the_answer_to_a_lost_or_doubled_v1_names_the_right_path_in_the_shape_of_its_api() -> None:
+    known = [path.decode() for path in PATHS if path.startswith(b"/v1/")]
+    meant = {path[3:]: path for path in known if path[3:].encode() not in PATHS} | {
+        "/v1" + path: path for path in known
+    }
+    meant |= {"/api/v1/chat/completions": "/v1/chat/completions", "/openai/messages": "/v1/messages"}
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        for asked, path in meant.items():
+            for method, target in (("POST", asked), ("POST", asked + "/"), ("GET", asked + "?x=1")):
+                answered = await client.request(method, target, json={"model": "base"})
+                body = answered.json()
+                assert answered.status_code == 404, target
+                assert f"; {path} is what" in body["error"]["message"]
+                assert ("type" in body) == path.startswith("/v1/messages")
+        for asked, words in (("/models", "; /v1/models is what"), ("/else", "no such path: this port")):
+            missing = await client.get(asked)
+            assert (missing.status_code, words in missing.json()["error"]["message"]) == (404, True)
+    assert engine.asked == []
+
+
+async def test_a_client_that_asks_for_a_sign_of_life_gets_one() -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        for path in ("/", "/health", "/health/", "/api/hello", "/v1/models", "/v1/models/", "/v1/models/base/"):
+            assert [(await client.request(each, path)).status_code for each in ("HEAD", "GET")] == [200, 200], path
+    assert engine.asked == []
+
+
+async def test_every_path_with_a_slash_at_its_end_is_the_same_path() -> None:
+    engine = Engine("base")
+    async with client_of(engine) as client:
+        for path in PATHS:
+            assert (await client.post(path.decode() + "/?x=/", json={"model": "base"})).status_code == 200, path
+    assert [asked for asked, _ in engine.asked] == [f"POST {path.decode()}?x=/" for path in PATHS]
 
 
 async def test_every_path_that_has_an_engine_compute_reaches_one_of_the_model() -> None:
@@ -166,10 +210,17 @@ async def test_a_form_goes_to_an_engine_of_the_model_it_names() -> None:
     engines = Engine("one"), Engine("two")
     async with client_of(*engines) as client:
         await client.get("/v1/models")
-        for model in ("one", "two", "one", "two"):
-            sent = {"model": (None, model), "file": ("a.wav", b"\0" * 100_000)}
-            assert (await client.post("/v1/audio/transcriptions", files=sent)).status_code == 200
-    assert [len(engine.asked) for engine in engines] == [2, 2]
+        large, named = ("a.wav", b"\0" * 200_000), [("model", (None, "one")), ("model", (None, "two"))]
+        for path in FORM_PATHS:
+            for model in named * 2:
+                for sent in ([model, ("file", large)], [("file", large), model, ("reference", large)]):
+                    assert (await client.post(path.decode(), files=sent)).status_code == 200
+    assert [len(engine.asked) for engine in engines] == [8, 8]
+    assert all(
+        f"\r\n{model}\r\n".encode() in asked
+        for engine, model in zip(engines, ("one", "two"), strict=True)
+        for _, asked in engine.asked
+    )
 
 
 async def test_a_model_whose_name_is_no_text_is_missing_as_any_other_and_breaks_no_connection() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.proxy.answers.locations import as_path
+from ranvier_py.proxy.answers.locations import Places
 from tests.node.node_lab import lab
 from tests.proxy.test_overload import answered
 from tests.proxy.wire import Scripted, answer, post
 
-ENGINES = ("10.0.0.1", "engine.internal", "::1")
+ENGINES = frozenset(("10.0.0.1", "engine.internal", "::1"))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,8 @@ ENGINES = ("10.0.0.1", "engine.internal", "::1")
         (b"http://10.9.9.9/v1/x", b"/v1/x"),
         (b"http://[fe80::1%25eth0]:8000/v1/x", b"/v1/x"),
         (b"http://engine-7:8000/v1/x", b"/v1/x"),
+        (b"http://engine-7.models.svc.cluster.local./v1/x", b"/v1/x"),
+        (b"https://gpu3.corp/v1/x", b"/v1/x"),
         (b"http://storage.example/v1/audio/speech/", b"/v1/audio/speech/"),
         (b"https://8.8.8.8/v1/x", b"https://8.8.8.8/v1/x"),
         (b"https://storage.example/v1/files/f1", b"https://storage.example/v1/files/f1"),
@@ -37,7 +39,22 @@ ENGINES = ("10.0.0.1", "engine.internal", "::1")
     ],
 )
 def test_a_location_at_an_engine_becomes_a_path(location: bytes, shown: bytes) -> None:
-    assert as_path(location, b"/v1/audio/speech", ENGINES) == shown
+    assert Places(b"/v1/audio/speech", "", ENGINES).as_path(location) == shown
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        (b"http://10.0.0.1/team/a/v1/x", b"/v1/x"),
+        (b"/team/a/v1/x?y", b"/v1/x?y"),
+        (b"/team/a//evil.example/x", b"/evil.example/x"),
+        (b"/team/ab/v1/x", b"/team/ab/v1/x"),
+        (b"http://elsewhere.example/team/a/v1/files", b"/v1/files"),
+        (b"http://elsewhere.example/team/a/v1/x", b"http://elsewhere.example/team/a/v1/x"),
+    ],
+)
+def test_what_precedes_all_paths_of_a_backend_precedes_none_of_the_node(location: bytes, shown: bytes) -> None:
+    assert Places(b"/v1/files", "/team/a", ENGINES).as_path(location) == shown
 
 
 @pytest.mark.parametrize("status", [201, 301, 302, 307, 308])
@@ -49,3 +66,33 @@ async def test_no_client_is_sent_past_the_node(target: bytes, status: int) -> No
         engine.turns = iter([[answer(b"", b"Location: " + place + b"/v1/x/", b"x-y: z", status=status)]])
         found, headers, _ = await answered(node, post(b'{"input":"hi"}', target=target))
     assert (found, headers["location"], headers["x-y"]) == (status, "/v1/x/", "z")
+
+
+@pytest.mark.parametrize(
+    ("field", "sent", "shown"),
+    [
+        (b"Content-Location", b"%b/v1/files/f1", "/v1/files/f1"),
+        (b"Refresh", b"5; url=%b/v1/batches/b1", "5; url=/v1/batches/b1"),
+        (b"Refresh", b"0;URL='%b/v1/x'", "0;URL='/v1/x'"),
+        (b"Refresh", b"5", "5"),
+        (
+            b"Link",
+            b'<%b/v1/files?after=f1>; rel="next", </v1/x>; rel=prev',
+            '</v1/files?after=f1>; rel="next", </v1/x>; rel=prev',
+        ),
+        (
+            b"Link",
+            b"<https://docs.example/a>; rel=help, <%b/v1/x>; rel=up",
+            "<https://docs.example/a>; rel=help, </v1/x>; rel=up",
+        ),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 202, 300])
+async def test_no_other_field_names_an_engine_either(field: bytes, sent: bytes, shown: str, status: int) -> None:
+    engine = Scripted()
+    async with lab(engine) as node:
+        place = node.engines[0].encode()
+        value = sent.replace(b"%b", place)
+        engine.turns = iter([[answer(b"", field + b": " + value, status=status)]])
+        _, headers, _ = await answered(node, post(b"{}", target=b"/v1/files"))
+    assert headers[field.decode().lower()] == shown

@@ -211,18 +211,6 @@ def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any
             yield place, before
 
 
-FORM_MODEL = re.compile(
-    rb'name="?model"?[ \t]*\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([!-~]{1,%d})\r\n' % NAME_CHARACTERS_MAX
-)
-"""The `model` field of a multipart form (RFC 7578), whatever other headers the field has."""
-
-
-def form_model(body: bytes) -> str:
-    """Return the model that a multipart form names, before or behind its file; empty if not near either end."""
-    found = FORM_MODEL.search(body[:ENDS_BYTES_MAX]) or FORM_MODEL.search(body[-ENDS_BYTES_MAX:])
-    return found[1].decode() if found is not None else ""
-
-
 def members_at_ends(body: bytes, name: str = "model") -> dict[str, Any]:
     """Return member `name`, a text without escapes, and `stream` of a body that is not parsed as a whole, if they are
     near its ends."""

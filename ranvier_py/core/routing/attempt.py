@@ -233,6 +233,21 @@ def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
     return Decoded(attempt.target.id, 0, seconds, contexts, own.computed - work.computed)
 
 
+def service_of(attempt: Attempt, gap_s: float, now: float) -> Service:
+    """Return what the first token of a streamed answer shows; `gap_s`: since its backend's last progress."""
+    work, decision = attempt.work, attempt.decision
+    return Service(
+        backend=decision.backend,
+        computed_tokens=decision.computed_tokens,
+        gap_s=gap_s,
+        queued=work.queued,
+        decoding=work.others,
+        peer_tokens=work.peer_tokens,
+        prompt_tokens=decision.prompt_tokens,
+        since_end_s=now - attempt.target.work.own.ended_at,
+    )
+
+
 def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None:
     """Learn from an engine's count how many prompt tokens it computed."""
     policy.counted(attempt.target.id, attempt.decision.computed_tokens, computed_tokens)

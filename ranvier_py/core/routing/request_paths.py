@@ -66,8 +66,17 @@ PATHS: Mapping[bytes, PathRule] = {
     REALTIME_PATH: PathRule(VLLM, placed=OPEN_LOAD, repeated=NEVER),
 }
 
+SEGMENTS_MAX = max(path.count(b"/") for path in PATHS) - 1  # behind /v1
+
 FORM_PATHS = frozenset((b"/v1/audio/transcriptions", b"/v1/audio/translations"))
 """Those whose bodies are forms; all others take JSON."""
+
+
+def meant_path(path: bytes) -> bytes:
+    """Return the path under /v1/ that a client means which has lost, doubled or misplaced that; b"" if it is none."""
+    names = path.rstrip(b"/").rsplit(b"/", SEGMENTS_MAX)[1:]
+    tails = (b"/v1/" + b"/".join(names[begin:]) for begin in range(len(names)))
+    return next((tail for tail in tails if tail in PATHS or tail == b"/v1/models"), b"")
 
 
 def table() -> str:

@@ -39,6 +39,7 @@ from ranvier_py.core.routing.attempt import (
     learn_counts,
     learn_length,
     pool_match_of,
+    service_of,
     source_of,
     work_of,
 )
@@ -52,26 +53,16 @@ from ranvier_py.core.routing.placement import (
     Holder,
     Match,
     Policy,
-    Service,
     match_of,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
-from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
+from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation, merged
 from ranvier_py.core.routing.stored_paths import OF_NONE
 
-__all__ = [
-    "CHAT_PATH",
-    "COMPLETION_PATH",
-    "MESSAGES_PATH",
-    "Attempt",
-    "Observer",
-    "PoolMatch",
-    "Router",
-    "RouterCounters",
-]
+__all__ = ["Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
 
 CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
 
@@ -353,18 +344,8 @@ class Router:
             return
         attempt.first_at = now
         if attempt.prompt.stream:
-            work, decision = attempt.work, attempt.decision
-            gap_s = attempt.target.work.prefilled(work, now)
-            attempt.service = Service(
-                backend=decision.backend,
-                computed_tokens=decision.computed_tokens,
-                gap_s=gap_s,
-                queued=work.queued,
-                decoding=work.others,
-                peer_tokens=work.peer_tokens,
-                prompt_tokens=decision.prompt_tokens,
-                since_end_s=now - attempt.target.work.own.ended_at,
-            )
+            gap_s = attempt.target.work.prefilled(attempt.work, now)
+            attempt.service = service_of(attempt, gap_s, now)
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)

@@ -20,7 +20,7 @@ from ranvier_py.core.routing.stored_paths import is_of_responses
 ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 SLASHES = re.compile(rb"//+")
-OWN_PATHS = frozenset((b"/v1/models", b"/health"))
+OWN_PATHS = (b"/v1/models", b"/health", b"/api/hello")
 
 SUSPECT = re.compile(rb"[%\\#]|/\.")
 FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\\xc0\xc1]")
@@ -38,7 +38,7 @@ def canonical_target(target: bytes) -> bytes:
         path = ESCAPE.sub(_plain, path)
     if b"//" in path:
         path = SLASHES.sub(b"/", path)
-    if path[-1:] == b"/" and ((bare := path[:-1]) in PATHS or bare in OWN_PATHS or is_of_responses(bare)):
+    if path[-1:] == b"/" and ((bare := path[:-1]) in PATHS or bare.startswith(OWN_PATHS) or is_of_responses(bare)):
         path = bare
     return path + mark + query
 

@@ -5,7 +5,7 @@ What is to be stripped shows only once the body was read; such a body is strippe
 
 from dataclasses import dataclass
 
-from ranvier_py.core.prompts.body_json import form_model
+from ranvier_py.core.prompts.form_model import form_model
 from ranvier_py.core.prompts.reserved_members import NOTHING
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.request_paths import RESPONSES_PATH
@@ -14,7 +14,7 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.stored_paths import response_of
 from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
 from ranvier_py.proxy.call import Call, PipelineLimits, ReadRequest
-from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime, model_of, upgrades
 from ranvier_py.proxy.stages.mend import MendStage
@@ -39,7 +39,9 @@ class ReadStage:
         yield from check_names(self.tenants, read.request, read.prompt)
         names = yield from self.strip.found(read.request, read.prompt, self.limits.router_fields)
         if names:
-            call.read = self._read(call, self.strip.without(read.unmended or read.request, names))
+            call.read = read = self._read(call, self.strip.without(read.unmended or read.request, names))
+        if read.request.fields.multipart and not read.prompt.model:
+            read.prompt.model = yield from in_portions(form_model(read.request.body))
 
     def _read(self, call: Call, request: HttpRequest) -> ReadRequest:
         router, fields, tenants = self.router, request.fields, self.tenants
@@ -51,8 +53,6 @@ class ReadStage:
             prompt.rules = [use._replace(tenant=tenant) for use in mended.uses]
             if mended.sent is not request.body:
                 request, unmended = request.with_body(mended.sent), request
-        if fields.multipart and not prompt.model:
-            prompt.model = form_model(request.body)
         prompt.client, prompt.sub_agent = fields.client, fields.sub_agent
         upgraded = fields.upgrades and upgrades(request)
         if upgraded:

@@ -11,8 +11,9 @@ from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
-from ranvier_py.proxy.answers.locations import without_hosts
+from ranvier_py.proxy.answers.locations import Places
 from ranvier_py.proxy.call import Call, PipelineLimits
+from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.failed_tries import payload_of
@@ -41,8 +42,9 @@ class RelayStage:
         while not data and not exchange.complete and attempt.prompt.stream:  # a head that came before the prefill
             data = yield from self.first_data(call, exchange)
         kept = data if remover is None else remover.feed(data, exchange.complete)
-        if head.status != 200:
-            head = without_hosts(head, call.request.path, (backend.url for backend in self.registry))
+        if head.fields.locates:
+            served = BackendAddress.parse(attempt.target.url)
+            head = Places.of(call.request.path, served, (backend.url for backend in self.registry)).shown(head)
         client.relay_head(head, call.own_fields(attempt, head, self.may_see), kept)
         proof.passed(data)
         is_prefilled, readable = False, exchange.readable

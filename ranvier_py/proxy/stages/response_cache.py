@@ -11,12 +11,10 @@ Answers belong to a credential (`askers`), and are void once an engine refuses i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-from trio.lowlevel import checkpoint
+from typing import Any, Protocol
 
 from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import Sample, increment, samples
@@ -30,7 +28,7 @@ from ranvier_py.core.response_cache.refused_credentials import RefusedCredential
 from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, StoredAnswer
 from ranvier_py.core.routing.health import outcome_of
 from ranvier_py.proxy.call import BYPASS, HIT, MISS, Call
-from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import Fields, HttpRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
@@ -44,7 +42,6 @@ WAITS_MAX = 2
 """A request waits for so many others. The first may turn out to be of another kind, and not to be convertible."""
 
 Forward = Callable[[Call], Steps[None]]
-Made = TypeVar("Made")
 
 CHUNKING_BYTES = 65_536  # room for the framing of an answer that comes in chunks
 
@@ -286,14 +283,3 @@ class ResponseCache:
         tokens = shared.stored.tokens if shared.stored is not None else (0, 0)
         self._served(call, head.status, tokens, follower.at)
         return True
-
-
-def in_portions(making: Generator[None, None, Made]) -> Steps[Made]:
-    """Run work that yields after each portion; other tasks have their turn in between."""
-    while True:
-        try:
-            next(making)
-        except StopIteration as end:
-            made: Made = end.value
-            return made
-        yield checkpoint

@@ -18,7 +18,7 @@ from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.backends import Backend, Outcome, Registry
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, CacheProfile
 from ranvier_py.core.routing.processes.reuse import COLD_ANSWERS
-from ranvier_py.core.routing.router import CHAT_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH
 from tests.core.routing.test_router import make_router
 
 SYSTEM = "You are the help desk of a small library. Name the shelf, and never guess. " * 10

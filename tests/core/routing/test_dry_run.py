@@ -22,8 +22,8 @@ from ranvier_py.core.prompts.fingerprint import Segment
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.core.routing.request_paths import RESPONSES_PATH
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, RESPONSES_PATH
+from ranvier_py.core.routing.router import Router
 from tests.core.routing.test_router import chat, make_router, start_attempt, streamed
 
 NAMED = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'  # of a session

@@ -25,7 +25,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.body_json import excess, marks_of, spliced
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome
-from ranvier_py.core.routing.router import CHAT_PATH, Router
+from ranvier_py.core.routing.request_paths import CHAT_PATH
+from ranvier_py.core.routing.router import Router
 from ranvier_py.core.tokenize.tokenize_frames import encode_jobs
 from ranvier_py.core.tokenize.tokenize_job import job_of
 from tests.core.routing.hostile_bodies import Hostile, dearest, endless, filled, mixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ranvier_py.core.prompts.body_json import form_model
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.request_paths import NEVER, PATHS, table
 from ranvier_py.core.routing.retries import is_inference, may_repeat
@@ -40,22 +39,6 @@ def test_a_path_adds_routes_as_the_table_has_it_and_is_sent_again_where_nothing_
     computes = PATHS[path].repeated != NEVER
     assert is_inference(b"POST", path) is computes
     assert may_repeat(b"POST", path, body) is computes
-
-
-FORM = (
-    '--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\ncontent-type: audio/wav\r\n\r\n{}\r\n'
-    '--x\r\nContent-Disposition: form-data; name="model"\r\n{}\r\nwhisper-1\r\n--x--\r\n'
-)
-
-
-def test_the_model_of_a_form_is_found_before_and_behind_a_large_file() -> None:
-    behind = FORM.format("a" * 1_000_000, "").encode()
-    assert form_model(behind) == "whisper-1"
-    assert form_model(FORM.format("a", "content-type: text/plain\r\n").encode()) == "whisper-1"
-    first = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + behind[:900_000]
-    assert form_model(first) == "whisper-1"
-    assert form_model(behind[:900_000]) == ""
-    assert form_model(b'name="model"\r\n' * 100_000) == ""
 
 
 @pytest.mark.parametrize(

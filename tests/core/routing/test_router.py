@@ -20,8 +20,9 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
+from ranvier_py.core.routing.router import Attempt, Router
 
 KEY = b"k" * 32
 

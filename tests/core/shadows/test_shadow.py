@@ -10,9 +10,9 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.request_paths import RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import CHAT_PATH, Router
+from ranvier_py.core.routing.router import Router
 from ranvier_py.core.shadows.shadow import Shadow, make_shadow
 from ranvier_py.core.shadows.shadows import FINISHED_MAX, Shadows
 from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed

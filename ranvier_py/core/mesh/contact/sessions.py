@@ -5,27 +5,24 @@
 Rules: a session that repeated a number of ours is bound to its record and address; what it sealed before is refused for
 ever. Invariant: a packet is taken once, and of a live session (test_sessions.py, test_sessions_replay.py). Answers go
 to the address in a record, never to a packet's source (NAT). No answer to a stranger is longer than the question;
-answers are limited. Bounds: SESSIONS_MAX, RESEND_MAX, RETIRED_MAX, ANSWERED_MAX; the oldest goes first.
+answers are limited. Bounds: RESEND_MAX, ANSWERED_MAX; the oldest goes first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.contact.challenges import ANY, Challenges, RateLimit
+from ranvier_py.core.mesh.contact.known_sessions import SESSIONS_MAX, KnownSession, KnownSessions, SessionCounters
 from ranvier_py.core.mesh.contact.other_protocols import OtherProtocols
 from ranvier_py.core.mesh.mesh_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.codec import BODY_BYTES_MIN, HELLO, Codec
 from ranvier_py.core.mesh.wire.frame import BadFrame
 from ranvier_py.core.mesh.wire.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
 from ranvier_py.core.mesh.wire.seal import Opened
-from ranvier_py.core.metrics import counter, gauge
 
-SESSIONS_MAX = 4096  # four times the largest cluster: room for the runs before a storm of restarts
-RETIRED_MAX = 1024
 ANSWERED_MAX = 8192  # strangers remembered; a packet of one beyond may be answered again, within the rate
 RESEND_S = 2.0
 RESEND_MAX = 1024  # messages kept to be sent again, one for each address, at most a datagram each: 1.2 MiB
@@ -33,34 +30,6 @@ GREET_INTERVAL_S = 0.5  # how soon the same address is greeted again: a lost Hel
 GREETINGS_PER_INTERVAL = 1024
 ANSWER_INTERVAL_S = 0.2
 ANSWERS_PER_INTERVAL = 256  # 1280 answers to strangers a second: a thousand nodes that start at once are done in one
-
-WINDOW = 4096  # packets. A node of a large cluster sends 50 a second: a packet later than 80 s is lost.
-WINDOW_MASK = (1 << WINDOW) - 1
-
-
-@dataclass(slots=True)
-class SessionCounters:
-    """The gate's counters, and how many sessions are proved now."""
-
-    own: int = counter("Gossip packets of this node that came back to it.")
-    receiver: int = counter("Gossip packets that were meant for another session.")
-    replay: int = counter("Gossip packets that came before, or are older than their sender's proof.")
-    stranger: int = counter(
-        "Gossip packets of sessions without a proof; their sender is challenged if it was a datagram."
-    )
-    record: int = counter("Gossip handshakes whose record is not of the node that sealed them.")
-    nonce: int = counter("Proofs of gossip sessions that repeat no number that this node asked for.")
-    unsolicited: int = counter("Challenges from addresses that this node had sent nothing to.")
-    limited: int = counter("Answers to unknown senders that were not sent because too many had been.")
-    short: int = counter("Messages of unknown senders left unanswered because the answer would be longer.")
-    body: int = counter("Gossip packets that could be decrypted, but hold no message.")
-    unknown: int = counter("Gossip messages of kinds that this node does not know, which it skipped.")
-    proved: int = counter("Gossip sessions of peers that proved themselves.")
-    replaced: int = counter("Gossip sessions replaced by a later one of the same name.")
-    evicted: int = counter("Gossip sessions forgotten because their table was full.")
-    resent: int = counter("Gossip messages sent again, together with a proof of the session.")
-    greetings: int = counter("Greetings sent to nodes without a proved session.")
-    sessions: int = gauge("Gossip sessions of peers that are proved now.")
 
 
 class Incoming(NamedTuple):
@@ -75,59 +44,6 @@ class Incoming(NamedTuple):
     proved: Record | None = None
 
 
-class ReplayWindow:
-    """The counters of one sender that may still come: those above `floor`, each once.
-
-    It holds the highest counter so far, and one bit for each of the WINDOW counters up to it, set if that counter has
-    not come yet. A sender counts all its packets to all receivers, so gaps are the rule.
-    """
-
-    __slots__ = ("highest", "missing")
-
-    def __init__(self, floor: int) -> None:
-        self.highest = floor
-        self.missing = 0
-
-    def take(self, counter: int) -> bool:
-        """Take a counter. Returns False if it has come before, or is too old for the window to know."""
-        ahead = counter - self.highest
-        if ahead > 0:
-            skipped = (1 << ahead) - 2 if ahead < WINDOW else WINDOW_MASK - 1
-            self.missing = (self.missing << ahead | skipped) & WINDOW_MASK if ahead < WINDOW else skipped
-            self.highest = counter
-            return True
-        if -ahead >= WINDOW:
-            return False
-        bit = 1 << -ahead
-        if not self.missing & bit:
-            return False
-        self.missing ^= bit
-        return True
-
-
-class KnownSession:
-    """One proved session. `knows_us`: it has shown that we are proved to it as well."""
-
-    __slots__ = ("address", "floor", "knows_us", "received_at", "record", "windows")
-
-    def __init__(self, record: Record, counter: int, now: float) -> None:
-        self.record = record
-        self.address: Address = (record.host, record.port)
-        self.floor = counter
-        self.received_at = now
-        self.knows_us = False
-        self.windows: list[ReplayWindow | None] = [None] * len(Plane)
-
-    def take(self, plane: Plane, counter: int) -> bool:
-        window = self.windows[plane]
-        if window is None:
-            window = self.windows[plane] = ReplayWindow(self.floor)
-        return window.take(counter)
-
-    def highest(self) -> int:
-        return max([self.floor, *(window.highest for window in self.windows if window is not None)])
-
-
 class Sessions:
     """First contact and the gate. It appends its messages to `sends`; the owner calls `sent` with all that is sent.
 
@@ -140,17 +56,13 @@ class Sessions:
         self.me = me
         self._codec = codec
         self._sends = sends
-        self._sessions_max = sessions_max
         self._challenges = Challenges(rng)
-        self._known: dict[int, KnownSession] = {}
-        self._by_address: dict[Address, int] = {}
-        self._by_name: dict[str, int] = {}
-        self._retired: BoundedDict[int, int] = BoundedDict(RETIRED_MAX)
+        self._counters = SessionCounters()
+        self._known = KnownSessions(self._counters, sessions_max)
         self._answered: BoundedDict[tuple[int, Plane], int] = BoundedDict(ANSWERED_MAX)  # the last answered counter
         self._resend: BoundedDict[Address, tuple[Outgoing, float]] = BoundedDict(RESEND_MAX)
         self._greetings = RateLimit(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
         self._answers = RateLimit(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
-        self._counters = SessionCounters()
         self.others = OtherProtocols()
 
     def address_of(self, session: int) -> Address | None:
@@ -160,7 +72,7 @@ class Sessions:
 
     def session_at(self, address: Address) -> int:
         """Return the session that last proved that it is at this address; 0 if none is known."""
-        return self._by_address.get(address, 0)
+        return self._known.by_address.get(address, 0)
 
     def statistics(self) -> SessionCounters:
         """The counters, with the gauges as they are now."""
@@ -195,10 +107,7 @@ class Sessions:
 
     def forget(self, session: int) -> None:
         """Forget a session that membership has forgotten. If it returns, it has to prove itself again."""
-        known = self._known.pop(session, None)
-        if known is not None:
-            self._unbind(known)
-            self._retired[session] = known.highest()
+        self._known.forget(session)
 
     def _send(self, to: Address, session: int, plane: Plane, message: Message) -> None:
         self._sends.append(Outgoing(to, session, plane, message))
@@ -264,7 +173,7 @@ class Sessions:
         """Whether to answer a stranger: not a packet that was answered, nor an older one, nor beyond the rate: replayed
         packets use up at most one answer each."""
         key = opened.session, opened.plane
-        if opened.counter <= max(self._answered.get(key, 0), self._retired.get(opened.session, 0)):
+        if opened.counter <= max(self._answered.get(key, 0), self._known.retired_at(opened.session)):
             self._counters.replay += 1
             return False
         self._answered[key] = opened.counter
@@ -304,13 +213,13 @@ class Sessions:
             return None
         proved = None
         if known is None:
-            if opened.counter <= self._retired.get(record.session, 0):
+            if opened.counter <= self._known.retired_at(record.session):
                 self._counters.replay += 1
                 return None
-            known = self._prove(record, opened.counter, now)
+            known = self._known.prove(record, opened.counter, now)
             proved = record
         elif proof and known.record != record:  # membership may not have taken the earlier one, of a lower epoch
-            self._bind(known, record)
+            self._known.bind(known, record)
             proved = record
         known.knows_us = not echo.challenge
         if echo.challenge:
@@ -335,34 +244,3 @@ class Sessions:
             self._counters.resent += 1
             self._sends.append(again)
         return None if known is None else Incoming(Peer(opened.session, address))
-
-    # --- proofs -------------------------------------------------------------------------------------------------------
-
-    def _prove(self, record: Record, counter: int, now: float) -> KnownSession:
-        """Take up a live session. `counter` is that of its proof: packets with lower ones are refused from now on. Of
-        two with one name the higher epoch displaces the other at once; membership decides about any others."""
-        other = self._by_name.get(record.name, 0)
-        if other and self._known[other].record.epoch < record.epoch:
-            self._counters.replaced += 1
-            self.forget(other)
-        if len(self._known) >= self._sessions_max:
-            self._counters.evicted += 1
-            self.forget(min(self._known, key=lambda session: self._known[session].received_at))
-        self._counters.proved += 1
-        self._retired.pop(record.session, None)
-        known = self._known[record.session] = KnownSession(record, counter, now)
-        self._bind(known, record)
-        return known
-
-    def _bind(self, known: KnownSession, record: Record) -> None:
-        self._unbind(known)
-        known.record, known.address = record, (record.host, record.port)
-        self._by_address[known.address] = record.session
-        self._by_name.setdefault(record.name, record.session)
-
-    def _unbind(self, known: KnownSession) -> None:
-        session = known.record.session
-        if self._by_address.get(known.address) == session:
-            del self._by_address[known.address]
-        if self._by_name.get(known.record.name) == session:
-            del self._by_name[known.record.name]

@@ -26,7 +26,7 @@ from ranvier_py.core.routing.backend_state.prefills import (
 )
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement import Decision
-from ranvier_py.core.routing.router import CHAT_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH
 from ranvier_py.core.routing.speculation import SHARED_TOKENS_MIN, Prefill, Speculation
 from tests.builders.machine_net import alike
 
