@@ -13,8 +13,9 @@ from random import Random
 
 import trio
 
-from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotWanted
+from ranvier_py.core.engine_cache.peers.snapshot_transfer import SNAPSHOTS, SUBJECT
 from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.core.mesh.transfer import Refused, TransferPart, Wanted
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire.frame import HEADER, STREAM_HEAD, BadFrame, pack
 from ranvier_py.core.mesh.wire.keyring import KeyRing
@@ -158,8 +159,10 @@ def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
     yield "a vector of the greatest numbers", r.Vector(((peer.node, U64), (77, U64)), reply=True)
     yield "the node's own log was trimmed", r.Reset(peer.node, U64)
     yield "another schema", r.Digest(U64, U64)
-    yield "rows of a sync that nobody asked for", r.Busy(U32)
-    yield "a whole table, from its last chunk", r.RowsWanted(1, U32, b"")
+    yield "the end of a transfer that nobody asked for", Refused(r.TABLES.what, U32, busy=True)
+    yield "a whole table, from its last part", Wanted(r.TABLES.what, 1, U32, b"")
+    yield "buckets that are not there", Wanted(r.TABLES.what, 2, 0, b"\xff" * 9)
     yield "sums of a table that nobody has", r.TotalSum(U64, bytes(8), True, U32)
     yield "a load beyond all", Loads(U32, ((U64, U16, U16, U32),))
-    yield "a snapshot that nobody keeps", SnapshotWanted(1, U64, U16, U32)
+    yield "a snapshot that nobody keeps", Wanted(SNAPSHOTS.what, 1, 0, SUBJECT.pack(U64, U16))
+    yield "what nobody knows", TransferPart(U16, U32, U32, True, b"")

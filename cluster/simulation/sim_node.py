@@ -26,9 +26,9 @@ from ranvier_py.core.mesh.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
 from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.routing.backend_state.loads import BACKENDS_MAX
+from ranvier_py.core.routing.peers.route_messages import TABLES
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import HELD_MAX
-from ranvier_py.core.routing.peers.snapshot_source import TRANSFERS_MAX
 from ranvier_py.core.routing.peers.update_log import ORIGINS_MAX
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
@@ -134,7 +134,7 @@ class SimNode(SimRouter):
             "route updates kept": Bounded(gossip.logged, self.peer.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
-            "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
+            "transfers": Bounded(self.peer.routes.transfer.running(), TABLES.given_max),
             "new routes": Bounded(len(table.outgoing.new), QUEUE_MAX),
             "routes that wait": Bounded(shared.waiting, 2 * HELD_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),

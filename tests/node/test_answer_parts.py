@@ -12,12 +12,12 @@ import trio
 import trio.testing
 
 from ranvier_py.core.mesh.mesh_values import Outgoing
+from ranvier_py.core.mesh.transfer import TransferPart, Wanted
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
 from ranvier_py.core.response_cache.answer_frames import encoded
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import EVERYTHING, VoidScope
-from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart, AnswerWanted
 from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
@@ -71,8 +71,9 @@ class Lab:
                 nursery.start_soon(look)
                 await trio.testing.wait_all_tasks_blocked()
                 before()
-                for message in [one.message for one in self.outbox if isinstance(one.message, AnswerWanted)]:
-                    self.answers.receive(peer_of(2), AnswerPart(message.request, 0, 1, data), time.monotonic())
+                for wanted in [one.message for one in self.outbox if isinstance(one.message, Wanted)]:
+                    part = TransferPart(wanted.what, wanted.request, 0, True, data)
+                    self.answers.fetches.transfer.receive(peer_of(2), part, time.monotonic())
                 self.outbox.clear()
         return found[0]
 
@@ -132,5 +133,5 @@ def test_what_is_kept_is_advertised_and_what_is_dropped_is_not() -> None:
     assert lab.answers.counters.advertised == 0
     name = lab.answers.keys.name_of(bytes(32))
     store.keep(bytes(32), answer(now))
-    assert lab.answers.source.find(name, 1e9, now) == encoded(bytes(32), answer(now), now)
-    assert lab.answers.source.find(name[:8] + bytes(24), 1e9, now) is None
+    assert lab.answers.fetches.find(name, 1e9, now) == encoded(bytes(32), answer(now), now)
+    assert lab.answers.fetches.find(name[:8] + bytes(24), 1e9, now) is None

@@ -16,11 +16,11 @@ from struct import Struct
 from ranvier_py.core.clients.rule_verdicts import VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
-from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotTransfers
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.identity import first_epoch
 from ranvier_py.core.mesh.mesh import Mesh, MeshSettings
+from ranvier_py.core.mesh.transfer import Transfers
 from ranvier_py.core.mesh.wire.codec import Codec
 from ranvier_py.core.mesh.wire.frame import BadFrame
 from ranvier_py.core.mesh.wire.keyring import KeyRing
@@ -40,7 +40,7 @@ from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
-    *(PrefillGossip, SnapshotTransfers, PeerAnswers, VerdictGossip),
+    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -111,6 +111,7 @@ class RouterPeer(Mesh):
             *(self.routes, self.backends, self.signed_commands),
             *(self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills),
+            Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
         )
         self.woken: Callable[[], object] = lambda: None
         self._flushed_at = self._flush_at = now

@@ -82,7 +82,7 @@ class ClusterAnswers:
         self._clustering = clustering
         self._answers = answers = clustering.peer.answers
         self._waiting: dict[int, _Waiter] = {}
-        answers.fetches.arrived, answers.source.find = self._arrived, self._give
+        answers.fetches.arrived, answers.fetches.find = self._arrived, self._give
         self._store.kept, self._store.dropped = self._kept, answers.keys.drop
 
     def set_options(self, responses: ResponseCacheOptions) -> None:

@@ -18,7 +18,7 @@ from ranvier_py.core.routing.peers.route_outbox import Rings, RouteOutbox
 from ranvier_py.core.routing.peers.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.routing.peers.update_log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, ORIGINS_MAX
-from ranvier_py.core.routing.route_table.scan import CHUNK_CLAIMS, ROW_CLAIMS_MAX, SUMS_BYTES
+from ranvier_py.core.routing.route_table.scan import SUMS_BYTES
 from tests.examples import examples
 
 TOP = 2**64 - 1
@@ -46,14 +46,6 @@ def test_a_window_frees_what_is_a_second_ago() -> None:
     assert window.room(7.0 + 1 + 1 / SLOTS_PER_S) == 100
 
 
-def rows(claims: int, backends: int) -> r.TableRows:
-    column = bytes(8 * claims)
-    pairs = tuple((TOP - number, 2**32 - 1) for number in range(backends))
-    return r.TableRows(
-        2**32 - 1, 2**32 - 1, True, pairs, column, column[: 4 * claims], column, column, *[bytes(2 * claims)] * 2
-    )
-
-
 MESSAGES: list[Message] = [
     r.RouteUpdates(TOP, TOP, (r.Entry(9, bytes(58)),), 65535),
     r.RouteUpdates(TOP, TOP, tuple(r.Entry(65535, bytes(60)) for _ in range(BATCH_ENTRIES_MAX)), 65535),
@@ -71,12 +63,6 @@ MESSAGES: list[Message] = [
     r.TotalSum(TOP, bytes(8 * r.GROUPS), False, 2**32 - 1),
     r.PartSums(b"\0", bytes(r.GROUP_BYTES), True, 2**32 - 1),
     r.PartSums(bytes(range(r.GROUPS)), bytes(SUMS_BYTES), True, 2**32 - 1),
-    r.RowsWanted(2**32 - 1, 2**32 - 1, b""),
-    r.RowsWanted(2**32 - 1, 2**32 - 1, bytes(8192)),
-    rows(0, 0),
-    rows(CHUNK_CLAIMS, 200),
-    rows(CHUNK_CLAIMS + ROW_CLAIMS_MAX, 4096),
-    r.Busy(2**32 - 1),
 ]
 
 

@@ -14,13 +14,12 @@ import pytest
 from ranvier_py.core.clients.body_mender import TrialResult
 from ranvier_py.core.clients.rule_verdicts import VERDICTS_MAX, RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import READER_CLAIMS_MAX, ReaderClaim, ReaderClaims
-from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk
 from ranvier_py.core.engine_cache.snapshot import READY, ROOT, BadSnapshot, BlockRows, SnapshotReader, written_name
 from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Peer, Plane
+from ranvier_py.core.mesh.transfer import TransferPart
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire import records
 from ranvier_py.core.peer.router_peer import CODEC
-from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart
 from ranvier_py.core.response_cache.peers.answer_keys import ADVERTISED_MAX, AnswerKeys
 from ranvier_py.core.response_cache.peers.invalidation_gossip import VOIDED_MAX, Voided, VoidedAnswers
 from ranvier_py.core.routing.backend_state.facts import FACTS_MAX, Fact, Facts
@@ -81,9 +80,7 @@ def table(backend: Name) -> r.TableRows:
     """Claims of a table that nobody has asked for."""
     count = SOME_BYTES // 34
     names, tokens = rng.randbytes(8 * count), b"".join((16 * place).to_bytes(4, "little") for place in range(count))
-    return r.TableRows(
-        1, 0, True, (backend,), bytes(8) + names[:-8], tokens, names, names, bytes(2 * count), bytes(2 * count)
-    )
+    return r.TableRows((backend,), bytes(8) + names[:-8], tokens, names, names, bytes(2 * count), bytes(2 * count))
 
 
 def many(count: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
@@ -121,20 +118,15 @@ LARGEST: Mapping[type[Any], Callable[[Name], m.Message]] = {
     m.Members: lambda _: m.Members(tuple(update.record for update in updates()), True),
     r.RouteUpdates: rows,
     r.Vector: lambda _: r.Vector(many(r.VECTOR_ENTRIES_MAX, lambda _: (u64(), u64() >> 1)), True),
-    r.TableRows: table,
     r.TotalSum: lambda _: r.TotalSum(1, rng.randbytes(8 * r.GROUPS), True, 8),
     r.PartSums: part_sums,
-    r.SideState: lambda backend: r.SideState(9, 0, True, short_rows(backend).entries),
     Loads: lambda _: Loads(4, many(r.BACKENDS_MAX, lambda _: (u64(), 1, 1, 100))),
     Facts: lambda _: Facts(many(FACTS_MAX, lambda _: Fact(u64(), 2, 1.5, 3, True, 9))),
     Commands: lambda _: Commands(many(COMMANDS_PER_MESSAGE, command)),
     ReaderClaims: lambda _: ReaderClaims(many(READER_CLAIMS_MAX, lambda _: ReaderClaim(u64(), u64(), 7, 5))),
     Prefills: prefills,
-    SnapshotChunk: lambda _: SnapshotChunk(
-        6, 0, True, rng.randbytes(24), *many(7, lambda _: rng.randbytes(SOME_BYTES // 7))
-    ),
     AnswerKeys: answer_keys,
-    AnswerPart: lambda _: AnswerPart(8, 0, 1, rng.randbytes(SOME_BYTES)),
+    TransferPart: lambda _: TransferPart(1, 8, 0, True, rng.randbytes(SOME_BYTES)),
     Voided: lambda _: Voided(many(VOIDED_MAX, voided)),
     RuleVerdicts: lambda _: RuleVerdicts(
         1, many(VERDICTS_MAX, lambda number: TrialResult("r", "c", f"m{number}", "off", "", "n"))
@@ -223,8 +215,19 @@ def test_no_chunk_of_a_table_that_was_asked_for_holds_up_the_event_loop() -> Non
     longest = []
     for _ in range(TRIES):
         node = RouteNode(1)
-        chunk = table(counted(node.backends, ENGINE))
+        part = r.pack_rows(table(counted(node.backends, ENGINE)))
         began = time.thread_time()
-        assert TableCopy(node.table, node.backends).merge(chunk, 1.0, 1.0) > 0
+        assert TableCopy(node.table, node.backends).merge(r.unpack_rows(part), 1.0, 1.0) > 0
+        longest.append(time.thread_time() - began)
+    assert min(longest) <= OCCUPIED_S_MAX
+
+
+def test_no_part_of_side_state_that_was_asked_for_holds_up_the_event_loop() -> None:
+    longest = []
+    for _ in range(TRIES):
+        node = RouteNode(1)
+        part = r.pack_entries(short_rows(counted(node.backends, ENGINE)).entries)
+        began = time.thread_time()
+        node.sync.take_side_state([update for _, update in r.unpack_entries(part)], 1.0, 1.0)
         longest.append(time.thread_time() - began)
     assert min(longest) <= OCCUPIED_S_MAX

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX
-from ranvier_py.core.mesh.wire.frame import bad, column, flag, identity, u16, u32, u64
+from ranvier_py.core.mesh.wire.frame import bad, column, fields_of, flag, identity, pack, u16, u32, u64
 
 SIGNATURE_BYTES = 32
 
@@ -99,3 +99,17 @@ def bytes_field(size: int, what: str) -> Field:
 
 
 COLUMN = column_field(1, FRAME_BYTES_MAX)  # its length is checked with the message's others (`Kind.check`), if at all
+
+
+def packed(fields: Sequence[Field], values: Iterable[Any]) -> bytes:
+    """Return these values as one byte string, for a message that carries another layout than its own."""
+    each = zip(fields, values, strict=True)
+    return pack(*[value if field.pack is None else field.pack(value) for field, value in each])
+
+
+def unpacked(fields: Sequence[Field], data: bytes) -> list[Any]:
+    """Return the values in such a byte string. Raises BadFrame."""
+    found = fields_of(data)
+    if len(found) != len(fields):
+        bad("number of fields")
+    return [field.unpack(value) for field, value in zip(fields, found, strict=True)]

@@ -5,7 +5,7 @@
 
 Each feature declares its own messages where it uses them. Numbers are unsigned unless stated otherwise; u16, u32 and
 u64 name their width. The sessions of the sender and of the intended receiver are in the envelope (`seal`), not in the
-messages. Invariant: no message has prompts, tokens or secrets; AnswerPart alone has answers (test_processes.py).
+messages. Invariant: no message has prompts, tokens or secrets; `TransferPart` alone has answers (test_processes.py).
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ class PeerAnswerCounters:
     passed_over: int = counter(
         "Times that a peer was not asked for a stored answer: it fell silent before, or was asked for too much."
     )
-    stray_parts: int = counter("Parts of stored answers from peers that nobody waits for any more.")
     keys_held_back: int = counter("Times that keys of answers waited for want of room.")
     keys_dropped: int = counter("Keys of stored answers beyond what is advertised, or remembered of peers.")
     key_lists: int = counter("Whole lists of answers' keys sent to peers that joined, or missed something.")

@@ -1,7 +1,7 @@
 """Stored answers among peers, for one node: composes keys, fetches and invalidations, and takes what peers send.
 
 The node calls `keys.add` and `keys.drop` for what it stores, `ask` for a request that lacks an answer, and
-`invalidations.give` for the operator. It sets `source.find`, `fetches.arrived` and `invalidations.invalidated`.
+`invalidations.give` for the operator. It sets `fetches.find`, `fetches.arrived` and `invalidations.invalidated`.
 Invariant: a request waits for a peer no longer than its deadline (test_peer_answers.py).
 """
 
@@ -17,16 +17,8 @@ from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.codec import Kind
 from ranvier_py.core.mesh.wire.columns import FLAG, U32, U64
-from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.response_cache.invalidations import Invalidations
-from ranvier_py.core.response_cache.peers.answer_fetches import (
-    FETCH_KINDS,
-    AnswerFetches,
-    AnswerPart,
-    AnswerRefused,
-    AnswerSource,
-    AnswerWanted,
-)
+from ranvier_py.core.response_cache.peers.answer_fetches import AnswerFetches
 from ranvier_py.core.response_cache.peers.answer_keys import KEYS_KIND, AnswerKeyGossip, AnswerKeys
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerCounters, PeerAnswerSettings
 from ranvier_py.core.response_cache.peers.invalidation_gossip import InvalidationGossip, Voided
@@ -52,7 +44,7 @@ class AnswerSecrets(NamedTuple):
 class PeerAnswers(Machine):
     """Shares stored answers with peers (see the module)."""
 
-    kinds = (KEYS_KIND, Kind("answers", 81, AnswerDigest, (U32, U64, FLAG)), *FETCH_KINDS, *InvalidationGossip.kinds)
+    kinds = (KEYS_KIND, Kind("answers", 81, AnswerDigest, (U32, U64, FLAG)), *InvalidationGossip.kinds)
     senders = Senders.MET_FIRST
 
     def __init__(
@@ -71,7 +63,6 @@ class PeerAnswers(Machine):
         self.keys = AnswerKeyGossip(secrets.fingerprint_key, settings, self.counters, outbox, room)
         self.fetches = AnswerFetches(settings, self.counters, outbox, round_trip_s)
         self.fetches.lacks = self.keys.lacks
-        self.source = AnswerSource(settings, self.counters, outbox)
         known = Invalidations(settings.ttl_s)
         self.invalidations = InvalidationGossip(known, secrets.admin_key, self.counters, outbox, rng)
         self._outbox = outbox
@@ -87,12 +78,12 @@ class PeerAnswers(Machine):
 
     @property
     def wake_at(self) -> float:
-        at = self._digest_at if self._near and self._has_any else inf
-        return min(at, self.keys.wake_at, self.fetches.wake_at, self.invalidations.wake_at)
+        at = 0.0 if self.fetches.hurries else self._digest_at if self._near and self._has_any else inf
+        return min(at, self.keys.wake_at, self.invalidations.wake_at)
 
     def tick(self, now: float) -> None:
-        """Send what is due, and end fetches that took too long."""
-        self.fetches.tick(now)
+        """Send what is due."""
+        self.fetches.hurries = False
         self.keys.tick(now)
         self.invalidations.tick(now)
         if self._has_any and now >= self._digest_at:
@@ -105,30 +96,20 @@ class PeerAnswers(Machine):
         self._near = peers.near
         sharing = peers.sharing if self.settings.shares else ()
         self.keys.peers(sharing)
-        self.source.peers([peer.session for peer in sharing])
+        self.fetches.peers(sharing, now)
         self.invalidations.met(peers, now)
 
     def counted(self) -> Mapping[str, Any]:
         return {"peer_answers": self.counters}
 
-    def forgotten(self, session: int, now: float) -> None:
-        self.fetches.forget(session, now)
-
-    def receive(self, peer: Peer, message: Message, now: float) -> None:
+    def receive(self, peer: Peer, message: AnswerKeys | AnswerDigest | Voided, now: float) -> None:
         """Take a message about answers from a proved session."""
         if isinstance(message, Voided):
             self.invalidations.receive(peer, message, now)
         elif isinstance(message, AnswerDigest):
             self._compare(peer, message, now)
-        elif not self.settings.shares:
-            return
-        elif isinstance(message, AnswerKeys):
-            if not self.keys.receive(peer, message, now):
-                self._send([peer], wanted=True)
-        elif isinstance(message, AnswerWanted):
-            self.source.receive(peer, message, now)
-        elif isinstance(message, AnswerPart | AnswerRefused):
-            self.fetches.receive(peer, message, now)
+        elif self.settings.shares and not self.keys.receive(peer, message, now):
+            self._send([peer], wanted=True)
 
     def _compare(self, peer: Peer, message: AnswerDigest, now: float) -> None:
         self.invalidations.compare(peer, message.voided, now)

@@ -1,16 +1,18 @@
-"""Comparing our table with a peer's: the asking side of one comparison, of which `pull` has one at a time.
+"""Comparing our table with a peer's, both sides: `pull` asks one peer at a time, any may ask us.
 
     we      TotalSum -> the peer            8 bytes; an equal one comes back, or another with sums of groups
     we      PartSums (groups that differ)   it answers with its own of the same buckets
 Rule: a bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets,
 or of the table, is the XOR of theirs: one equal number stands for equal tables, but for one chance in 2**64. Our sums
-are begun when the comparison begins or later; the peer's after our question came (`OwnSums`). Bound: 32 KiB while it
-runs.
+are begun when the comparison begins or later; the peer's after our question came (`OwnSums`). Bounds: 32 KiB while it
+runs; SUMS_WAITING_MAX waiting questions of peers, of 32 KiB each, more are dropped.
 """
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Callable
+from math import inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,8 @@ from ranvier_py.core.routing.peers.route_messages import BUCKETS, GROUPS, PartSu
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.table_copy import OwnSums
 
-NO_ROOM_S = 0.05  # until a question is sent again for which there was no room
+NO_ROOM_S = 0.05  # until a question or an answer is sent again for which there was no room
+SUMS_WAITING_MAX = 8
 
 GROUP_BUCKETS = BUCKETS // GROUPS
 
@@ -71,6 +74,61 @@ class Comparison:
         asked = self._outbox.send_bulk(self._peer, question, now)
         self.wake_at = inf if asked else now + NO_ROOM_S
         return asked
+
+
+class SumsWanted(NamedTuple):
+    """One peer's question for our sums, which must have been begun at `since` or later."""
+
+    message: AnySums
+    since: float
+
+
+class SumsSource:
+    """The answering side. `differs` is called with the buckets that a comparison with this peer found to differ."""
+
+    def __init__(self, outbox: RouteOutbox, sums: OwnSums, differs: Callable[[Peer, Buckets, float], None]) -> None:
+        self._outbox = outbox
+        self._sums = sums
+        self._differs = differs
+        self._wanted: dict[int, SumsWanted] = {}  # by session
+        self._no_room_until = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        return self._no_room_until if self._wanted else inf
+
+    def meet(self) -> None:
+        """React to a change of the live peers."""
+        peers = self._outbox.peers
+        self._wanted = {session: wanted for session, wanted in self._wanted.items() if session in peers}
+
+    def receive(self, peer: Peer, message: AnySums, now: float) -> None:
+        """Queue a peer's question for our sums. Its second one is answered from those of the first, or later ones."""
+        if not message.reply:
+            return
+        if peer.session not in self._wanted and len(self._wanted) >= SUMS_WAITING_MAX:
+            self._outbox.counters.sums_refused += 1
+        else:
+            is_second = isinstance(message, PartSums) and isfinite(self._sums.begun_at)
+            self._wanted[peer.session] = SumsWanted(message, self._sums.begun_at if is_second else now)
+
+    def tick(self, now: float) -> None:
+        """Compute our sums, or send them: at most one step of 2 ms."""
+        if not self._wanted or now < self._no_room_until:
+            return
+        value = self._sums.step(min(wanted.since for wanted in self._wanted.values()), now)
+        if value is None:
+            return
+        for session, wanted in list(self._wanted.items()):
+            if wanted.since > self._sums.begun_at:
+                continue
+            peer, asked = self._outbox.peers[session], wanted.message
+            if not self._outbox.send_bulk(peer, answer_to(asked, value), now):
+                self._no_room_until = now + NO_ROOM_S
+                return
+            del self._wanted[session]
+            if isinstance(asked, PartSums):
+                self._differs(peer, differing_buckets(value, asked), now)
 
 
 def answer_to(question: AnySums, ours: bytes) -> AnySums:

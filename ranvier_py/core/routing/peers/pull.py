@@ -1,16 +1,15 @@
 """Getting from a peer what route updates did not bring: its table, the buckets that differ from ours, its side state.
 
-    join         Vector () and RowsWanted (all) to one peer; Vector and TableRows come back, or Busy: ask another
+    join         Vector () and the whole table wanted of one peer; if it is busy, of another
     repair       compare sums with the peer that sent Reset (`comparison`), then want the buckets that differ
     audit        the same from time to time with any peer: equal vectors need not mean equal tables
-    side state   RowsWanted (side state), after whatever may have cost us some (`side_state`)
-Rules: one pull at a time; chunks of another request or peer, or out of order, are dropped; the same cursor again asks
-for what was lost. After the last chunk the peer's numbers are adopted. `synced`: the join is over, or nobody was there.
+    side state   wanted after whatever may have cost us some (`side_state`)
+Rules: one pull at a time. After its last part the peer's numbers are adopted. `synced`: the join is over, or nobody was
+there.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -18,12 +17,20 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.mesh.transfer import End, Inquiry, Transfer, Walk
 from ranvier_py.core.routing.peers.comparison import AnySums, Buckets, Comparison
-from ranvier_py.core.routing.peers.route_messages import Busy, RowsWanted, SideState, TableRows, Vector, wire_bytes
+from ranvier_py.core.routing.peers.route_messages import (
+    SIDE_STATE,
+    TABLES,
+    Vector,
+    unpack_buckets,
+    unpack_entries,
+    unpack_rows,
+)
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.route_sync import RouteSync
-from ranvier_py.core.routing.peers.side_state import SIDE_CHUNKS_MAX, SideTurns
-from ranvier_py.core.routing.peers.table_copy import WINDOW_CHUNKS, OwnSums
+from ranvier_py.core.routing.peers.side_state import SideTurns, SideWalk
+from ranvier_py.core.routing.peers.table_copy import OwnSums
 from ranvier_py.core.routing.peers.update_log import UpdateLogs
 
 ALONE_S = 2.0
@@ -35,11 +42,7 @@ JOIN_LIMIT_S = 30.0
 ROUND_S = (0.1, 0.3)
 """The pause between two rounds in which all peers were busy is random within these."""
 
-PROGRESS_S = 1.0
-"""A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
-
 SUMS_S = 5.0  # for the sums of a million rows on both sides, twice, and their turn in the budget
-RESUMES_MAX = 3
 
 NEW_UPDATES_MAX = 4096
 """A peer with no more route updates than this that has not joined itself is as new as we are: updates will do."""
@@ -71,31 +74,23 @@ class Use(Enum):
 
 
 @dataclass(slots=True)
-class RunningPull:
+class RunningPull(Inquiry):
     """What is got from one peer now, and how far it has come."""
 
-    use: Use
-    peer: Peer
-    request: int
-    deadline: float
-    comparison: Comparison | None = None  # what is compared with the peer's sums; None: chunks were asked for
+    use: Use = Use.REPAIR
+    comparison: Comparison | None = None  # what is compared with the peer's sums; None: parts were asked for
     numbers: dict[int, int] = field(default_factory=dict)  # of origins: all up to them is here at the end
-    buckets: bytes = b""
-    chunks: int = 0  # that have come
-    allowed: deque[tuple[int, float]] = field(default_factory=deque)  # (end, t): chunks below `end` were asked for at t
-    resumes: int = 0
     bytes: int = 0
 
 
 class Pull:
-    """The asking side of all transfers; `snapshot_source` is the giving side."""
+    """Gets one thing after another of peers, and gives them the same: a `transfer.Feature`."""
 
     def __init__(
         self,
         logs: UpdateLogs,
         outbox: RouteOutbox,
         sync: RouteSync,
-        sums: OwnSums,
         missed: Callable[[int, float], None],
         rng: Random,
         now: float,
@@ -105,8 +100,9 @@ class Pull:
         self._counters = outbox.counters
         self._logs = logs
         self._outbox = outbox
+        self.transfer = Transfer(TABLES, self, outbox.outbox, outbox.bulk)
         self._sync = sync
-        self._sums = sums
+        self.own_sums = OwnSums(sync.copy)
         self._missed = missed
         self._rng = rng
         self._running: RunningPull | None = None
@@ -126,7 +122,7 @@ class Pull:
     def wake_at(self) -> float:
         running = self._running
         if running is not None:
-            return min(running.deadline, running.comparison.wake_at if running.comparison is not None else inf)
+            return min(running.deadline, running.comparison.wake_at) if running.comparison is not None else inf
         if self.synced:
             return min(self._audit_at, self._side.at) if self._outbox.order else inf
         return self._round_at if self._outbox.order else self._alone_until
@@ -134,7 +130,7 @@ class Pull:
     def meet(self, others: int, now: float) -> None:
         """React to a change of the live peers. `others`: how many live nodes there are beside us."""
         peers, self._others = self._outbox.peers, others
-        if self._running is not None and self._running.peer.session not in peers:
+        if self._running is not None and self._running.comparison and self._running.peer.session not in peers:
             self._break_off(self._running, now)
         if self._met_nobody and peers:
             self._met_nobody = False
@@ -158,11 +154,11 @@ class Pull:
                 self._join(now)
             elif now >= self._side.at and self._outbox.order:
                 peer = self._side.next_peer(self._outbox.order, self._rng)
-                self._ask(self._begin(Use.SIDE_STATE, peer), b"", now)
+                self._ask(self._begin(Use.SIDE_STATE, peer), SIDE_STATE, now)
             elif now >= self._audit_at:
                 self.audit(now)
-        elif now >= running.deadline:
-            self._late(running, now)
+        elif running.comparison is not None and now >= running.deadline:
+            self._break_off(running, now)
         elif running.comparison is not None:
             running.comparison.tick(now)
 
@@ -192,15 +188,10 @@ class Pull:
     def vector(self, peer: Peer, message: Vector) -> None:
         """Take the vector of the peer that we join from: after its last chunk all that it lists will be here."""
         running = self._with(peer)
-        if running is None or running.use is not Use.JOIN or running.chunks or running.numbers:
+        if running is None or running.use is not Use.JOIN or running.parts or running.numbers:
             return
         if not message.reply:
             running.numbers = dict(message.entries)
-
-    def busy(self, peer: Peer, message: Busy, now: float) -> None:
-        running = self._with(peer)
-        if running is not None and message.request == running.request:
-            self._break_off(running, now)
 
     # --- repair -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +218,8 @@ class Pull:
     def _compare(self, use: Use, peer: Peer, now: float) -> RunningPull:
         running = self._begin(use, peer)
         running.deadline = now + SUMS_S
-        running.comparison = Comparison(self._outbox, self._sums, peer, running.request, now)
+        self._request = (self._request + 1) & 0xFFFFFFFF
+        running.comparison = Comparison(self._outbox, self.own_sums, peer, self._request, now)
         return running
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
@@ -261,65 +253,42 @@ class Pull:
             differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
         return differing.astype("<u2").tobytes() if len(differing) <= MANY_BUCKETS else b""
 
-    # --- chunks -----------------------------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------------------------
 
-    def take(self, peer: Peer, message: TableRows | SideState, now: float) -> None:
-        """Merge a chunk at once, in at most 2 ms, and let more chunks come."""
-        running = self._with(peer)
-        if (
-            running is None
-            or running.comparison is not None
-            or isinstance(message, SideState) is not (running.use is Use.SIDE_STATE)
-            or (message.request, message.chunk) != (running.request, running.chunks)
-        ):
-            self._counters.stray_chunks += 1
-            return
-        while len(running.allowed) > 1 and running.allowed[0][0] <= message.chunk:
-            running.allowed.popleft()
-        if isinstance(message, SideState):
-            self._sync.take_side_state([update for _, update in message.entries], now)
+    def begin(self, peer: Peer, subject: bytes, now: float) -> Walk | End:  # noqa: ARG002  # as of all features
+        """Begin what a peer wants: our table, rows of it, or side state. A node that has not joined refuses."""
+        if not self.synced:
+            return End.BUSY
+        return SideWalk(self._sync) if subject == SIDE_STATE else self._sync.copy.rows(unpack_buckets(subject), now)
+
+    def take(self, running: RunningPull, data: bytes, now: float) -> None:
+        """Merge a part at once, in at most 2 ms. Its ages count from when it was asked for."""
+        running.bytes += len(data)
+        if running.use is Use.SIDE_STATE:
+            self._sync.take_side_state([update for _, update in unpack_entries(data)], running.asked_at, now)
         else:
-            self._counters.pulled_rows += self._sync.copy.merge(message, running.allowed[0][1], now)
-        running.chunks += 1
-        running.bytes += wire_bytes(message)
-        running.deadline, running.resumes = now + PROGRESS_S, 0
-        if message.last or (running.use is Use.SIDE_STATE and running.chunks >= SIDE_CHUNKS_MAX):
+            self._counters.pulled_rows += self._sync.copy.merge(unpack_rows(data), running.asked_at, now)
+
+    def over(self, running: RunningPull, end: End, now: float) -> None:
+        if end is End.WHOLE:
             self._done(running, now)
-        elif running.chunks % (WINDOW_CHUNKS // 2) == 0:
-            self._send_wanted(running, now)
-
-    def _ask(self, running: RunningPull, buckets: bytes, now: float) -> None:
-        running.comparison, running.deadline, running.buckets = None, now + PROGRESS_S, buckets
-        self._send_wanted(running, now)
-
-    def _send_wanted(self, running: RunningPull, now: float) -> None:
-        """Let more chunks come. The same cursor as last time asks for the chunks after it again."""
-        request, cursor, allowed = running.request, running.chunks, running.allowed
-        buckets = b"" if cursor else running.buckets
-        self._outbox.send(running.peer, RowsWanted(request, cursor, buckets, running.use is Use.SIDE_STATE), now)
-        if not allowed or allowed[-1][0] < cursor + WINDOW_CHUNKS:
-            allowed.append((cursor + WINDOW_CHUNKS, now))
+        else:
+            self._break_off(running, now)
 
     # --- beginnings and ends ----------------------------------------------------------------------------------------
 
     def _begin(self, use: Use, peer: Peer) -> RunningPull:
-        self._request = (self._request + 1) & 0xFFFFFFFF
-        self._running = RunningPull(use, peer, self._request, inf)
+        self._running = RunningPull(peer, use=use)
         return self._running
+
+    def _ask(self, running: RunningPull, subject: bytes, now: float) -> None:
+        running.comparison, running.subject = None, subject
+        self.transfer.ask(running, now)
 
     def _with(self, peer: Peer) -> RunningPull | None:
         """Return what is got from this peer now, if anything."""
         running = self._running
         return running if running is not None and running.peer.session == peer.session else None
-
-    def _late(self, running: RunningPull, now: float) -> None:
-        """Nothing came in time: ask for the next chunk again, or break off after RESUMES_MAX times."""
-        if running.comparison is None and running.resumes < RESUMES_MAX:
-            running.resumes += 1
-            running.deadline = now + PROGRESS_S
-            self._send_wanted(running, now)
-        else:
-            self._break_off(running, now)
 
     def _break_off(self, running: RunningPull, now: float) -> None:
         self._running = None
@@ -334,7 +303,7 @@ class Pull:
             self._not_before = now + self._rng.uniform(*ROUND_S)
 
     def _done(self, running: RunningPull, now: float) -> None:
-        """All chunks are merged: adopt the numbers of what the peer had when it began, and go on from there."""
+        """All parts are merged: adopt the numbers of what the peer had when it began, and go on from there."""
         self._running = None
         if running.use is Use.SIDE_STATE:
             self._side.came(now)

@@ -19,21 +19,19 @@ from ranvier_py.core.mesh.budget import Window
 from ranvier_py.core.mesh.machine import Machine, Senders
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.transfer import Transfer
 from ranvier_py.core.mesh.wire.messages import Message
+from ranvier_py.core.routing.peers.comparison import SumsSource
 from ranvier_py.core.routing.peers.eager_push import EagerPush
 from ranvier_py.core.routing.peers.pull import Pull
 from ranvier_py.core.routing.peers.repair import Repair
 from ranvier_py.core.routing.peers.route_messages import (
     KINDS,
-    Busy,
     Digest,
     Entry,
     PartSums,
     Reset,
     RouteUpdates,
-    RowsWanted,
-    SideState,
-    TableRows,
     TotalSum,
     Vector,
 )
@@ -41,8 +39,6 @@ from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, row_count
-from ranvier_py.core.routing.peers.snapshot_source import SnapshotSource
-from ranvier_py.core.routing.peers.table_copy import OwnSums
 from ranvier_py.core.routing.peers.update_log import BATCH_ENTRIES_MAX, LoggedUpdate, UpdateLogs, fits
 
 INTAKE_SHARES = 4
@@ -89,14 +85,17 @@ class RouteGossip(Machine):
         self._logs = UpdateLogs(session, settings, self._outbox.counters)
         self._eager = EagerPush(self._logs, self._outbox, settings.tick_s)
         self._repair = Repair(self._logs, self._outbox, self._eager, rng, now)
-        sums = OwnSums(sync.copy)
-        self._pull = Pull(self._logs, self._outbox, sync, sums, self._repair.missed, rng, now)
-        self._source = SnapshotSource(self._outbox, sync, sums, self._pull.differs)
+        self._pull = Pull(self._logs, self._outbox, sync, self._repair.missed, rng, now)
+        self._sums = SumsSource(self._outbox, self._pull.own_sums, self._pull.differs)
         self._members: Sequence[int] = ()
         self._met: Mapping[int, None] = {}  # live sessions at the last call of `met`: peers and other members
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
+
+    @property
+    def transfer(self) -> Transfer:
+        return self._pull.transfer
 
     # --- what the owner asks ----------------------------------------------------------------------------------------
 
@@ -124,8 +123,9 @@ class RouteGossip(Machine):
         self._logs.present(list(everybody), now)
         self._eager.meet()
         self._repair.meet()
-        self._source.meet()
+        self._sums.meet()
         self._pull.meet(len(everybody), now)
+        self.transfer.meet(others, now)
         if everybody.keys() != self._met.keys():
             self.compare_soon(now)  # a member that comes may have been behind a cut, with rows of its own
         self._met = everybody
@@ -160,7 +160,7 @@ class RouteGossip(Machine):
     def wake_at(self) -> float:
         """When `tick` must be called next. Any call may bring it nearer."""
         repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` does not tick it before
-        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at, self._prune_at)
+        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._sums.wake_at, self._prune_at)
 
     def tick(self, now: float) -> None:
         """Do what is due. Long work goes on by one step of about 2 ms."""
@@ -168,7 +168,7 @@ class RouteGossip(Machine):
         if self._pull.synced:
             self._repair.tick(now)
         self._pull.tick(now)
-        self._source.tick(now)
+        self._sums.tick(now)
         if now >= self._prune_at and self._logs.prune(now):
             self._prune_at = now + PRUNE_INTERVAL_S
 
@@ -180,8 +180,6 @@ class RouteGossip(Machine):
             self._outbox.counters.strangers += 1
         elif isinstance(message, RouteUpdates):
             self._take(peer, message, now)
-        elif isinstance(message, TableRows | SideState):
-            self._pull.take(peer, message, now)
         elif isinstance(message, Digest):
             if self._pull.synced:
                 self._repair.digest(peer, message, now)
@@ -191,12 +189,8 @@ class RouteGossip(Machine):
         elif isinstance(message, Reset):
             self._reset(peer, message, now)
         elif isinstance(message, TotalSum | PartSums):
-            self._source.sums(peer, message, now)
+            self._sums.receive(peer, message, now)
             self._pull.sums(peer, message, now)
-        elif isinstance(message, RowsWanted):
-            self._source.wanted(peer, message, now, serving=self._pull.synced)
-        elif isinstance(message, Busy):
-            self._pull.busy(peer, message, now)
 
     def _take(self, peer: Peer, message: RouteUpdates, now: float) -> None:
         """Learn the unknown updates of a batch that leaves no gap, and log them for peers that miss them."""
@@ -271,7 +265,7 @@ class RouteGossip(Machine):
     def counters(self) -> RouteGossipCounters:
         """The counters, with the gauges as they are now."""
         counters, logs = self._outbox.counters, self._logs
-        counters.synced, counters.transfers = self._pull.synced, self._source.running()
+        counters.synced = self._pull.synced
         counters.origins, counters.logged, counters.own = len(logs.vector), len(logs), logs.own
         counters.lazy_peers = len(self._eager.lazy)
         return counters

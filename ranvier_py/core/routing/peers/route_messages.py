@@ -2,7 +2,7 @@
 
 routes   RouteUpdates, Digest, Vector, Reset      eager updates, and repair by version vectors
 rows     TotalSum, PartSums                       comparing whole tables by sums of buckets
-         RowsWanted, TableRows, SideState, Busy   what differs, a whole table for a newcomer, and what no row has
+         TableRows, entries of side state         parts of a `transfer`: what differs, a whole table, what no row has
 """
 
 from __future__ import annotations
@@ -15,9 +15,21 @@ from typing import NamedTuple
 import numpy as np
 
 from ranvier_py.core.mesh.budget import MESSAGE_BYTES
+from ranvier_py.core.mesh.transfer import TransferTerms
 from ranvier_py.core.mesh.wire.codec import Kind
-from ranvier_py.core.mesh.wire.columns import COLUMN, FLAG, IDENTITY, U16, U32, U64, Field, rows_field
-from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES, bad, column
+from ranvier_py.core.mesh.wire.columns import (
+    COLUMN,
+    FLAG,
+    IDENTITY,
+    U16,
+    U32,
+    U64,
+    Field,
+    packed,
+    rows_field,
+    unpacked,
+)
+from ranvier_py.core.mesh.wire.frame import bad, column
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
 
@@ -29,8 +41,13 @@ BUCKETS = 4096
 SUM_BYTES = 8
 GROUPS = 64  # of buckets, for two levels of comparison: 512 bytes for all groups, as many for the buckets of one
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
-ROWS_FIELDS_BYTES = 64  # what TableRows takes beside its columns, as FIELDS_BYTES of any message
-VECTOR_ENTRY_BYTES, BACKEND_BYTES = 16, 12
+VECTOR_ENTRY_BYTES = 16
+
+TABLES = TransferTerms(1, "table", share=4, one_each=True)
+"""A table's rows in buckets, u16 each; in all, if none is named; or SIDE_STATE: what no row has, owners of responses
+and sessions, checkpoints of hybrid models, as route updates without number and age."""
+
+SIDE_STATE = b"s"  # no column of buckets has one byte
 
 
 class Entry(NamedTuple):
@@ -93,22 +110,9 @@ class PartSums(NamedTuple):
     request: int  # u32: of the TotalSum before
 
 
-class RowsWanted(NamedTuple):
-    """Asks for the rows of these buckets, or of all when empty, or for side state, in chunks. A later `cursor` lets
-    more chunks come; the same one again asks for them again."""
-
-    request: int  # u32, chosen by the asker
-    cursor: int  # u32: index of the first chunk wanted
-    buckets: bytes  # u16 each, little-endian; empty = whole table
-    side: bool = False  # asks for what no row has: owners of responses and sessions, checkpoints of hybrid models
-
-
 class TableRows(NamedTuple):
-    """One chunk of a table, in columns, parents before children. Each column has one element for each claim."""
+    """One part of a table, in columns, parents before children. Each column has one element for each claim."""
 
-    request: int
-    chunk: int  # u32: chunks count from 0
-    last: bool
     backends: tuple[tuple[int, int], ...]  # (key, generation): what `backend` indexes
     parent: bytes  # u64 each: fingerprint of the row above, or 0
     tokens: bytes  # u32 each
@@ -116,21 +120,6 @@ class TableRows(NamedTuple):
     text: bytes  # u64 each: text fingerprint or 0
     backend: bytes  # u16 each
     age_s: bytes  # u16 each
-
-
-class Busy(NamedTuple):
-    """Refuses RowsWanted: too many transfers run, or the sender has not joined itself. Ask another peer."""
-
-    request: int
-
-
-class SideState(NamedTuple):
-    """One chunk of side state, as route updates that have no number and are not passed on."""
-
-    request: int
-    chunk: int  # u32: chunks count from 0
-    last: bool
-    entries: tuple[Entry, ...]  # their age is 0: the entries in an update have ages of their own
 
 
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
@@ -180,7 +169,7 @@ def unpack_groups(field: object) -> bytes:
     return groups
 
 
-def unpack_buckets(field: object) -> bytes:
+def unpack_buckets(field: bytes) -> bytes:
     """Return a column of bucket numbers. Raises BadFrame if one does not exist."""
     buckets = column(field, 2, BUCKETS)
     if buckets and int(np.frombuffer(buckets, "<u2").max()) >= BUCKETS:
@@ -194,43 +183,43 @@ def check_part(part: PartSums) -> None:
         bad("sums of other groups")
 
 
-def check_rows(rows: TableRows) -> None:
-    """Raise BadFrame unless all columns have a value for each claim, and each claim has one of the backends."""
+def pack_rows(rows: TableRows) -> bytes:
+    return packed(ROWS_FIELDS, rows)
+
+
+def unpack_rows(data: bytes) -> TableRows:
+    """Return a part of a table. Raises BadFrame unless all columns have a value for each claim, and each claim has one
+    of the backends."""
+    rows = TableRows(*unpacked(ROWS_FIELDS, data))
     count = len(rows.age_s) // 2
     widths = ((rows.parent, 8), (rows.tokens, 4), (rows.token, 8), (rows.text, 8), (rows.backend, 2), (rows.age_s, 2))
-    if any(len(data) != width * count for data, width in widths):
+    if any(len(column) != width * count for column, width in widths):
         bad("columns of different length")
     if count and int(np.frombuffer(rows.backend, "<u2").max()) >= len(rows.backends):
         bad("no such backend")
+    return rows
 
 
 def wire_bytes(message: Message) -> int:
     """Return what a route message takes on the wire, at most some 40 bytes too many."""
-    if isinstance(message, RouteUpdates | SideState):
+    if isinstance(message, RouteUpdates):
         return MESSAGE_BYTES + sum([len(route_update) + ENTRY_BYTES for _, route_update in message.entries])
     if isinstance(message, Vector):
         return MESSAGE_BYTES + VECTOR_ENTRY_BYTES * len(message.entries)
-    columns = sum([len(member) for member in message if isinstance(member, bytes)])
-    if isinstance(message, TableRows):
-        return OVERHEAD_BYTES + ROWS_FIELDS_BYTES + BACKEND_BYTES * len(message.backends) + columns
-    return MESSAGE_BYTES + columns
+    return MESSAGE_BYTES + sum([len(member) for member in message if isinstance(member, bytes)])
 
 
 ENTRIES = Field(pack_entries, unpack_entries)
 VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
 BACKENDS = rows_field("<QI", BACKENDS_MAX)
 GROUP_NUMBERS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)
-BUCKET_NUMBERS = Field(None, unpack_buckets)
+ROWS_FIELDS = (BACKENDS, *(COLUMN,) * 6)
 
 KINDS: Sequence[Kind] = (
     Kind("routes", 32, RouteUpdates, (U64, U64, ENTRIES, U16)),
     Kind("routes", 33, Digest, (U64, U64)),
     Kind("routes", 34, Vector, (VECTOR, FLAG)),
     Kind("routes", 35, Reset, (IDENTITY, U64)),
-    Kind("rows", 37, RowsWanted, (U32, U32, BUCKET_NUMBERS, FLAG)),
-    Kind("rows", 38, TableRows, (U32, U32, FLAG, BACKENDS, *(COLUMN,) * 6), check_rows),
-    Kind("rows", 39, Busy, (U32,)),
     Kind("rows", 40, TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
     Kind("rows", 41, PartSums, (GROUP_NUMBERS, COLUMN, FLAG, U32), check_part),
-    Kind("rows", 43, SideState, (U32, U32, FLAG, ENTRIES)),
 )

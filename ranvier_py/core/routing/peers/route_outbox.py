@@ -33,7 +33,7 @@ class RouteOutbox:
         self.bulk = Window(settings.bulk_bytes_per_s)
         self._rings = Rings(session, settings.fan_out)
         self.settings = settings
-        self._outbox = outbox
+        self.outbox = outbox
         self._node = Window(settings.node_bytes_per_s)
         self._windows: dict[int, Window] = {}
 
@@ -69,23 +69,19 @@ class RouteOutbox:
         self._node.spend(size, now)
         window.spend(size, now)
         self.counters.sent_bytes += size
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+        self.outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
     def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
         """Send sums within the budget for rows. Returns False if there is no room or no such peer."""
-        if peer.session not in self.peers or wire_bytes(message) > self.bulk.room(now):
+        size = wire_bytes(message)
+        if peer.session not in self.peers or size > self.bulk.room(now):
             self.counters.over_budget += 1
             return False
-        self.send_chunk(peer, message, now)
-        return True
-
-    def send_chunk(self, peer: Peer, chunk: Message, now: float) -> None:
-        """Send a chunk unconditionally: the caller looked at `bulk` before it read it from the table."""
-        size = wire_bytes(chunk)
         self.bulk.spend(size, now)
-        self.counters.sent_rows_bytes += size
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, chunk))
+        self.counters.sent_sums_bytes += size
+        self.outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+        return True
 
 
 class Rings:

@@ -358,8 +358,8 @@ class RouteSync:
                 backend, parent = piece.backend[top], piece.parent[top]
                 self.counters.rows += self._orphans.learn(path, parent, backend, generations[backend], piece.at)
 
-    def take_side_state(self, updates: Iterable[bytes], now: float) -> None:
-        """Learn a peer's answer. Never raises: updates that are no side state are counted."""
+    def take_side_state(self, updates: Iterable[bytes], at: float, now: float) -> None:
+        """Learn a peer's answer, written at `at` or later. Never raises: updates that are no side state are counted."""
         for data in updates:
             try:
                 update = decode_process(data)
@@ -368,7 +368,7 @@ class RouteSync:
             if update is None or update.kind == REMOVED:
                 self.counters.bad += 1
             else:
-                self._take_side_state(update, now, now)
+                self._take_side_state(update, at, now)
 
     def _take_side_state(self, update: ProcessUpdate, at: float, now: float) -> bool:
         """Take over entries written at `at`. Returns whether any of them is new here."""

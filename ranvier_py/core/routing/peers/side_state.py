@@ -2,32 +2,28 @@
 
 No row of a table has side state. A node that copied a table, was behind a cut or adds a backend late may lack some: it
 asks one peer for all of it, another one if the answer does not arrive whole, and once more after a while, because the
-peer may have missed the same updates. Rules: what it learns so it does not send on. A chunk is encoded just before it
-leaves, in about 2 ms, with the ages of then. Bounds: FAILED_MAX_S between two tries, SIDE_CHUNKS_MAX chunks.
+peer may have missed the same updates. Rules: what it learns so it does not send on. A part is encoded when it is due,
+in about 2 ms. Bound: FAILED_MAX_S between two tries.
 Invariant: a peer restores what loss took (test_side_state.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from math import inf
 from random import Random
 
 from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.mesh.transfer import Piece, Walk
 from ranvier_py.core.pauses import doubled
-from ranvier_py.core.routing.peers.route_messages import Entry, SideState
+from ranvier_py.core.routing.peers.route_messages import Entry, pack_entries
 from ranvier_py.core.routing.peers.route_sync import RouteSync, SidePiece
-from ranvier_py.core.routing.peers.table_copy import WINDOW_CHUNKS
 
 ANSWERS, AGAIN_S = 2, 5.0
 """A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""
 
 FAILED_S, FAILED_MAX_S = 1.0, 60.0
 """Until the next try, at first and at most: a busy peer answers at once."""
-
-SIDE_CHUNKS_MAX = 256
 
 
 class SideTurns:
@@ -61,25 +57,15 @@ class SideTurns:
         self._failures += 1
 
 
-class SideWalk:
-    """One pass over the side state of this node, a chunk at a time: what `TableWalk` is for rows."""
+class SideWalk(Walk):
+    """One pass over the side state of this node, a part at a time: what `TableWalk` is for rows."""
 
     def __init__(self, sync: RouteSync) -> None:
         self._sync = sync
         self._unread = sync.side_state()
-        self._next = deque([next(self._unread, SidePiece())])
-        self._taken: deque[SidePiece] = deque(maxlen=WINDOW_CHUNKS)
+        self._next = next(self._unread, None)
 
-    def take(self, now: float) -> SideState:
-        """Return the next chunk with request and number 0, the last one with `last`."""
-        piece = self._next.popleft()
-        self._taken.append(piece)
-        if not self._next:
-            self._next.extend(islice(self._unread, 1))
+    def take(self, now: float) -> Piece:
+        piece, self._next = self._next or SidePiece(), next(self._unread, None)
         entries = tuple([Entry(0, update) for update in self._sync.side_updates(piece, now)])
-        return SideState(0, 0, not self._next, entries)
-
-    def back(self, chunks: int) -> None:
-        """Go back by this many chunks, at most WINDOW_CHUNKS, since they were lost."""
-        for _ in range(min(chunks, len(self._taken))):
-            self._next.appendleft(self._taken.pop())
+        return Piece(pack_entries(entries), self._next is None)

@@ -15,14 +15,12 @@ from math import inf
 
 import numpy as np
 
+from ranvier_py.core.mesh.transfer import Piece, Walk
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
-from ranvier_py.core.routing.peers.route_messages import TableRows
+from ranvier_py.core.routing.peers.route_messages import TableRows, pack_rows
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.route_values import BackendNames, RouteColumns
-from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan, SumsScan
-
-WINDOW_CHUNKS = CHUNKS_KEPT
-"""Chunks that may be in transit at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
+from ranvier_py.core.routing.route_table.scan import Chunk, RowsScan, SumsScan
 
 MARGIN_S = 5.0
 """Claims that expire sooner than this are neither summed nor sent: ages differ by a second or two between nodes."""
@@ -106,33 +104,24 @@ class OwnSums:
         return value if self.begun_at >= since else None
 
 
-class TableWalk:
+class TableWalk(Walk):
     """One pass over a table, a chunk at a time, parents before children."""
 
     def __init__(self, scan: RowsScan, names: BackendNames) -> None:
         self._scan = scan
         self._names = names
 
-    def take(self, now: float) -> TableRows | None:
-        """Do one step. Returns the next chunk with request and number 0, the last one with `last`; None: not yet."""
+    def take(self, now: float) -> Piece | None:
         chunk = self._scan.take(now)
-        return None if chunk is None else message_of(chunk, self._names, now)
-
-    def back(self, chunks: int) -> None:
-        """Go back by this many chunks, at most WINDOW_CHUNKS, since they were lost."""
-        self._scan.back(chunks)
+        return None if chunk is None else Piece(pack_rows(rows_of(chunk, self._names, now)), chunk.last)
 
 
-def message_of(chunk: Chunk, names: BackendNames, now: float) -> TableRows:
-    """Return a chunk as a message, with request and chunk number 0."""
+def rows_of(chunk: Chunk, names: BackendNames, now: float) -> TableRows:
     columns = chunk.columns
     held_by, index = np.unique(columns.backend, return_inverse=True)
     ages = np.clip(np.ceil(now - columns.evidence), 0, AGE_MAX_S)
     keys, generations = names.key[held_by].tolist(), names.shared_generation[held_by].tolist()
     return TableRows(
-        request=0,
-        chunk=0,
-        last=chunk.last,
         backends=tuple(zip(keys, generations, strict=True)),
         parent=columns.parent.astype("<u8").tobytes(),
         tokens=columns.tokens.astype("<u4").tobytes(),

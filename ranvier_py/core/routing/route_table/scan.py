@@ -8,7 +8,6 @@ Invariant: no view of a column outlives a step, since an array with views can't 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -42,9 +41,6 @@ ROWS_MIN, ROWS_MAX = 64, 16_384
 ROW_CLAIMS_MAX = 4096
 """Most claims and further texts of one row that are sent, enough for a claim of each backend. The others wait for
 route updates."""
-
-CHUNKS_KEPT = 16
-"""How many of the latest chunks can be taken again (`RowsScan.back`)."""
 
 CLIMBS_MAX = 100
 """A chunk fetches the rows above its own up to so many levels; a row that hangs deeper arrives without a parent."""
@@ -185,7 +181,6 @@ class RowsScan:
         size = reader.rows.rows_max
         self._sent = np.zeros(size, np.bool_)  # rows fetched before their turn
         self._place = np.zeros(size, np.int32)  # scratch: 1 + index in the chunk
-        self._taken: deque[tuple[int, int, Numbers]] = deque(maxlen=CHUNKS_KEPT)
 
     def take(self, now: float) -> Chunk | None:
         """Read some rows. Returns their chunk; None: they had no wanted claims. The last chunk may be empty."""
@@ -206,15 +201,7 @@ class RowsScan:
         self._step_rows = min(max(filling, ROWS_MIN), ROWS_MAX)
         if not count and not last:
             return None
-        self._taken.append((start, step, above))
         return Chunk(self._columns(chosen), last)
-
-    def back(self, chunks: int) -> None:
-        """Go back by so many chunks, CHUNKS_KEPT at most: `take` returns them again."""
-        while chunks > 0 and self._taken:
-            self._next, self._step_rows, above = self._taken.pop()
-            self._sent[above] = False
-            chunks -= 1
 
     def _choose(self, ids: Numbers, now: float) -> tuple[Chosen, int]:
         """Return the wanted claims of these rows that fit a chunk, and the first row that was not looked at."""

@@ -12,6 +12,7 @@ from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.mesh.machine import Machine
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing
+from ranvier_py.core.mesh.transfer import Transfers
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.backends import BackendLimits, Registry
@@ -32,7 +33,12 @@ class StreamNode:
         backends = RegistrySync(self.registry, BackendFacts(self.outbox, rng, now), b"a cluster secret")
         backends.look(now)
         self.gossip = SharedStreams(session, backends, hasher(), self.outbox, rng, now)
-        self.machines: Sequence[Machine] = (self.gossip, self.gossip.claims, self.gossip.transfers)
+        self.machines: Sequence[Machine] = (
+            self.gossip,
+            self.gossip.claims,
+            self.gossip.transfers,
+            Transfers(self.gossip.transfers.transfer),
+        )
         self.held: dict[Subject, tuple[Residency, int, int]] = {}
 
     def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:

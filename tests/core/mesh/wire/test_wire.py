@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ranvier_py.core.clients.body_mender import TrialResult
 from ranvier_py.core.clients.rule_verdicts import VERDICTS_MAX, RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import READER_CLAIMS_MAX, ReaderClaim, ReaderClaims
-from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk
 from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Plane
+from ranvier_py.core.mesh.transfer import TransferPart
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire.codec import BODY_BYTES_MIN, HELLO_BODY_BYTES_MIN
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION, BadFrame, Reason
@@ -44,7 +44,6 @@ from tests.core.mesh.wire.wire_samples import (
     STRATEGIES,
     WRITTEN,
     messages,
-    rows_of,
 )
 from tests.examples import examples
 
@@ -182,17 +181,15 @@ def test_every_field_is_checked_for_its_type() -> None:
                 continue
             passed.append((make.__name__, make._fields[index], value))
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
-    assert odd == {("AnswerPart", "data"), *(("SnapshotChunk", name) for name in SnapshotChunk._fields[4:])}, (
-        "columns, which engine_cache.snapshot reads, and what answer_frames does"
-    )
-    flags = {"reply", "last", "busy", "whole", "wanted", "side"}
+    assert odd == {("TransferPart", "data"), ("Wanted", "subject")}, "which features read"
+    flags = {"reply", "last", "busy", "whole", "wanted"}
     assert {name for make, name, value in passed if value is True} == flags
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"),
-        ("SnapshotWanted", "backend"), ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
+        ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
     }  # fmt: skip
 
 
@@ -219,7 +216,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("make", [m.Ping, r.RouteUpdates, r.TableRows, Commands])
+@pytest.mark.parametrize("make", [m.Ping, r.RouteUpdates, TransferPart, Commands])
 def test_no_bytes_make_the_reader_recurse_or_allocate_for_what_did_not_arrive(make: type) -> None:
     """memberlist#357: a header that promises much made the reader allocate it."""
     for body in NESTED:
@@ -241,7 +238,7 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
         m.Record(str(number), number, 1000, 1000, m.State.ALIVE, "1.1.1.1", 1, 0) for number in range(1, ROWS_MAX + 1)
     )
     for message, times, more in (
-        (rows_of(6000), 3, 0),
+        (TransferPart(1, 2, 3, False, bytes(200_000)), 3, 0),
         (vector, 12, 0),
         (m.Members(smallest, True), 16, 0),
         (r.RouteUpdates(1, 2, (r.Entry(300, b"\x00" * 40),) * r.ENTRIES_MAX), 7, 0),
@@ -257,7 +254,7 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
 
 
 def test_a_body_beyond_the_largest_frame_is_refused_unread() -> None:
-    assert refuses(CODEC.number_of[r.TableRows], b"\x91\xc6" + bytes(FRAME_BYTES_MAX)).reason is Reason.SIZE
+    assert refuses(CODEC.number_of[TransferPart], b"\x91\xc6" + bytes(FRAME_BYTES_MAX)).reason is Reason.SIZE
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -369,12 +366,6 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "one group twice": changed(r.PartSums(b"\x01\x02", bytes(2 * r.GROUP_BYTES), True, 7), 0, b"\x01\x01"),
     "sums of fewer groups": changed(r.PartSums(b"\x01", bytes(r.GROUP_BYTES), True, 7), 1, bytes(r.GROUP_BYTES - 8)),
     "sums of more groups": changed(r.PartSums(b"\x01", bytes(r.GROUP_BYTES), True, 7), 1, bytes(r.GROUP_BYTES + 8)),
-    "bucket that does not exist": changed(r.RowsWanted(1, 2, b""), 2, r.BUCKETS.to_bytes(2, "little")),
-    "half a bucket": changed(r.RowsWanted(1, 2, b""), 2, b"\x00"),
-    "more buckets than there are": changed(r.RowsWanted(1, 2, b""), 2, bytes(2 * r.BUCKETS + 2)),
-    "claim of a backend that is not listed": changed(rows_of(1), 8, b"\x02\x00"),
-    "backends missing": changed(rows_of(1), 3, b""),
-    "half a backend": changed(rows_of(1), 3, bytes(11)),
     "route updates cut off": changed(r.RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x05\x00four"),
     "route updates with bytes behind": changed(r.RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x03\x00four"),
     "route updates without their lengths": changed(r.RouteUpdates(1, 2, ()), 2, b"\xff\x0f"),
@@ -417,13 +408,6 @@ def test_a_field_beyond_its_bounds_is_refused(frame: tuple[int, bytes]) -> None:
     assert refuses(*frame).reason is Reason.BODY
 
 
-@pytest.mark.parametrize("index", range(4, 10))
-def test_columns_of_different_length_are_refused(index: int) -> None:
-    _, values = fields(rows_of(3))
-    for column in (values[index][:-1], values[index] + b"\x00", values[index] * 2, b""):
-        refuses(*changed(rows_of(3), index, column))
-
-
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 
@@ -432,14 +416,12 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
     stream = BODY_BYTES_MAX[Plane.BULK]
     largest: tuple[m.Message, ...] = (
         r.PartSums(bytes(range(r.GROUPS)), bytes(8 * r.BUCKETS), True, 7),
-        r.RowsWanted(1, 2, bytes(2 * r.BUCKETS)),
         r.Vector(((2**64 - 1, 2**64 - 1),) * r.VECTOR_ENTRIES_MAX, True),
         Facts((Fact(1, 1, 1.0, 1, True, 1),) * FACTS_MAX),
         Loads(1, ((1, 1, 1, 1),) * r.BACKENDS_MAX),
         Commands((Command(1, 1, "a" * 16, "u" * 512, 1.0, "n" * 128, bytes(32)),) * COMMANDS_PER_MESSAGE),
         r.RouteUpdates(1, 2, (r.Entry(0, bytes(50)),) * r.ENTRIES_MAX),
         m.Members((LONGEST,) * ROWS_MAX, True),
-        rows_of(6000, backends=r.BACKENDS_MAX),
         Prefills(
             (SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX)),) * PREFILLS_MAX, bytes(4 * r.ENTRIES_MAX)
         ),

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaim, ReaderClaims
-from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotChunk, SnapshotRefused, SnapshotWanted
+from ranvier_py.core.mesh.transfer import Refused, TransferPart, Wanted
 from ranvier_py.core.mesh.wire import codec
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire.columns import COLUMN, FLAG, IDENTITY, U16, U32, U64, Field
 from ranvier_py.core.peer.router_peer import CODEC
-from ranvier_py.core.response_cache.peers.answer_fetches import AnswerPart, AnswerRefused, AnswerWanted
 from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerDigest
@@ -36,14 +35,6 @@ IPV6 = RECORD._replace(name="knoten-ä", host="fd00::1", state=m.State.SUSPECT, 
 UPDATES = (m.Update(RECORD), m.Update(IPV6, 77), m.Update(LONGEST))
 
 
-def rows_of(count: int, backends: int = 2) -> r.TableRows:
-    """A chunk of that many claims."""
-    word = b"\x01\x02\x03\x04\x05\x06\x07\x08" * count
-    indices = b"".join((claim % backends).to_bytes(2, "little") for claim in range(count))
-    held = tuple((11 + index, index) for index in range(backends))
-    return r.TableRows(5, 6, True, held, word, word[: 4 * count], word, word, indices, word[: 2 * count])
-
-
 EXAMPLES: tuple[m.Message, ...] = (
     m.Hello(RECORD, 0x0102030405060708),
     m.Echo(IPV6, 1, 0),
@@ -58,30 +49,23 @@ EXAMPLES: tuple[m.Message, ...] = (
     r.Digest(U64_MAX, 99),
     r.Vector(((SESSION, 5), (1, U64_MAX)), False),
     r.Reset(SESSION, 1000),
-    r.RowsWanted(9, 2, b"\x00\x00\xff\x0f", True),
-    rows_of(3),
-    r.Busy(9),
     r.TotalSum(U64_MAX, bytes(range(256)) * 2, False, 8),
     r.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
-    r.SideState(9, 3, True, (r.Entry(0, b"update"),)),
     Loads(4, ((11, 0, 0, 0), (12, 65535, 65535, 2**32 - 1))),
     Facts((Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535, 2**64 - 1, 7, 30))),
     Commands((Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
     ReaderClaims((ReaderClaim(11, SESSION, 7, 5), ReaderClaim(12, 1, 2**32 - 1, 0))),
     Prefills((SharedPrefill(1, 11, 2, bytes(range(16))), SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
-    SnapshotWanted(6, 11, 1, 32),
-    SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
-    SnapshotRefused(6, True),
     AnswerKeys(7, False, bytes(range(16)), b"\1\0\xff\xff", bytes(8)),
     AnswerDigest(7, U64_MAX, True),
-    AnswerWanted(8, bytes(range(32)), 2**32 - 1),
-    AnswerPart(8, 0, 2, b"answer"),
-    AnswerRefused(8, False),
     Voided((VoidedAnswers(9, 60_000, "model", bytes(16), bytes(32)), VoidedAnswers(U64_MAX, 0, "", b"", b""))),
+    Wanted(1, 6, 32, b"what"),
+    TransferPart(1, 6, 3, True, b"some of it"),
+    Refused(1, 6, True),
     RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
 )
 
-WRITTEN = (4, "af7e250920cbda64")
+WRITTEN = (4, "db70110a4ed10540")
 """The protocol version, and a digest of the examples as it writes them. A new kind changes only that."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -109,20 +93,6 @@ def records(draw: st.DrawFn) -> m.Record:
     return m.Record(name, draw(identities), draw(u64), draw(u32), state, host, port, draw(u64), public)
 
 
-@st.composite
-def rows(draw: st.DrawFn) -> r.TableRows:
-    backends = draw(st.lists(st.tuples(u64, u32), min_size=1, max_size=4))
-    indices = draw(st.lists(st.integers(0, len(backends) - 1), max_size=6))
-    count = len(indices)
-    parent, tokens, token, text, ages = (
-        draw(st.binary(min_size=w * count, max_size=w * count)) for w in (8, 4, 8, 8, 2)
-    )
-    held = b"".join(index.to_bytes(2, "little") for index in indices)
-    return r.TableRows(
-        draw(u32), draw(u32), draw(st.booleans()), tuple(backends), parent, tokens, token, text, held, ages
-    )
-
-
 def answer_keys(version: int, whole: bool, added: bytes, removed: bytes) -> AnswerKeys:
     return AnswerKeys(version, whole, added, b"\5\0" * (len(added) // 8), removed)
 
@@ -144,7 +114,6 @@ commands = st.builds(
     Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
 )  # fmt: skip
 standings = st.builds(ReaderClaim, u64, identities, u32, st.integers(0, 5))
-columns = (st.binary(max_size=60),) * 7
 digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes(8, "little") for number in numbers))
 voided = st.builds(
     VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
@@ -154,10 +123,6 @@ prefills = st.builds(SharedPrefill, u32, u64, st.integers(0, 255), digests.filte
 verdicts = st.builds(
     TrialResult, texts(60), texts(32), texts(1024), st.sampled_from((PROVED, OFF)), texts(255), texts(64)
 )
-buckets = st.lists(st.integers(0, r.BUCKETS - 1), max_size=9).map(
-    lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
-)
-
 OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
     U16: u16,
     U32: u32,
@@ -172,10 +137,8 @@ OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
     codec.PORT: ports,
     r.ENTRIES: many(entries),
     r.VECTOR: many(pairs),
-    r.BUCKET_NUMBERS: buckets,
 }
 OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
-    r.TableRows: rows(),
     r.TotalSum: st.builds(r.TotalSum, u64, st.sampled_from((b"", bytes(8 * r.GROUPS))), st.booleans(), u32),
     r.PartSums: st.builds(part_sums, st.frozensets(st.integers(0, r.GROUPS - 1), max_size=9), st.booleans(), u32),
     Loads: st.builds(Loads, u32, many(st.tuples(u64, u16, u16, u32))),
@@ -183,9 +146,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Facts: st.builds(Facts, many(facts)),
     Commands: st.builds(Commands, many(commands, 3)),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
-    SnapshotChunk: st.builds(SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
-    AnswerWanted: st.builds(AnswerWanted, u32, st.binary(min_size=32, max_size=32), u32),
     Voided: st.builds(Voided, many(voided, 3)),
     RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
 }

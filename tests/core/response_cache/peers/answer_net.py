@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 
 from ranvier_py.core.mesh.mesh_values import Outgoing
+from ranvier_py.core.mesh.transfer import Transfers
 from ranvier_py.core.response_cache.invalidations import EVERYTHING, VoidMark, VoidScope
 from ranvier_py.core.response_cache.peers.answer_fetches import Fetched
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
@@ -41,8 +42,8 @@ class AnswerNode:
             now,
             room=lambda _: self.room,
         )
-        self.machines = (self.answers,)
-        self.answers.source.find = self._find
+        self.machines = (self.answers, Transfers(self.answers.fetches.transfer))
+        self.answers.fetches.find = self._find
         self.answers.fetches.arrived = self._arrived
         self.answers.invalidations.invalidated = self._invalidated
 

@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import pytest
 
+from ranvier_py.core.mesh.transfer import TransferPart, Wanted
 from ranvier_py.core.response_cache.peers import answer_keys
 from ranvier_py.core.response_cache.peers.answer_fetches import (
+    ANSWERS,
+    ENCODING_BYTES,
     OPEN_PER_PEER_MAX,
     PASSED_OVER_S,
+    SUBJECT,
     TIMEOUTS_MAX,
-    AnswerPart,
-    AnswerWanted,
 )
 from ranvier_py.core.response_cache.peers.answer_keys import ADVERTISED_MAX, AnswerKeys
 from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX
@@ -39,7 +41,7 @@ def test_nobody_is_asked_for_what_nobody_has() -> None:
     net.run(0.2)
     net.sent.clear()
     assert net.fetch(2, 6) == (None, 0.0)
-    assert not [message for *_, message, _ in net.sent if isinstance(message, AnswerWanted)]
+    assert not [message for *_, message, _ in net.sent if isinstance(message, Wanted)]
 
 
 def test_no_key_is_on_the_wire_and_who_lacks_the_secret_finds_nothing() -> None:
@@ -122,9 +124,9 @@ def test_a_holder_that_has_it_no_more_is_not_asked_again_but_the_next_one_is() -
     found, took_s = net.fetch(3, 1)
     assert found is not None
     assert took_s <= TIMEOUT_S
-    asked = [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)]
+    asked = [to for *_, to, message, _ in net.sent if isinstance(message, Wanted)]
     net.fetch(3, 1)
-    assert [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)] == [*asked, 2]
+    assert [to for *_, to, message, _ in net.sent if isinstance(message, Wanted)] == [*asked, 2]
 
 
 def test_a_peer_that_hangs_costs_a_deadline_each_for_a_few_and_then_nothing_until_it_is_back() -> None:
@@ -164,12 +166,12 @@ def test_a_member_that_is_gone_is_not_asked_in_place_of_one_that_hangs() -> None
     net.run(0.2)
     request = net.nodes[3].answers.ask(key_of(1), 1e9, net.now)
     net.run(0.002)
-    [asked] = [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)]
+    [asked] = [to for *_, to, message, _ in net.sent if isinstance(message, Wanted)]
     net.asleep.append(asked)
-    net.nodes[3].answers.forgotten(3 - asked, net.now)
+    net.kill(3 - asked)
     net.run(TIMEOUT_S)
     assert request in net.nodes[3].results
-    assert [to for *_, to, message, _ in net.sent if isinstance(message, AnswerWanted)] == [asked]
+    assert [to for *_, to, message, _ in net.sent if isinstance(message, Wanted)] == [asked]
 
 
 def test_so_many_questions_at_once_are_asked_of_one_peer_and_no_more() -> None:
@@ -183,7 +185,7 @@ def test_so_many_questions_at_once_are_asked_of_one_peer_and_no_more() -> None:
     assert answers.counters.fetches["busy"] == 10
     net.run(0.1)
     assert answers.counters.fetches["found"] == OPEN_PER_PEER_MAX
-    assert len(answers.fetches) == 0
+    assert answers.fetches.transfer.open == 0
 
 
 def test_large_answers_come_in_parts_and_larger_ones_do_not() -> None:
@@ -201,16 +203,13 @@ def test_garbage_of_a_peer_costs_the_question_it_answers_and_then_the_peer_is_pa
     net.nodes[1].keep(1, net.now)
     net.run(0.2)
     answers = net.nodes[2].answers
-    for parts in ((AnswerPart(0, 1, 2, b"x"),), (AnswerPart(0, 0, 60_000, b"x"),), (AnswerPart(0, 0, 1, b"garbage"),)):
+    for data in (b"garbage", bytes(ANSWER_BYTES_MAX + ENCODING_BYTES + 1), b"garbage"):
         request = answers.ask(key_of(1), 1e9, net.now)
         assert request is not None
-        for part in parts:
-            answers.receive(peer_of(1), part._replace(request=request), net.now)
+        answers.fetches.transfer.receive(peer_of(1), TransferPart(ANSWERS.what, request, 0, True, data), net.now)
         assert request in net.nodes[2].results
     assert answers.counters.fetches["bad"] == 3
     assert answers.ask(key_of(1), 1e9, net.now) is None
-    answers.receive(peer_of(9), AnswerPart(77, 0, 1, b"stray"), net.now)
-    assert answers.counters.stray_parts == 1
 
 
 def test_a_peer_asks_no_more_than_so_often_a_second_and_a_stranger_not_at_all() -> None:
@@ -219,10 +218,10 @@ def test_a_peer_asks_no_more_than_so_often_a_second_and_a_stranger_not_at_all() 
     answers = net.nodes[1].answers
     name = answers.keys.name_of(key_of(1))
     for number in range(3000):
-        answers.receive(peer_of(2), AnswerWanted(number, name, 10**6), net.now)
+        net.take(1, 2, Wanted(ANSWERS.what, number, 0, SUBJECT.pack(name, 10**6)))
     assert answers.counters.given["found"] == 2000
     assert answers.counters.given["busy"] == 1000
-    answers.receive(peer_of(9), AnswerWanted(1, name, 10**6), net.now)
+    net.take(1, 9, Wanted(ANSWERS.what, 1, 0, SUBJECT.pack(name, 10**6)))
     assert sum(answers.counters.given.values()) == 3000
 
 

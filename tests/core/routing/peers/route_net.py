@@ -6,12 +6,13 @@ without a network. In a `Net` nodes gossip.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from random import Random
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.mesh_values import Outgoing
+from ranvier_py.core.mesh.transfer import TransferPart, Transfers, Wanted
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backend_state.facts import BackendFacts, Fact, Facts
@@ -20,7 +21,7 @@ from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.peers.route_gossip import RouteGossip
-from ranvier_py.core.routing.peers.route_messages import RowsWanted, TableRows
+from ranvier_py.core.routing.peers.route_messages import SIDE_STATE, unpack_rows
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.route_table import RouteTable, Trust
@@ -131,7 +132,7 @@ class GossipNode(RouteNode):
         self.facts.receive(peer_of(0), Facts(tuple(self.facts.known(now))), now)  # so that they count
         self.backends.follow(now)
         self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
-        self.machines = (self.gossip,)
+        self.machines = (self.gossip, Transfers(self.gossip.transfer))
         self.outbox.clear()
 
 
@@ -178,14 +179,35 @@ def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> lis
     ]
 
 
-def wanted(net: Net, source: int = 0, *, side: bool = False) -> list[RowsWanted]:
+def wanted(net: Net, source: int = 0, *, side: bool = False) -> list[Wanted]:
     """The first message of each question for rows, or for side state."""
-    found: dict[int, RowsWanted] = {}
-    for message in sent(net, RowsWanted, source):
-        if isinstance(message, RowsWanted) and message.side is side:
+    found: dict[int, Wanted] = {}
+    for message in sent(net, Wanted, source):
+        if isinstance(message, Wanted) and not message.cursor and (message.subject == SIDE_STATE) is side:
             found.setdefault(message.request, message)
     return list(found.values())
 
 
-def claims(messages: Iterable[Message]) -> int:
-    return sum(len(message.age_s) // 2 for message in messages if isinstance(message, TableRows))
+def is_part(net: Net, target: int, message: object, *, side: bool = False) -> bool:
+    """Whether a message to this node has rows, or side state."""
+    asked = [one.request for one in wanted(net, target, side=side)]
+    return isinstance(message, TransferPart) and message.request in asked
+
+
+def parts(
+    net: Net, source: int = 0, target: int = 0, *, side: bool = False
+) -> list[tuple[float, int, int, TransferPart, int]]:
+    """What was sent of rows, or of side state."""
+    return [
+        (at, origin, to, message, size)
+        for at, origin, to, message, size in net.sent
+        if isinstance(message, TransferPart)
+        and source in (0, origin)
+        and target in (0, to)
+        and is_part(net, to, message, side=side)
+    ]
+
+
+def claims(net: Net, source: int = 0, target: int = 0) -> int:
+    """How many rows were sent."""
+    return sum(len(unpack_rows(part.data).age_s) // 2 for *_, part, _ in parts(net, source, target))

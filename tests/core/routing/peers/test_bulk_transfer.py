@@ -7,14 +7,18 @@ from random import Random
 import numpy as np
 import pytest
 
+from ranvier_py.core.mesh.budget import MESSAGE_BYTES
+from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX
+from ranvier_py.core.mesh.transfer import PROGRESS_S, RESUMES_MAX, Refused, TransferPart, Wanted
+from ranvier_py.core.mesh.wire.frame import BadFrame
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.routing.peers import route_messages as r
-from ranvier_py.core.routing.peers.pull import ALONE_S, JOIN_LIMIT_S, NEW_UPDATES_MAX, PROGRESS_S, RESUMES_MAX, Use
-from ranvier_py.core.routing.peers.snapshot_source import SILENCE_S, TRANSFERS_MAX
-from ranvier_py.core.routing.peers.table_copy import MARGIN_S, WINDOW_CHUNKS
-from ranvier_py.core.routing.route_table.scan import BUCKETS, CHUNK_CLAIMS
+from ranvier_py.core.routing.peers.pull import ALONE_S, JOIN_LIMIT_S, NEW_UPDATES_MAX, Use
+from ranvier_py.core.routing.peers.route_messages import TABLES
+from ranvier_py.core.routing.peers.table_copy import MARGIN_S
+from ranvier_py.core.routing.route_table.scan import BUCKETS, CHUNK_CLAIMS, ROW_CLAIMS_MAX
 from tests.builders.machine_net import peer_of
-from tests.core.routing.peers.route_net import URLS, Net, claims, sent, turn, wanted
+from tests.core.routing.peers.route_net import URLS, Net, claims, is_part, parts, sent, turn, wanted
 
 
 def filled(count: int, turns: int, seed: int = 1, log_entries_max: int = 10, **settings: float) -> Net:
@@ -41,7 +45,7 @@ def test_a_newcomer_gets_the_whole_table_from_one_peer() -> None:
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced)
     assert took_s < 0.2
     assert net.equal()
-    assert claims(sent(net, r.TableRows)) == 6000
+    assert claims(net) == 6000
     assert net.nodes[2].gossip.counters.joins == 1
     net.run(5.0)
     assert sent(net, r.Reset) == sent(net, r.TotalSum) == [], "the numbers came with the rows"
@@ -108,8 +112,8 @@ def test_a_busy_peer_is_left_for_another() -> None:
     net.meet()
     net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=3.0)
     net.run_until(net.equal, limit_s=3.0)
-    assert sent(net, r.Busy) != []
-    assert len({source for _, source, _, message, _ in net.sent if isinstance(message, r.TableRows)}) > 1
+    assert sum(node.gossip.transfer.counters.refused for node in net.nodes.values()) > 0
+    assert len({source for _, source, *_ in parts(net)}) > 1
 
 
 def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
@@ -119,11 +123,11 @@ def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
     snapshot_source = net.nodes[1].gossip
     while not all(node.gossip.synced for node in net.nodes.values()):
         net.run(0.005)
-        most = max(most, snapshot_source.counters.transfers)
+        most = max(most, snapshot_source.transfer.running())
         assert net.now < 1000.0 + JOIN_LIMIT_S
-    assert most == TRANSFERS_MAX
+    assert most == TABLES.given_max
     assert net.equal()
-    given = len({to for _, source, to, message, _ in net.sent if isinstance(message, r.TableRows) and source == 1})
+    given = len({to for _, _, to, *_ in parts(net, 1)})
     assert given < 20, "who has joined helps"
 
 
@@ -136,9 +140,9 @@ def test_a_peer_that_falls_silent_is_left_for_another() -> None:
 
     def drop(source: int, target: int, message: Message) -> bool:
         """Whoever is asked first does not answer."""
-        if isinstance(message, r.TableRows) and not silent:
+        if is_part(net, target, message) and not silent:
             silent.append(source)
-        return isinstance(message, r.TableRows | r.Busy) and source in silent
+        return isinstance(message, TransferPart | Refused) and source in silent
 
     net.drop = drop
     net.add(3)
@@ -153,65 +157,10 @@ def test_a_source_that_dies_is_left_for_another() -> None:
     net.run_until(net.equal)
     net.run(1.0)
     net.add(3)
-    net.run_until(lambda: claims(sent(net, r.TableRows, target=3)) > 0, step_s=0.0005)
-    net.kill(next(source for _, source, to, message, _ in net.sent if isinstance(message, r.TableRows) and to == 3))
+    net.run_until(lambda: claims(net, target=3) > 0, step_s=0.0005)
+    net.kill(parts(net, target=3)[0][1])
     net.run_until(lambda: net.nodes[3].gossip.synced, limit_s=1.0)
     net.run_until(net.equal, limit_s=3.0)
-
-
-def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
-    """The cursor: what has arrived is not sent again."""
-    net = filled(2, 6000)
-    lost = {3, 4, 9}
-
-    def drop(source: int, target: int, message: Message) -> bool:
-        if isinstance(message, r.TableRows) and message.chunk in lost:
-            lost.discard(message.chunk)
-            return True
-        return False
-
-    net.drop = drop
-    net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=10.0)
-    assert net.equal()
-    chunks = 12_000 / CHUNK_CLAIMS
-    assert chunks < len(sent(net, r.TableRows)) <= chunks + 2 * WINDOW_CHUNKS + 8
-    assert net.nodes[1].gossip.counters.chunks_resent > 0
-    assert net.nodes[2].gossip.counters.stray_chunks > 0
-
-
-def test_a_lost_last_chunk_is_sent_again() -> None:
-    net = filled(2, 100)
-    lost: list[int] = []
-
-    def drop(source: int, target: int, message: Message) -> bool:
-        return isinstance(message, r.TableRows) and message.last and not lost and not lost.append(1)  # type: ignore[func-returns-value]
-
-    net.drop = drop
-    net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=3.0)
-    assert net.equal()
-
-
-def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
-    """T-snapshot-retry (smg#837): two attempts read the table in two states."""
-    net = filled(2, 3000)
-    newcomer = net.nodes[2].gossip
-    net.run_until(lambda: claims(sent(net, r.TableRows)) > 0, step_s=0.0005)
-    request = next(message.request for message in sent(net, r.RowsWanted) if isinstance(message, r.RowsWanted))
-    column = np.array([12345], "<u8").tobytes()
-    two = b"\0\0"
-    wrong = r.TableRows(0, 0, True, ((net.nodes[1].key(), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
-    for stray in (
-        wrong._replace(request=request - 1),
-        wrong._replace(request=request, chunk=50),
-        wrong._replace(request=request + 1),
-    ):
-        newcomer.receive(peer_of(1), stray, net.now)
-    newcomer.receive(peer_of(7), wrong._replace(request=request), net.now)
-    assert newcomer.counters.stray_chunks == 3
-    assert not newcomer.synced
-    net.run_until(lambda: newcomer.synced)
-    newcomer.receive(peer_of(1), wrong._replace(request=request), net.now)
-    assert net.equal()
 
 
 def test_a_sync_survives_loss_doubles_and_disorder() -> None:
@@ -224,45 +173,12 @@ def test_a_sync_survives_loss_doubles_and_disorder() -> None:
 
 def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
     net = filled(2, NEW_UPDATES_MAX + 10)
-    net.drop = lambda source, target, message: isinstance(message, r.TableRows | r.RowsWanted)
+    net.drop = lambda source, target, message: isinstance(message, TransferPart | Wanted)
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * JOIN_LIMIT_S, step_s=0.2)
     assert took_s == pytest.approx(JOIN_LIMIT_S, abs=5.0)
     net.drop = lambda *_: False
     net.run_until(net.equal, limit_s=5.0)
     assert net.nodes[2].gossip.counters.repairs == 1, "repair brought what joining did not"
-
-
-def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
-    net = filled(2, 20_000)
-    net.run_until(lambda: len(sent(net, r.TableRows)) > 3, step_s=0.0005)
-    net.drop = lambda source, target, message: source == 2
-    net.run(0.5)
-    assert net.nodes[1].gossip.counters.transfers == 1
-    assert len(sent(net, r.TableRows)) <= 2 * WINDOW_CHUNKS
-    net.run(SILENCE_S)
-    assert net.nodes[1].gossip.counters.transfers == 0
-    assert net.nodes[1].gossip.counters.broken_transfers == 1
-
-
-@pytest.mark.slow
-def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
-    """S7, and a snapshot source with two newcomers keeps half of its budget for itself."""
-    net = filled(1, 30_000, bulk_bytes_per_s=400_000)
-    net.run(1.0)
-    net.add(2, meet=False)
-    net.add(3)
-    net.run(4.0)
-    chunks = [(at, to, size) for at, _, to, message, size in net.sent if isinstance(message, r.TableRows)]
-    both = max(min(at for at, to, _ in chunks if to == target) for target in (2, 3)) + 1.0
-    for start, _, _ in chunks[::10]:
-        window = [(to, size) for at, to, size in chunks if start <= at < start + 1.0]
-        assert sum(size for _, size in window) <= 400_000
-        for target in (2, 3) if start >= both else ():
-            assert sum(size for to, size in window if to == target) <= 100_000
-    assert both < chunks[-1][0] - 1.0
-    alone = filled(2, 20_000, bulk_bytes_per_s=400_000)
-    alone.run(1.0)
-    assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, r.TableRows)) > 350_000
 
 
 # --- what rows may contain --------------------------------------------------------------------------------------------
@@ -304,7 +220,7 @@ def test_rows_about_to_expire_are_not_sent() -> None:
     net.learn(1, turn(Random(77)), 0)
     net.add(2)
     net.run(1.0)
-    assert claims(sent(net, r.TableRows)) == 2
+    assert claims(net) == 2
 
 
 def test_rows_of_unknown_backends_are_left_out() -> None:
@@ -346,9 +262,47 @@ def test_vectors_of_a_joining_node_s_source_count_only_before_the_first_chunk() 
     """A later one names route updates whose rows may have been behind the reader already."""
     net = filled(2, 3000)
     net.link(delay_s=0.02)
-    net.run_until(lambda: claims(sent(net, r.TableRows)) > 0, step_s=0.001)
+    net.run_until(lambda: claims(net) > 0, step_s=0.001)
     newcomer = net.nodes[2].gossip
     newcomer.receive(peer_of(1), r.Vector(((1, 3000), (99, 7)), reply=False), net.now)
     newcomer.receive(peer_of(1), r.Vector(((1, 9_000_000),), reply=False), net.now)
     net.run_until(lambda: newcomer.synced)
     assert newcomer.vector()[1] == 3000
+
+
+def rows_of(count: int, backends: int = 2) -> r.TableRows:
+    """A part of that many claims."""
+    word = b"\x01\x02\x03\x04\x05\x06\x07\x08" * count
+    indices = b"".join((claim % backends).to_bytes(2, "little") for claim in range(count))
+    held = tuple((2**64 - 1 - index, 2**32 - 1) for index in range(backends))
+    return r.TableRows(held, word, word[: 4 * count], word, word, indices, word[: 2 * count])
+
+
+@pytest.mark.parametrize("count", [0, 3, CHUNK_CLAIMS + ROW_CLAIMS_MAX])
+def test_the_largest_part_fits_a_frame_and_is_read_as_it_was_written(count: int) -> None:
+    data = r.pack_rows(rows_of(count, r.BACKENDS_MAX))
+    assert len(data) + MESSAGE_BYTES <= FRAME_BYTES_MAX
+    assert r.unpack_rows(data) == rows_of(count, r.BACKENDS_MAX)
+
+
+SPOILT: dict[str, dict[str, object]] = {
+    "a claim of a backend that is not listed": {"backend": b"\x02\x00" * 3},
+    "no backends": {"backends": ()},
+    **{f"more {name}": {name: bytes(8 * 4)} for name in r.TableRows._fields[1:]},
+    **{f"no {name}": {name: b""} for name in r.TableRows._fields[1:]},
+}
+
+
+@pytest.mark.parametrize("changes", SPOILT.values(), ids=SPOILT)
+def test_a_part_whose_columns_do_not_fit_together_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(BadFrame):
+        r.unpack_rows(r.pack_rows(rows_of(3)._replace(**changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("subject", [r.BUCKETS.to_bytes(2, "little"), b"\0", bytes(2 * r.BUCKETS + 2)])
+def test_buckets_that_are_not_there_are_refused(subject: bytes) -> None:
+    """One that does not exist, half a one, and more than there are."""
+    net = Net(2)
+    net.run(ALONE_S)
+    net.take(1, 2, Wanted(r.TABLES.what, 7, 0, subject))
+    assert sent(net, Refused, 1)[-1] == Refused(r.TABLES.what, 7, busy=False)

@@ -13,7 +13,7 @@ from ranvier_py.core.routing.peers.pull import ALONE_S, AUDIT_BUCKETS_MAX
 from ranvier_py.core.routing.peers.route_updates import UpdateRow, encode_rows
 from ranvier_py.core.routing.route_table import Trust
 from tests.builders.machine_net import peer_of
-from tests.core.routing.peers.route_net import Net, claims, sent, turn, wanted
+from tests.core.routing.peers.route_net import Net, claims, is_part, parts, sent, turn, wanted
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
@@ -53,8 +53,8 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
     net.run_until(net.equal, limit_s=3.0)
     assert len(sent(net, r.TotalSum)) == len(sent(net, r.PartSums)) == 2
     (question,) = wanted(net, 2)
-    assert 300 <= len(question.buckets) // 2 <= 400
-    assert claims(sent(net, r.TableRows, 1, 2)) < 3200 / 3
+    assert 300 <= len(question.subject) // 2 <= 400
+    assert claims(net, 1, 2) < 3200 / 3
     assert net.nodes[2].gossip.counters.repairs == 1
     net.sent.clear()
     net.run(5.0)
@@ -64,7 +64,7 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
 def test_when_nearly_everything_differs_the_whole_table_is_sent() -> None:
     net = parted(2500)
     net.run_until(net.equal, limit_s=3.0)
-    assert [question.buckets for question in wanted(net, 2)] == [b""]
+    assert [question.subject for question in wanted(net, 2)] == [b""]
 
 
 def test_both_sides_of_a_partition_get_what_the_other_learned() -> None:
@@ -90,7 +90,7 @@ def test_equal_tables_end_the_comparison_without_rows() -> None:
         node.gossip.announce(update, net.now)
     net.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
     net.run_until(lambda: net.nodes[2].gossip.counters.repairs == 1, limit_s=3.0)
-    assert sent(net, r.TableRows) == []
+    assert parts(net) == []
     assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as route updates"
 
 
@@ -183,7 +183,8 @@ def test_comparing_again_and_again_is_limited() -> None:
     net = parted(2500)
     rng = Random(8)
     net.run_until(net.equal, limit_s=3.0)
-    moved = net.nodes[1].gossip.counters.sent_rows_bytes
+    gossip = net.nodes[1].gossip
+    moved = gossip.transfer.counters.sent_bytes + gossip.counters.sent_sums_bytes
     net.drop = lambda source, target, message: isinstance(message, r.RouteUpdates)
     for _ in range(60):
         for _ in range(60):
@@ -191,14 +192,15 @@ def test_comparing_again_and_again_is_limited() -> None:
         net.run(0.1)
     pulls = net.nodes[2].gossip.counters.repairs
     assert 2 <= pulls <= 40
-    assert net.nodes[1].gossip.counters.sent_rows_bytes - moved < 7 * 4 * 1024 * 1024
+    moved = gossip.transfer.counters.sent_bytes + gossip.counters.sent_sums_bytes - moved
+    assert moved < 7 * 4 * 1024 * 1024
     assert net.nodes[2].gossip.counters.resets_deferred >= 0
 
 
 def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     """T-reset-truncated (chitchat#110): nothing is taken for known before its rows have arrived."""
     net = parted(100)
-    net.drop = lambda source, target, message: isinstance(message, r.TableRows)
+    net.drop = lambda source, target, message: is_part(net, target, message)
     before = net.nodes[2].gossip.vector()
     net.run_until(lambda: net.nodes[2].gossip.counters.given_up >= 1, limit_s=10.0)
     assert net.nodes[2].gossip.vector() == before
@@ -319,7 +321,7 @@ def test_an_audit_finds_what_no_number_reports() -> None:
     net = differing(20.0, 80)
     net.run_until(net.equal, limit_s=25.0)
     assert len(sent(net, r.TotalSum)) == len(sent(net, r.PartSums)) == 2
-    assert claims(sent(net, r.TableRows)) < 80
+    assert claims(net) < 80
     assert 70 < net.nodes[2].gossip.counters.differing_buckets <= 80
     assert sent(net, r.Reset) == []
 
@@ -328,7 +330,7 @@ def test_an_audit_asks_for_a_part_of_what_differs() -> None:
     net = differing(5.0, 4000)
     net.run_until(lambda: wanted(net, 2) != [], limit_s=10.0)
     (question,) = wanted(net, 2)
-    assert len(question.buckets) == 2 * AUDIT_BUCKETS_MAX
+    assert len(question.subject) == 2 * AUDIT_BUCKETS_MAX
     net.run_until(net.equal, limit_s=120.0, step_s=1.0)
 
 
@@ -338,7 +340,7 @@ def test_audits_are_rare_and_cheap() -> None:
     audits = sum(node.gossip.counters.audits for node in net.nodes.values())
     assert 40 <= audits <= 65
     assert sum(size for *_, size in net.sent) / 5 / 600.0 < 1500
-    assert sent(net, r.TableRows) == []
+    assert parts(net) == []
 
 
 @pytest.mark.parametrize("asker", [1, 2])

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.mesh.transfer import TransferPart
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.peers.route_messages import Digest, Reset, RouteUpdates, TableRows, Vector
+from ranvier_py.core.routing.peers.route_messages import Digest, Reset, RouteUpdates, Vector
 from ranvier_py.core.routing.peers.route_settings import MIN_BYTES_PER_S
 from ranvier_py.core.routing.peers.update_log import FORGOTTEN_S
 from tests.core.routing.peers.route_net import BACKENDS, URLS, Net, RouteNode, turn
@@ -112,7 +113,9 @@ def test_the_byte_budget_is_never_exceeded(nodes: int, turns_per_s: int) -> None
     assert sum(node.gossip.counters.held_back for node in net.nodes.values()) > 0
     for source in net.nodes:
         spent = [
-            (at, to, size) for at, sender, to, m, size in net.sent if sender == source and not isinstance(m, TableRows)
+            (at, to, size)
+            for at, sender, to, m, size in net.sent
+            if sender == source and not isinstance(m, TransferPart)
         ]
         for start, _, _ in spent[::5]:
             window = [(to, size) for at, to, size in spent if start <= at < start + 1.0]

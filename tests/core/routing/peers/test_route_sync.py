@@ -17,6 +17,7 @@ from ranvier_py.core.routing.checkpoints.checkpoint_index import KeptCheckpoint,
 from ranvier_py.core.routing.checkpoints.checkpoints import BackendCheckpoints, lost
 from ranvier_py.core.routing.peers import route_sync
 from ranvier_py.core.routing.peers import route_updates as u
+from ranvier_py.core.routing.peers.route_messages import unpack_rows
 from ranvier_py.core.routing.peers.route_sync import GATHER_S, MERGED_MIN, TEXTS_WAIT_S
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.routing.peers.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
@@ -76,7 +77,7 @@ def test_no_route_gets_younger_when_a_peer_copies_the_table() -> None:
         walk = first.sync.copy.rows(b"", 11.0)
         while (rows := walk.take(now)) is None:
             pass
-        second.sync.copy.merge(rows, now, now)
+        second.sync.copy.merge(unpack_rows(rows.data), now, now)
     claims = [second.table.claim(key[1] or key[2], second.engine().id) for key in CHAT]
     assert [claim.evidence for claim in claims if claim is not None] == [10] * len(CHAT)
     assert not any(first.sums(70_000.0)), "it is not compared either, since it would not be sent"
@@ -433,7 +434,7 @@ def test_a_peer_that_asks_gets_the_latest_side_state_each_entry_with_its_age() -
     first.owners.learn(new, first.engine().id, first.engine().generation, 3700.0)
     checkpoints_of(second)
     for piece in first.sync.side_state():
-        second.sync.take_side_state(first.sync.side_updates(piece, 3710.0), 3710.0)
+        second.sync.take_side_state(first.sync.side_updates(piece, 3710.0), 3710.0, 3710.0)
     assert [second.owners.find(key, 3710.0) for key in (old, new)] == [
         (second.engine().id, second.engine().generation, at) for at in (10.0, 3700.0)
     ]
@@ -448,7 +449,7 @@ def test_an_answer_with_other_updates_than_side_state_is_not_learned() -> None:
     removal = u.encode_process(u.ProcessUpdate(u.REMOVED, (first.key(), 1), [(1,)]))
     rows = [update for update, _ in first.updates()]
     assert rows
-    second.sync.take_side_state([*rows, removal, b"", b"\x08"], 10.0)
+    second.sync.take_side_state([*rows, removal, b"", b"\x08"], 10.0, 10.0)
     assert second.holders(CHAT) == []
     assert second.sync.counters.bad >= 4
 

@@ -16,7 +16,6 @@ from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, 
 from ranvier_py.core.routing.route_table.scan import (
     BUCKETS,
     CHUNK_CLAIMS,
-    CHUNKS_KEPT,
     EXTRA_CLAIMS_MAX,
     SUMS_BYTES,
     SUMS_ROWS,
@@ -178,18 +177,6 @@ def test_only_the_wanted_buckets_are_reported() -> None:
     assert len(reported) < len(pairs) / 2
     assert reported_by(chunks_of(table, NOW + 1, tuple(range(BUCKETS)))) == pairs
     assert reported_by(chunks_of(table, NOW + 1, (60_000,))) == set(), "there is no such bucket"
-
-
-def test_lost_chunks_come_again() -> None:
-    table = big_table(15_000, 5, churn=True)
-    scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
-    taken = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT + 4)]
-    scan.back(CHUNKS_KEPT)
-    again = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT)]
-    for old, new in zip(taken[-CHUNKS_KEPT:], again, strict=True):
-        assert old is not None
-        assert new is not None
-        assert reported_by([old.columns]) == reported_by([new.columns])
 
 
 def test_the_table_changes_and_grows_between_steps() -> None:
