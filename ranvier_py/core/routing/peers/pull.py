@@ -79,6 +79,7 @@ class RunningPull(Inquiry):
 
     use: Use = Use.REPAIR
     comparison: Comparison | None = None  # what is compared with the peer's sums; None: parts were asked for
+    deadline: float = inf  # of the comparison
     numbers: dict[int, int] = field(default_factory=dict)  # of origins: all up to them is here at the end
     bytes: int = 0
 
