@@ -81,6 +81,7 @@ class Ask:
     stream: bool = False
     stream_usage: bool = False
     salt: str = ""
+    adapter: str = ""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -258,14 +259,14 @@ def usage_of(prompt_tokens: int, answer_tokens: int, cached_tokens: int) -> dict
     }
 
 
-def models_body(names: Sequence[str], created: int, tokens_max: int) -> bytes:
+def models_body(names: Sequence[str], created: int, tokens_max: int, owner: str) -> bytes:
     """Return the body of GET /v1/models: the base model first, then the adapters."""
     cards: list[dict[str, Any]] = [
         {
             "id": name,
             "object": "model",
             "created": created,
-            "owned_by": "vllm",
+            "owned_by": owner,
             "root": name,
             "parent": None if name == names[0] else names[0],
             "max_model_len": tokens_max,

@@ -33,6 +33,8 @@ class Ranks:
             raise ValueError("the lab has no ranks of SGLang's")
         configs = (replace(config, rank=rank, kv=shifted(config.kv, rank)) for rank in range(ranks))
         self.engines = [Engine(each, tokenizer) for each in configs]
+        for engine in self.engines:
+            engine.models = self.engines[0].models  # an adapter is loaded into all
         self._turns = count()
 
     async def handle(self, request: HttpRequest, client: Client) -> None:

@@ -26,7 +26,6 @@ from cluster.engine.engine_api import (
     bad_request,
     by_the_schema,
     embedded,
-    models_body,
     read_ask,
     read_messages,
     read_object,
@@ -36,6 +35,7 @@ from cluster.engine.engine_api import (
 )
 from cluster.engine.engine_faults import ERRORS, POISON, UNKNOWN_ERROR, Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
+from cluster.engine.engine_models import VLLM, EngineModels
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from cluster.engine.kv_events import EventSource, Scope
 from cluster.engine.kv_publisher import KvEndpoints
@@ -77,7 +77,8 @@ STREAM_HEAD = (
 class EngineConfig:
     """The settings of one engine. Without a `name` it is named by the address on which it listens.
 
-    `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart.
+    `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart. `owner` is vLLM or SGLang;
+    `embeds`: it serves embeddings alone.
     """
 
     name: str
@@ -88,6 +89,8 @@ class EngineConfig:
     seed: int = 1
     kv: KvEndpoints | None = None  # where it publishes KV events; None: nowhere
     rank: int = 0  # among the data-parallel ranks behind its port
+    owner: str = VLLM
+    embeds: bool = False
 
 
 class Engine:
@@ -102,6 +105,7 @@ class Engine:
         self.live = LiveEngine(limits, self.kv.publish) if self.kv else LiveEngine(limits)
         self.faults = Faults(Random(config.seed))
         self.responses = StoredResponses()
+        self.models = EngineModels(config.models, config.owner, embeds=config.embeds)
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
         self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
@@ -110,8 +114,6 @@ class Engine:
         self._created = int(time.time())
         self._requests = 0
         self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Client], Awaitable[None]]] = {
-            **{(b"POST", path): partial(self.generate, api=api) for path, api in GENERATE.items()},
-            (b"POST", b"/v1/messages/count_tokens"): self.count_tokens,
             (b"POST", b"/v1/embeddings"): self.embed,
             (b"GET", b"/v1/models"): partial(self.probe, body=self._models),
             (b"GET", b"/health"): partial(self.probe, body=bytes),
@@ -126,6 +128,10 @@ class Engine:
             (b"GET", b"/admin/stats"): self.statistics,
             (b"GET", b"/admin/occupancy"): self.occupancy,
         }
+        if not config.embeds or config.owner != VLLM:
+            self._routes |= {(b"POST", path): partial(self.generate, api=api) for path, api in GENERATE.items()}
+            self._routes[b"POST", b"/v1/messages/count_tokens"] = self.count_tokens
+        self._routes |= self.models.routes(self._routes)
         if self.kv is not None:
             self._routes[b"GET", self.kv.path] = partial(self.probe, body=self.kv.sources)
             self._routes[b"POST", b"/admin/kv"] = self.lose_events
@@ -162,13 +168,12 @@ class Engine:
         with by_the_schema():
             fields = self._chat_fields(read_object(request.body), api)
             ask = read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0])
-            if ask.model not in self.config.models:
-                raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
+            ask = replace(ask, adapter=self.models.adapter_of(ask.model))
             if fault is not None and fault.kind is FaultKind.UNCACHED:
                 ask = replace(ask, salt=f"{ask.salt}\0{self._requests}")
             job, answer = await self._prepare(ask, len(request.body))
         if self.kv is not None and job.keys:
-            self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
+            self.kv.encoder.note(job.keys[0], Scope(ask.adapter, ask.salt))
         self._requests += 1
         request_id = f"{api}{'_' if api == 'resp' else '-'}{self.name}-{self._requests}"
         mailbox = self.submit(request_id, job)
@@ -273,8 +278,7 @@ class Engine:
             answer = self._book.answer(prompt, limit, ask.stop, exact=ask.exact and ask.limit > 0)
         else:
             answer = self._book.calling(call, limit)
-        adapter = "" if ask.model == self.config.models[0] else ask.model
-        salt = f"{adapter}\0{ask.salt}".encode() if adapter or ask.salt else b""
+        salt = f"{ask.adapter}\0{ask.salt}".encode() if ask.adapter or ask.salt else b""
         return Job.of(prompt, answer.ids, self.config.limits.block_size, salt), answer
 
     def _prompt_ids(self, ask: Ask) -> TokenIds:
@@ -338,7 +342,7 @@ class Engine:
         client.respond(200, body(), self._headers)
 
     def _models(self) -> bytes:
-        return models_body(self.config.models, self._created, self.config.tokens_max)
+        return self.models.listed(self._created, self.config.tokens_max)
 
     async def metrics(self, _: HttpRequest, client: Client) -> None:
         client.respond(200, self.page(), self._headers, content_type=CONTENT_TYPE)

@@ -140,7 +140,8 @@ class Config(Options):
         "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
         "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
         "URL#rank=N is one data-parallel rank of an engine; without it a node finds vLLM's itself (split_ranks). "
-        "hosted=yes is for a provider, or a gateway to one, that its name does not show.",
+        "hosted=yes is for a provider, or a gateway to one, that its name does not show. any_model=yes is for an "
+        "engine that ignores the names of models, such as llama.cpp's server: it gets those that no engine lists.",
     )
     reload_allow_empty: bool = key(
         False,

@@ -121,6 +121,7 @@ def backend_fields(value: object) -> object:
             ("weight", (int, float), "a number"),
             ("kv_ranks", (int,), "a whole number"),
             ("hosted", (bool,), "true or false"),
+            ("any_model", (bool,), "true or false"),
         ):
             if name in value and type(value[name]) not in kinds:
                 raise ValueError(f"{name} must be {expected}")
@@ -175,7 +176,8 @@ class BackendSpec(BaseModel):
     `kv_events` is where the engine publishes its KV events, `kv_replay` where it repeats them; with `kv_ranks`
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: no events are used. `kv_index` is an
     event stream of Continuum's shape; empty: none. `kv_profile` names the kind of prefix cache; `auto`: it is
-    recognised. `hosted`: whether a provider runs the backend; None: its URL decides.
+    recognised. `hosted`: whether a provider runs the backend; None: its URL decides. `any_model`: its engine
+    ignores the names of models.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -189,6 +191,7 @@ class BackendSpec(BaseModel):
     kv_index: Annotated[str, AfterValidator(index_endpoint)] = ""
     kv_profile: Annotated[str, AfterValidator(cache_profile)] = AUTO
     hosted: bool | None = None
+    any_model: bool = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ import trio
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
+    KNOWN_STATUSES,
     METRICS_BYTES_MAX,
     METRICS_PATHS,
     MISSING_STATUSES,
@@ -32,6 +33,7 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     KeyRefusals,
     MetricsSchedule,
     Page,
+    PollCounters,
     PollOptions,
     ProcessPage,
     figures_of,
@@ -52,8 +54,8 @@ from ranvier_py.core.engine_cache.sources.publishers import (
 )
 from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_of
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter
-from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.backend import Card, ProbeResult
+from ranvier_py.core.routing.models.served_apis import lacked_by_cards, lacked_by_page, page_for
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
 from ranvier_py.supervision import Faults
 
@@ -70,23 +72,6 @@ PUBLISHER_PAGES = (
     ("/server_info", read_server_info),
     ("/get_server_info", read_server_info),
 )
-
-KNOWN_STATUSES = (200, 404, 405)
-"""Statuses that settle whether an engine has such a page. With any other, the engine or a proxy before it is only busy
-(429) or refuses us (401), and its known publishers stay."""
-
-
-@dataclass(slots=True)
-class PollCounters:
-    """What was polled since the start."""
-
-    probes: int = counter("Health probes that were sent to engines.")
-    probes_not_made: int = counter("Health probes for which this node had no descriptor, port or memory.")
-    metrics_pages: int = counter("Requests for the metrics pages of engines.")
-    metrics_failed: int = counter("Metrics pages of engines that did not come in time, were too long, or were refused.")
-    metrics_unknown: int = counter("Metrics pages of engines without a metric that this node knows.")
-    loads_reported: int = counter("Reports of engines about their queues that were used in place of a metrics page.")
-    discoveries: int = counter("Requests to engines for where they publish their KV events.")
 
 
 class Soon:
@@ -283,6 +268,20 @@ class EnginePoller:
             self.counters.loads_reported += 1
             self._measured(id, metrics)
 
+    async def list_models(self, ids: Iterable[BackendId], wait_s: float, listed: Callable[..., object]) -> None:
+        """Ask these backends for their models now. Calls `listed` with id, names and cards of who answers in time."""
+        with trio.move_on_after(wait_s):
+            async with trio.open_nursery() as nursery:
+                for engine in filter(None, map(self._engines.get, ids)):
+                    nursery.start_soon(self._list, engine, listed)
+
+    async def _list(self, engine: Engine, listed: Callable[..., object]) -> None:
+        async with self._probe_limit, engine.connection() as transport:
+            names, cards = read_models(await self._optional(engine, transport, "/v1/models", MODELS_BYTES_MAX))
+        if names is not None and self._is_watched(engine):
+            engine.health.models_known(trio.current_time())
+            listed(engine.id, names, cards)
+
     async def wait_first_round(self) -> None:
         """Wait until every backend that is watched now has been probed once. The caller sets the deadline."""
         for engine in list(self._engines.values()):
@@ -354,13 +353,14 @@ class EnginePoller:
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
         models, cards = await self._models(engine, transport, page)
+        lacks = await self._lacks(engine, transport, cards)
         process = ProcessPage()
         if engine.health.wants_start_time(trio.current_time()):
             metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             process = read_process(metrics, engine.rank)
             engine.health.start_read(process.started_at)
-        return probe_result(page, latency_s, (models, cards), process)
+        return probe_result(page, latency_s, (models, cards), process, lacks)
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
@@ -383,6 +383,18 @@ class EnginePoller:
         if models is not None:
             engine.health.models_known(trio.current_time())
         return models, cards
+
+    async def _lacks(
+        self, engine: Engine, transport: httpx.AsyncHTTPTransport, cards: tuple[Card, ...]
+    ) -> frozenset[bytes] | None:
+        """Return the paths that it does not serve, by its cards or, once for each process, by a page of its own."""
+        lacks = lacked_by_cards(cards)
+        path = page_for({str(card.get("owned_by")).lower() for card in cards})
+        if lacks is not None or path is None or not engine.health.wants_apis:
+            return lacks
+        page = await self._optional(engine, transport, path, METRICS_BYTES_MAX)
+        engine.health.wants_apis = page.status == 0
+        return lacked_by_page(path, page.body) if page.status == 200 and not page.is_cut else None
 
     async def _optional(self, engine: Engine, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
         """Get a page that may be missing. Failures give an empty page: the engine was alive a moment ago."""

@@ -25,6 +25,7 @@ from ranvier_py.node.fingerprints import scheme_of
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Counted, Node, Part, log_transitions
 from ranvier_py.node.parts.backend_parts import BackendParts
+from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
 from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, Responses, redis_pools_of
 from ranvier_py.node.parts.router_parts import RouterParts, ShadowPolicies, make_router
@@ -66,7 +67,8 @@ def parts_of(
     )
     index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
-    path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients)
+    models = ModelLooks(node, polls.poller)
+    path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner = Learner(worker)
     hang_watch = HangWatch(
@@ -92,6 +94,7 @@ def parts_of(
         *([NoCluster()] if clustering is None else [clustering, PeerFollower(node, clustering, polls)]),
         index,
         responses,
+        models,
         path,
         polls,
         names,

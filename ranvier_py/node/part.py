@@ -191,7 +191,8 @@ class Node:
         for part in self.parts:
             part.adding(url)
         with ExitStack() as undo:
-            backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
+            hosted, any_model = (spec.hosted, spec.any_model) if spec is not None else (None, False)
+            backend = self.registry.add(url, weight=weight, name=name, hosted=hosted, any_model=any_model)
             undo.callback(self.remove_backend, backend.name)
             for part in self.parts:
                 part.added(backend, spec)

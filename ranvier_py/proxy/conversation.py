@@ -57,8 +57,6 @@ send much all the time. A steady line brings its body within so many windows, ho
 
 PIECES_MAX = 64  # pieces that wait to be joined: a client may send two bytes at a time, and each such piece takes 43
 
-INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"api_error","param":null,"code":"internal_error"}}'
-
 
 def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handler:
     """Make a handler of a coroutine, for servers that need not be quick. The coroutine must flush what it sends."""
@@ -138,7 +136,7 @@ class Conversations:
             head.finish(data[:end], limits)
         request = head.request
         client.must_close |= not request.keep_alive
-        client.api = api_of(request.target)
+        client.api = api_of(request.target, request.fields)
         client.head_only = request.method == b"HEAD"
         rest = end + head.length
         whole = end <= rest <= len(data)
@@ -192,8 +190,7 @@ class Conversations:
             if client.started:
                 raise
             client.must_close = True
-            increment(counters.errors, "internal_error")
-            client.respond(500, INTERNAL_ERROR)
+            self._answer_error(client, RanvierError("internal error"))
         finally:
             client.handling = False
 
@@ -204,7 +201,7 @@ class Conversations:
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer a request that no handler got, and report it."""
         request = client.last_head.request if client.last_head is not None else NO_REQUEST
-        client.api = api_of(request.target)  # not set yet if the head itself was refused
+        client.api = api_of(request.target, request.fields)  # not set yet if the head itself was refused
         self._answer_error(client, error)
         if self.report is not None:
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")

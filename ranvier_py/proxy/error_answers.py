@@ -1,7 +1,7 @@
 """Heads and bodies of answers to clients, and the one mapping from errors to statuses.
 
-Errors have the shape that the client's library expects: OpenAI's, or Anthropic's under /v1/messages. An answer reveals
-nothing of the node but the error's own text.
+Errors have the shape that the client's library expects: OpenAI's, or Anthropic's under /v1/messages and for who sends
+`anthropic-version`. An answer reveals nothing of the node but the error's own text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from http import HTTPStatus
 import orjson
 
 from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable, UpgradeRefused
-from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead
+from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead, RequestFields
 
 JSON = b"application/json"
 
@@ -47,9 +47,9 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
     return error.status, headers, orjson.dumps(body)
 
 
-def api_of(path: bytes) -> str:
+def api_of(path: bytes, fields: RequestFields) -> str:
     """Return whose error shape the client of this path expects."""
-    return "anthropic" if path.startswith(b"/v1/messages") else "openai"
+    return "anthropic" if fields.is_anthropic or path.startswith(b"/v1/messages") else "openai"
 
 
 def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:

@@ -152,7 +152,8 @@ class FailedTries:
             return None
         earlier.append(attempt)
         worse = refusals.worse_opinions(kind, others)
-        attempt.prompt.avoid = tuple(sorted({*worse, *known_short(registry, attempt.prompt)}))
+        lacking = registry.lacking(self._request.path, model)
+        attempt.prompt.avoid = tuple(sorted({*worse, *lacking, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)
 
     def _kind(self, attempt: Attempt) -> int:
@@ -262,13 +263,15 @@ def credential_of(router: Router, request: HttpRequest) -> bytes:
 def passed_over(
     router: Router, request: HttpRequest, prompt: Prompt, now: float, *, dry: bool = False
 ) -> tuple[BackendId, ...]:
-    """Return the backends that this request should avoid: those that pause, and those that refuse what others serve. It
-    may be chosen to find out whether one of the latter still does, unless this is `dry`; then it avoids all others."""
+    """Return the backends that this request should avoid: those that pause, those that lack its API, and those that
+    refuse what others serve. It may be chosen to find out whether one of the latter still does, unless this is `dry`;
+    then it avoids all others."""
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
+    avoid += (lacking := registry.lacking(request.path, prompt.model))
     if registry.refusals and not prompt.response_key:
         kind = kind_of(request.path, prompt.model)
-        able = registry.pool(prompt.model, now).ids
+        able = [each for each in registry.pool(prompt.model, now).ids if each not in lacking]
         probed = None if dry else registry.refusals.probe(kind, able, now)
         if probed is not None:
             return tuple(each for each in able if each != probed)

@@ -113,7 +113,8 @@ class RequestFields(NamedTuple):
     `cache_control`: all its directives. `session`: the client's name for its session, or for the one that began it.
     `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
     from a sub-agent that the session began. `reserved`: what only routers may set, which is not among the lines; a
-    request id with an engine's address in it is one of them, and no id."""
+    request id with an engine's address in it is one of them, and no id. `is_anthropic`: it names a version of their
+    API."""
 
     lines: bytes
     request_id: bytes | None
@@ -127,12 +128,13 @@ class RequestFields(NamedTuple):
     upgrades: bool = False
     sub_agent: bool = False
     reserved: Fields = ()
+    is_anthropic: bool = False
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped, reserved = dropped_fields(headers) | WRITTEN_BY_US, list[tuple[bytes, bytes]]()
         request_id = control_key = None
-        authorized, readable, cache_control = False, True, b""
+        authorized, readable, cache_control, is_anthropic = False, True, b"", False
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
         wanted = set[bytes]()  # what the request names to change the protocol
         for name, value in headers:
@@ -154,6 +156,8 @@ class RequestFields(NamedTuple):
                 control_key = value
             elif key == b"cache-control":
                 cache_control += value + b","
+            elif key == b"anthropic-version":
+                is_anthropic = True
             elif key in NAMING_FIELDS:
                 naming[key] = value
             elif key == b"upgrade" or (key == b"connection" and b"upgrade" in options_of(value)):
@@ -161,7 +165,8 @@ class RequestFields(NamedTuple):
         multipart = kinds == {True}
         upgrades = wanted >= {b"connection", b"websocket"}
         last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
-        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
+        first = b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control
+        return cls(*first, *last, is_anthropic)
 
 
 NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")

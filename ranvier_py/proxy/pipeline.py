@@ -8,7 +8,7 @@ backend is closed at once, and only what was proved is learned.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
@@ -26,6 +26,7 @@ from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
+from ranvier_py.proxy.stages.find_model import ModelStage
 from ranvier_py.proxy.stages.forward import ForwardStage
 from ranvier_py.proxy.stages.identify import identify
 from ranvier_py.proxy.stages.learn import LearnStage
@@ -56,6 +57,8 @@ class Pipeline:
         asking: UsageAsker,
         report: Callable[[RequestSummary], object] | None,
         trouble: Callable[[BackendId], object],
+        look_for: Callable[[str], Awaitable[None]],
+        lacking: Callable[[BackendId], object],
         changed: Callable[[Sequence[Transition]], object],
         authorization: bytes,
         ids: Iterator[bytes],
@@ -83,15 +86,18 @@ class Pipeline:
             address_of=address_of,
             authorization=authorization,
             trouble=trouble,
+            lacking=lacking,
             changed=changed,
         )
+        models = ModelStage(router.registry, look_for)
         self._first: Sequence[Stage] = (
             self._strip_head,
             partial(identify, ids),  # behind it a request is to be admitted, by what its head says
-            partial(answer_ourselves, router.registry),
+            partial(answer_ourselves, models),
         )  # then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
-            self.read,  # strips and mends; before it the model is to be chosen
+            self.read,  # strips and mends
+            models,
             self.match,  # behind it tokens are to be reserved
             self.forward,  # plans, relays and learns leg by leg
         )
@@ -104,7 +110,9 @@ class Pipeline:
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
             for stage in self._first:
-                stage(call)
+                steps = stage(call)
+                if steps is not None:
+                    yield steps
             if not client.started:
                 yield self._compute(call) if self.responses is None else self.responses.answer(call, self._compute)
         except RanvierError as error:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import trio
 
+from cluster.engine.engine_models import VLLM
 from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
@@ -210,11 +211,14 @@ async def start_engine(
     *,
     host: str = "127.0.0.1",
     age_s: float = 0.0,
+    owner: str = VLLM,
+    embeds: bool = False,
     **limits: float,
 ) -> tuple[str, trio.CancelScope]:
     """One engine without a prefill to wait for, which started so long ago; its URL, and how to end it."""
     known = EngineLimits(**{"prefill_tokens_per_s": math.inf, "decode_s": 0.001, **limits})  # type: ignore[arg-type]
-    config = EngineConfig(name=f"engine-{number}", models=models, limits=known, tokens_max=200_000, kv=kv)
+    kinds: dict[str, Any] = {"kv": kv, "owner": owner, "embeds": embeds}
+    config = EngineConfig(name=f"engine-{number}", models=models, limits=known, tokens_max=200_000, **kinds)
     scope, engine = trio.CancelScope(), Engine(config, load_tokenizer(tokenizer))
     engine.live.started_at -= age_s
 

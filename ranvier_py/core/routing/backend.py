@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, is_address, spelled
-from ranvier_py.core.errors import BadRequest, ModelNotFound, NoBackend
+from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
@@ -30,6 +30,9 @@ MODELS_CHARS_MAX = 300  # of a list of models in the log
 NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate of about a third
 
+
+Card = Mapping[str, Any]
+"""One model in an engine's list."""
 
 NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0
@@ -117,6 +120,7 @@ class ProbeResult:
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
     `ranks`: how many data-parallel ranks these are of; `placeable`: as how many backends those can be placed.
     `caches`, `hit_tokens`: whether by its metrics it caches prefixes, and how many tokens it has found so far.
+    `lacks`: paths of inference that it does not serve.
     """
 
     ok: bool
@@ -124,7 +128,8 @@ class ProbeResult:
     status: int = 0
     latency_s: float = 0.0
     models: tuple[str, ...] | None = None
-    cards: tuple[Mapping[str, Any], ...] = ()
+    cards: tuple[Card, ...] = ()
+    lacks: frozenset[bytes] | None = None
     started_at: float | None = None
     detail: str = ""
     timed_out: bool = False
@@ -195,6 +200,7 @@ class SeenOfBackend:
     process: Process = field(default_factory=Process)
     hybrid: bool = False  # has caches beside those of attention
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
+    lacks: frozenset[bytes] = frozenset()  # paths of inference that it does not serve
     key_refused: str = ""  # the pages that it refuses to our key, by the last probe
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     success_rate: float = 1.0
@@ -243,8 +249,9 @@ class Backend:
     vitals: Vitals
     behind: Behind
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
-    cards: tuple[Mapping[str, Any], ...] = ()
+    cards: tuple[Card, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
+    any_model: bool = False  # its engine ignores the names of models, so that it serves each
     # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
     listed_hosted: bool | None = None
     load: int = 0  # own requests in flight + the peers' + foreign ones; an attribute because placement reads it often
@@ -278,7 +285,7 @@ class Backend:
     @property
     def owned_by(self) -> frozenset[str]:
         """What its model cards say that they are owned by, which shows what engine it is."""
-        return frozenset([str(card.get("owned_by")) for card in self.cards])
+        return frozenset([str(card.get("owned_by")).lower() for card in self.cards])
 
     @property
     def hosted(self) -> bool:
@@ -305,14 +312,19 @@ class Backend:
         return self.vitals.circuit
 
     def serves(self, model: str) -> bool:
-        return not model or self.models is None or model in self.models or self._has_adapter(model)
+        """Whether it may serve this model, "" being any."""
+        return not model or self.models is None or model in self.models or self.any_model or self.has_adapter(model)
 
-    def _has_adapter(self, model: str) -> bool:
+    def has_adapter(self, model: str) -> bool:
         """Whether an engine of SGLang's may serve what it does not list: the model of its own that it calls `default`,
         or an adapter, `base:adapter`, of which only itself knows whether it is loaded."""
         base, colon, _ = model.partition(":")
         named = base == "default" or bool(colon and self.models is not None and base in self.models)
         return named and "sglang" in self.owned_by
+
+    def lists_adapter(self, model: str) -> bool:
+        """Whether it lists the adapter of `base:adapter`: not every version of SGLang does."""
+        return self.models is not None and model.partition(":")[2] in self.models and self.has_adapter(model)
 
 
 def normal_url(url: str) -> str:
@@ -378,12 +390,6 @@ class Pool:
         self.last_resort = last_resort
         self.silent = silent
         self.unknown = unknown
-
-    def error(self, model: str) -> ModelNotFound | NoBackend:
-        """Return the error that a client gets for an empty pool; the words of the 404 are OpenAI's."""
-        if self.unknown:
-            return ModelNotFound(f"The model `{model}` does not exist")
-        return NoBackend("No backend is available to serve this request")
 
 
 def in_short(models: Sequence[str]) -> str:

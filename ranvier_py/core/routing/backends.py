@@ -20,6 +20,7 @@ from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
     Behind,
+    Card,
     Pool,
     ProbeResult,
     RegistryCounters,
@@ -34,6 +35,7 @@ from ranvier_py.core.routing.blame.eligibility import eligible_of
 from ranvier_py.core.routing.blame.refusals import Refusals
 from ranvier_py.core.routing.blame.suspects import Fault
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
+from ranvier_py.core.routing.models.model_names import ModelNames
 from ranvier_py.core.routing.processes.cache_counts import count_caches
 from ranvier_py.core.routing.processes.engine_names import EngineNames
 from ranvier_py.core.routing.processes.ranks import rank_of
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 ALIVE_S = 2.0  # after its last byte an engine is not called dead by hearsay: peers noticed what they say before that
+POOLS_MAX = 4096  # of as many models and adapters
 NARROWED_MAX = 256  # pools that leave out backends to be avoided, kept until anything changes
 
 
@@ -77,8 +80,8 @@ class Registry:
         self.generations_used: list[int] = []  # by id: the highest generation ever given out
         self.by_name: dict[str, Backend] = {}  # in order of id
         self.by_url: dict[str, Backend] = {}
-        self.listed: dict[str, None] = {}  # models that some backend lists: bounds the cache of pools
-        self.pools: dict[str | None, Pool] = {}  # by model; None: a model that no backend lists
+        self.models = ModelNames()
+        self.pools: BoundedDict[str | None, Pool] = BoundedDict(POOLS_MAX)  # by model; None: one that nobody lists
         self.narrowed: BoundedDict[tuple[str | None, Sequence[BackendId]], Pool] = BoundedDict(NARROWED_MAX)
         self.shortest = NO_END  # of the known lengths of all backends and models
         self.pools_version = -1
@@ -119,8 +122,11 @@ class Registry:
 
     # -- who there is ------------------------------------------------------------------------------------------------
 
-    def add(self, url: str, *, weight: float = 1.0, name: str = "", hosted: bool | None = None) -> Backend:
-        """Add a backend, eligible at once. `name` defaults to host:port; `hosted` to what its URL and its cards say.
+    def add(
+        self, url: str, *, weight: float = 1.0, name: str = "", hosted: bool | None = None, any_model: bool = False
+    ) -> Backend:
+        """Add a backend, eligible at once. `name` defaults to host:port; `hosted` to what its URL and its cards say;
+        `any_model`: its engine ignores the names of models.
 
         Raises BadRequest, and adds nothing, for a bad URL, weight or name, a duplicate, or when the registry is full.
         """
@@ -142,6 +148,7 @@ class Registry:
             generation=self.generations_used[id_],
             vitals=Vitals(self.limits),
             behind=Behind(rank_of(url)),
+            any_model=any_model,
             listed_hosted=is_hosted_url(url) or None if hosted is None else hosted,
         )
         self.slots[id_] = backend
@@ -168,7 +175,7 @@ class Registry:
         self.pauses.forget(backend.id)
         self.refusals.forget(backend.id)
         self.names.forget(backend.id)
-        self.relist()
+        self.models.relist(self)
         self.measure()
         self.counters.backends_removed += 1
         self.version += 1
@@ -230,7 +237,7 @@ class Registry:
             self.pools.clear()
             self.narrowed.clear()
             self.pools_version = self.version
-        key = self._key_of(model)
+        key = self.models.pool_of(model)
         pool = None if exclude else self.narrowed.get((key, avoid)) if avoid else self.pools.get(key)
         if pool is None:
             pool = self.make_pool(model, exclude, avoid)
@@ -244,13 +251,6 @@ class Registry:
                 self.narrowed[key, avoid] = pool
         return pool
 
-    def _key_of(self, model: str) -> str | None:
-        """Return the name of the pool for a model: there are no more of them than models that backends list."""
-        if not model or model in self.listed:
-            return model
-        base, colon, _ = model.partition(":")
-        return f"{base}{colon}*" if base in self.listed or base == "default" else None
-
     def make_pool(
         self,
         model: str,
@@ -259,14 +259,14 @@ class Registry:
         then: float | None = None,
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
-        serving = [b for b in self if not b.draining and not b.behind.as_ranks and b.serves(model)]
-        if model in self.listed:  # under its whole name, so that it is nobody's adapter
-            serving = [b for b in serving if b.models is None or model in b.models]
+        serving = self.models.serving([b for b in self if not b.draining and not b.behind.as_ranks], model)
         eligible, last_resort, silent = eligible_of(serving, exclude, avoid, then)
-        # a backend whose list is not known yet serves any model; one that no backend lists is a 404 once all are known
-        listed = not model or model in self.listed
-        unknown = not listed and len(self) > 0 and not any(b.models is None or b.serves(model) for b in self)
+        unknown = self.models.lacks(self, model)
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)
+
+    def lacking(self, path: bytes, model: str) -> list[BackendId]:
+        """Return the backends that do not serve this path, of a model that no list names: else that finds them."""
+        return [] if model in self.models.listed else [backend.id for backend in self if path in backend.seen.lacks]
 
     def tick(self, now: float) -> None:
         """End the open times and leases of trials that are over."""
@@ -361,6 +361,7 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
+        seen.lacks = seen.lacks if result.lacks is None else result.lacks
         backend.reuse.page_read(result.caches, result.hit_tokens)
         self.reconsider(backend)
         changed += backend.key_changed(result.key_refused)
@@ -372,7 +373,7 @@ class Registry:
         ok, received_at = result.ok or is_overruled, seen.received_at
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
-            changed += self.set_models(backend, result)
+            changed += self.set_models(backend, result.models, result.cards)
         if result.marks is not None and not backend.behind.as_ranks:  # else its ranks show theirs
             self.names.probed(backend.id, result.marks, now)
         changed += self.names.judge(backend, self.current, now)
@@ -430,7 +431,7 @@ class Registry:
             return []
         before = backend.generation
         backend.generation += 1
-        backend.seen.process.has_remote_routes = False
+        backend.seen.process.has_remote_routes, backend.seen.lacks = False, frozenset()
         backend.reuse = Reuse()
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)
@@ -454,23 +455,19 @@ class Registry:
         why = backend.seen.process.reported(started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now)
 
-    def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
-        assert result.models is not None
-        if backend.cards != result.cards:
-            backend.cards = result.cards
-            backend.lengths = lengths_of(result.cards)
+    def set_models(self, backend: Backend, names: Sequence[str], cards: tuple[Card, ...]) -> list[Transition]:
+        """Take the names and cards of its model list. Returns the transition that this is, if any."""
+        if backend.cards != cards:
+            backend.cards, backend.lengths = cards, lengths_of(cards)
             self.measure()
-        models = tuple(sorted(set(result.models)))
+        models = tuple(sorted(set(names)))
         if models == backend.models:
             return []
         before = "unknown" if backend.models is None else in_short(backend.models)
         backend.models = models
-        self.relist()
+        self.models.relist(self)
         self.version += 1
         return [Transition(backend.id, backend.name, "models", before, in_short(models), "listed by the engine")]
-
-    def relist(self) -> None:
-        self.listed = dict.fromkeys(model for backend in self for model in backend.models or ())
 
     def measure(self) -> None:
         self.shortest = min((length for backend in self for length in backend.lengths.values()), default=NO_END)

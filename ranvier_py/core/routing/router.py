@@ -158,7 +158,7 @@ class Router:
         else:
             pool = self.registry.make_pool(prompt.model, (), prompt.avoid, now)
         if not pool.ids:
-            raise pool.error(prompt.model)
+            raise self.registry.models.error(pool, prompt.model)
         unheld: list[PrefixKey] = []
         wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
         if hybrids and wanted:  # the deepest holder may have no checkpoint to go on from

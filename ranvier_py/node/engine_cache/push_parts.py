@@ -371,7 +371,7 @@ class WorkerReports(Part, Observer):
         version = self._registry.version
         if self._models_version != version:
             self._models_version = version
-            names = dict.fromkeys(["", *self._registry.listed][:MODELS_MAX])
+            names = dict.fromkeys(["", *self._registry.models.listed][:MODELS_MAX])
             start, namespace_of = self._router.hasher.start, self._router.reader.namespace_of
             self._models = {start(namespace_of(name)).total: name for name in names}
         return self._models

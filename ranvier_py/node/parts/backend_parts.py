@@ -69,7 +69,16 @@ class BackendParts(Part):
 
     async def _add(self, asked: Asked) -> Mapping[str, Any]:
         fields = await asked.json(
-            "url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", "hosted", others=True
+            "url",
+            "weight",
+            "name",
+            "kv_events",
+            "kv_replay",
+            "kv_ranks",
+            "kv_profile",
+            "hosted",
+            "any_model",
+            others=True,
         )
         await self._names.refuse_twin(fields.get("url"))
         return self.add(fields)
@@ -80,8 +89,15 @@ class BackendParts(Part):
         Peers that follow the command ask the engine where its events are: `kv_` fields count for this node only.
         """
         spec = read_backend(fields)
-        if spec.hosted is not None and self._node.config.gossip_admin_key is not None:
-            raise ConfigError(["hosted: is not spread to peers; set it in the configuration of every node"])
+        local = [
+            name
+            for name, value in (("hosted", spec.hosted), ("any_model", spec.any_model or None))
+            if value is not None
+        ]
+        if local and self._node.config.gossip_admin_key is not None:
+            raise ConfigError(
+                [f"{name}: is not spread to peers; set it in the configuration of every node" for name in local]
+            )
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
         with ExitStack() as undo:
@@ -187,6 +203,8 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "peer_load": backend.work.peers.requests,
         "weight": backend.weight,
         "hosted": backend.hosted,
+        "any_model": backend.any_model,
+        "lacks": sorted(path.decode() for path in backend.seen.lacks),
         "generation": backend.generation,
         "processes": backend.behind.processes,
         "ranks": backend.behind.ranks,

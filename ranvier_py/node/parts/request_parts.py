@@ -36,6 +36,7 @@ from ranvier_py.node.asked import Asked
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
+from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.response_parts import Responses
 from ranvier_py.node.parts.upkeep import Polls
 from ranvier_py.proxy.call import PromptTokenizer
@@ -67,6 +68,7 @@ class RequestPath(Part):
         polls: Polls,
         responses: Responses,
         clients: ClientReader,
+        models: ModelLooks,
     ) -> None:
         config = node.config
         self._node, self._responses, self._clients = node, responses, clients
@@ -79,6 +81,8 @@ class RequestPath(Part):
             address_of=self._address_of,
             asking=asking,
             trouble=polls.poller.probe_soon,
+            look_for=models.look_for,
+            lacking=models.lacks,
             changed=log_transitions,
             ids=request_ids(),
             tenants=responses.tenants,

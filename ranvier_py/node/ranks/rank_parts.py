@@ -173,7 +173,7 @@ class RankParts(Part):
         listed = result if result is not None and result.models is not None else None
         models, cards = (backend.models, backend.cards) if listed is None else (listed.models, listed.cards)
         if models is not None:
-            self._registry.set_models(added, ProbeResult(True, models=models, cards=cards))
+            self._registry.set_models(added, models, cards)
         return added
 
     def _is_listed(self, backend: Backend) -> bool:

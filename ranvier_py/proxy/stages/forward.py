@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.errors import NodeExhausted, ResponseLost, UpstreamError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
-from ranvier_py.core.routing.blame.judgements import SERVED
+from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.core.routing.router import Router
@@ -43,6 +44,7 @@ class ForwardStage:
     address_of: Callable[[str], BackendAddress]  # from a backend's URL
     authorization: bytes  # sent if the client sends none; may be empty
     trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
+    lacking: Callable[[BackendId], object]  # called with a backend that says that it lacks a model
     changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests caused
 
     def __call__(self, call: Call) -> Steps[None]:
@@ -68,8 +70,7 @@ class ForwardStage:
             if attempt.reply.status >= 300:
                 failed = self._failed_tries(call)
                 judgement = yield from failed.judge(attempt, exchange, inside)
-                if judgement.outcome is not Outcome.SUCCESS:
-                    call.note(f"it answered {attempt.reply.status}{'' if inside is None else ', within a 200'}")
+                self._note(call, attempt, judgement, inside)
                 elsewhere = failed.after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
@@ -100,6 +101,12 @@ class ForwardStage:
             self._finish(call, attempt, outcome, is_last=elsewhere is None)
         call.outcome = outcome.value
         return None
+
+    def _note(self, call: Call, attempt: Attempt, judgement: Judgement, inside: Failure | None) -> None:
+        if judgement.outcome is not Outcome.SUCCESS:
+            call.note(f"it answered {attempt.reply.status}{'' if inside is None else ', within a 200'}")
+        if judgement.lacks_model:
+            self.lacking(attempt.target.id)
 
     def _after_error(
         self, call: Call, attempt: Attempt, outcome: Outcome, error: UpstreamError

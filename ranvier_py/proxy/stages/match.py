@@ -24,7 +24,9 @@ class MatchStage:
 
     def __call__(self, call: Call) -> Steps[None] | None:
         router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
-        if read.judged and (router.registry.pauses or router.registry.refusals):
+        registry = router.registry
+        is_listed = prompt.model in registry.models.listed
+        if read.judged and (registry.pauses or registry.refusals or not is_listed):
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
         unowned = key and owners.collecting and owners.find(key, now) is None

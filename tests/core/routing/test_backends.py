@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
+from ranvier_py.core.errors import BadRequest, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import (
     Backend,
@@ -203,85 +203,6 @@ def test_excluded_backends_are_left_out_of_this_pool_only() -> None:
     registry = cluster(3)
     assert names(registry.pool("m", 0, exclude=[BackendId(1)])) == "e0 e2"
     assert names(registry.pool("m", 0)) == "e0 e1 e2"
-
-
-def test_each_model_goes_to_those_that_list_it() -> None:
-    registry = cluster(3)
-    for number, models in enumerate([("base", "adapter"), ("base",), ("other",)]):
-        registry.probed(BackendId(number), serving(*models), 0)
-    for model, expected in [("base", "e0 e1"), ("adapter", "e0"), ("other", "e2"), ("", "e0 e1 e2")]:
-        assert names(registry.pool(model, 0)) == expected
-
-
-def test_a_model_that_nobody_lists_goes_to_those_whose_list_is_not_known_yet() -> None:
-    registry = cluster(2)
-    registry.probed(BackendId(0), serving("base"), 0)
-    assert names(registry.pool("new", 0)) == "e1"
-    registry.probed(BackendId(1), serving("base"), 0)
-    pool = registry.pool("new", 0)
-    assert (pool.ids, pool.unknown) == ((), True)
-    error = pool.error("new")
-    assert isinstance(error, NotFound)
-    assert str(error) == "The model `new` does not exist"
-
-
-def of_sglang(*models: str) -> ProbeResult:
-    return ProbeResult(True, models=models, cards=tuple({"id": model, "owned_by": "sglang"} for model in models))
-
-
-def test_a_model_that_nobody_lists_may_be_an_adapter_or_the_default_of_sglang() -> None:
-    registry = cluster(5)
-    registry.probed(BackendId(0), of_sglang("base", "sql"), 0)
-    registry.probed(BackendId(1), of_sglang("base"), 0)
-    registry.probed(BackendId(2), of_sglang("other", "a:b"), 0)
-    registry.probed(BackendId(3), serving("base"), 0)
-    registry.probed(BackendId(4), serving("base:sql", "a"), 0)
-    for _ in range(2):
-        for model, expected in [
-            *(("base", "e0 e1 e3"), ("base:new", "e0 e1"), ("base:new:2", "e0 e1"), ("other:new", "e2")),
-            *(("default", "e0 e1 e2"), ("default:sql", "e0 e1 e2"), ("nobody:sql", ""), ("nobody", ""), ("a:b", "e2")),
-            *(("base:sql", "e4"), ("a:new", ""), (":sql", ""), ("base:", "e0 e1"), ("Default", "")),  # listed wholly
-        ]:
-            assert names(registry.pool(model, 0)) == expected, model
-            assert registry.pool(model, 0).unknown is (not expected)
-    assert len(registry.pools) <= 2 * len(registry.listed) + 3
-
-
-def test_an_adapter_whose_engines_are_all_gone_is_unavailable_not_unknown() -> None:
-    registry = cluster(1)
-    registry.probed(BackendId(0), of_sglang("base"), 0)
-    registry.drain("e0")
-    for model, status in [("base:sql", 503), ("default", 503), ("nobody:sql", 404)]:
-        assert registry.pool(model, 0).error(model).status == status
-
-
-def test_a_listed_model_whose_backends_are_all_gone_is_unavailable_not_unknown() -> None:
-    registry = cluster(2)
-    registry.probed(BackendId(0), serving("a"), 0)
-    registry.probed(BackendId(1), serving("b"), 0)
-    registry.drain("e0")
-    error = registry.pool("a", 0).error("a")
-    assert isinstance(error, NoBackend)
-    assert error.status == 503
-    registry.remove("e0")
-    assert registry.pool("a", 0).unknown
-
-
-def test_names_that_clients_invent_do_not_fill_the_cache() -> None:
-    registry = cluster(2)
-    for number in range(1000):
-        registry.pool(f"invented-{number}", 0)
-    assert len(registry.pools) == 1
-
-
-def test_an_adapter_that_was_unloaded_is_no_longer_served() -> None:
-    registry = cluster(1)
-    registry.probed(BackendId(0), serving("base", "adapter"), 0)
-    [change] = registry.probed(BackendId(0), serving("base"), 0)
-    assert (change.what, change.before, change.after) == ("models", "adapter,base", "base")
-    assert registry.pool("adapter", 0).unknown
-    empty = Registry(BackendLimits()).pool("adapter", 0)
-    assert (empty.ids, empty.unknown) == ((), False), "without any backend nothing is known of models"
 
 
 def test_the_same_list_again_in_another_order_changes_nothing() -> None:

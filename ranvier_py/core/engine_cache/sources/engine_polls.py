@@ -21,6 +21,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, r
 from ranvier_py.core.engine_cache.sources.engine_pages import read_marks
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.prompts.body_json import engine_json
@@ -33,6 +34,9 @@ METRICS_BYTES_MAX = 2 * 1024 * 1024  # vLLM's page is below 200 kB for one model
 MODELS_MAX = 4096  # per backend; more is a broken list
 ALIVE_STATUSES = frozenset((401, 403))  # an engine that asks for a key is alive
 MISSING_STATUSES = frozenset((404, 405))
+KNOWN_STATUSES = (200, 404, 405)
+"""Statuses that settle whether an engine has a page. With any other, the engine or a proxy before it is only busy
+(429) or refuses us (401), and what it said there before stays."""
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """TensorRT-LLM answers JSON at the first path, and the format that we read at the second."""
 
@@ -42,6 +46,19 @@ finds the other one with an even chance. After a restart they cost five pages.""
 
 LOAD_LIFE_S = 10.0
 """A rank reports its load many times a second: one that is silent for this long is gone, as after a restart."""
+
+
+@dataclass(slots=True)
+class PollCounters:
+    """What was polled since the start."""
+
+    probes: int = counter("Health probes that were sent to engines.")
+    probes_not_made: int = counter("Health probes for which this node had no descriptor, port or memory.")
+    metrics_pages: int = counter("Requests for the metrics pages of engines.")
+    metrics_failed: int = counter("Metrics pages of engines that did not come in time, were too long, or were refused.")
+    metrics_unknown: int = counter("Metrics pages of engines without a metric that this node knows.")
+    loads_reported: int = counter("Reports of engines about their queues that were used in place of a metrics page.")
+    discoveries: int = counter("Requests to engines for where they publish their KV events.")
 
 
 class Page(NamedTuple):
@@ -82,7 +99,11 @@ class PollOptions(Options):
     unsettled_probes: int = option(3)  # probes in a row at that interval
     probe_gap_s: float = seconds(0.2)  # least time between two probes of one backend
     probes_at_once_max: int = option(64, least=1)  # bounds file descriptors
-    models_interval_s: float = seconds(60.0)  # adapters are loaded at run time
+    models_interval_s: float = seconds(
+        60.0,
+        "Time between two looks at the model list of one engine: adapters come and go at run time. A request for a "
+        "model that none lists, or an engine's answer that it lacks one, has them looked at sooner.",
+    )
     start_time_interval_s: float = seconds(30.0)
     metrics_interval_max_s: float = seconds(60.0)  # after failures, unless metrics_interval_s is longer
     metrics_unknown_interval_s: float = seconds(600.0)  # without a page: the engine may be replaced by one that has it
@@ -111,6 +132,7 @@ class HealthSchedule:
         "has_metrics",
         "ok",
         "options",
+        "wants_apis",
     )
 
     def __init__(self, options: PollOptions) -> None:
@@ -122,6 +144,7 @@ class HealthSchedule:
         self.ok: bool | None = None
         self.has_health = True
         self.has_metrics = True
+        self.wants_apis = True  # what it serves is asked of each process once
 
     def wants_models(self, now: float) -> bool:
         return not self.ok or now - self._models_at >= self.options.models_interval_s
@@ -147,7 +170,7 @@ class HealthSchedule:
     def moved(self) -> None:
         """Ask for everything with the next probe: another process may answer it."""
         self._models_at = self._start_at = -inf
-        self.has_health = self.has_metrics = True
+        self.has_health = self.has_metrics = self.wants_apis = True
 
     def judged(self, ok: bool) -> None:
         """Note the result of a probe. A failure forgets which pages the engine lacks."""
@@ -156,7 +179,7 @@ class HealthSchedule:
         else:
             self._unsettled = self.options.unsettled_probes if ok is not self.ok else max(self._unsettled - 1, 0)
         if not ok:
-            self.has_health = self.has_metrics = True
+            self.has_health = self.has_metrics = self.wants_apis = True
         self.ok = ok
 
     def interval_s(self, backends: int) -> float:
@@ -250,10 +273,13 @@ def probe_result(
     latency_s: float,
     listed: tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]],
     process: ProcessPage,
+    lacks: frozenset[bytes] | None = None,
 ) -> ProbeResult:
-    """Return the result of a good probe: `listed` models with their cards, and what a metrics page says, if any."""
+    """Return the result of a good probe: `listed` models with their cards, the paths that it `lacks`, and what a
+    metrics page says, if any."""
     started_at, known, marks = process
-    found = ProbeResult(True, False, page.status, latency_s, *listed, started_at, hybrid=known.hybrid, marks=marks)
+    found = ProbeResult(True, False, page.status, latency_s, *listed, lacks, started_at, marks=marks)
+    found = replace(found, hybrid=known.hybrid)
     if not known.known:
         return found
     found = replace(found, ranks=known.ranks, placeable=known.placeable)

@@ -50,6 +50,16 @@ NO_MODEL = re.compile(
 )
 """Most engines answer 404 for a model that they lack; some, and proxies before them, 400."""
 
+NO_API = re.compile(
+    r"\bdoes not support( \w+){0,2} "
+    r"(chat|messages|generat\w*|completions?|responses|embed\w*|scor\w+|rerank\w*|classif\w*|pooling)\b"
+    r"|\bnot( \w+){0,6} (generati\w+|embedding|chat|pooling) model\b"
+)
+"""How engines that were started for embeddings answer chats, and the reverse: vLLM, SGLang, llama.cpp, Ollama."""
+
+OWN_STATUSES = frozenset((401, 403, 501))
+"""By which a backend refuses our key, or a path that it lacks."""
+
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
     r"|\bmax (model|seq|input) len|\b(prompt|input|inputs|conversation|request) (is )?too long\b"
@@ -71,7 +81,8 @@ class Judgement(NamedTuple):
     """What an answer shows. `pause_s`: for so long the backend wants no more requests, of this credential if it is
     `personal`, else of anybody; None: it says nothing of that. `is_own`: a refusal that may be the backend's own fault,
     for its keys or models, so that another one is asked before the client gets it. `is_too_long`: it refuses the length
-    of the prompt, which is nobody's fault. `names_rank`: its words are of a data-parallel rank."""
+    of the prompt, which is nobody's fault. `names_rank`: its words are of a data-parallel rank. `lacks_model`: of a
+    model that it lacks."""
 
     outcome: Outcome
     pause_s: float | None = None
@@ -79,6 +90,7 @@ class Judgement(NamedTuple):
     is_own: bool = False
     is_too_long: bool = False
     names_rank: bool = False
+    lacks_model: bool = False
 
 
 SERVED = Judgement(Outcome.SUCCESS)
@@ -98,11 +110,13 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
     if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
         outcome = Outcome.OVERLOADED
     if outcome is Outcome.REFUSED:
-        is_own = status in (401, 403) or (status == 404 and bool(body.strip()))
-        words = error_words(body) if status in (400, 413, 422) else ""
-        is_own = is_own or NO_MODEL.search(words) is not None
+        words = error_words(body) if status in (400, 404, 413, 422) else ""
+        lacks_model, lacks_api = NO_MODEL.search(words) is not None, NO_API.search(words) is not None
+        is_own = lacks_model or lacks_api or status in OWN_STATUSES or (status == 404 and bool(body.strip()))
+        if status == 404:
+            return Judgement(outcome, is_own=is_own, lacks_model=lacks_model)
         is_too_long, names_rank = TOO_LONG.search(words) is not None, NO_RANK.search(words) is not None
-        return Judgement(outcome, is_own=is_own, is_too_long=is_too_long, names_rank=names_rank)
+        return Judgement(outcome, None, False, is_own, is_too_long, names_rank, lacks_model)
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None

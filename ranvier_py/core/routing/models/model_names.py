@@ -1,0 +1,91 @@
+"""Which backends serve a model, by the names that they list.
+
+Rule: a name that backends list goes to those; else `base:adapter` and `default` go to SGLang's engines of that base,
+of these to those that list the adapter; any other name goes to backends that take any. One whose list is not known yet
+may serve each. Invariant: names that clients invent take no memory (test_model_names.py).
+Bound: COMPARED_MAX names are compared with a missing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import sqrt
+
+from ranvier_py.core.errors import ModelNotFound, NoBackend
+from ranvier_py.core.routing.backend import Backend, Pool
+
+COMPARED_MAX, NEAREST_MAX = 256, 3
+LIKE_LEAST = 0.4
+"""Cosine of the pairs of letters of two names that are near: `qwen` and `Qwen2.5-7B-Instruct` have 0.45."""
+
+
+class ModelNames:
+    """The names that the backends of a node list."""
+
+    __slots__ = ("_pairs", "listed")
+
+    def __init__(self) -> None:
+        self.listed: dict[str, None] = {}  # names that some backend lists: bounds the cache of pools
+        self._pairs: dict[str, frozenset[str]] = {}  # made when a name is missing
+
+    def relist(self, backends: Iterable[Backend]) -> None:
+        """Take new lists of the backends."""
+        self.listed = dict.fromkeys(model for backend in backends for model in backend.models or ())
+        self._pairs = {}
+
+    def pool_of(self, model: str) -> str | None:
+        """Return the name of the pool for a model: there are no more of them than models that backends list."""
+        if not model or model in self.listed:
+            return model
+        base, colon, adapter = model.partition(":")
+        if base not in self.listed and base != "default":
+            return None
+        return model if adapter in self.listed else f"{base}{colon}*"
+
+    def serving(self, backends: Iterable[Backend], model: str) -> Sequence[Backend]:
+        """Return those of these backends that may serve `model` ("" = any)."""
+        if model in self.listed:  # under its whole name, so that it is nobody's adapter
+            return [b for b in backends if b.models is None or model in b.models]
+        able = [b for b in backends if b.serves(model)]
+        if model:
+            for is_surer in (Backend.lists_adapter, Backend.has_adapter):
+                if any(is_surer(b, model) for b in able):
+                    return [b for b in able if b.models is None or is_surer(b, model)]
+        return able
+
+    def lacks(self, backends: Iterable[Backend], model: str) -> bool:
+        """Whether the lists of all backends are known, and none may serve `model`; not without any backend."""
+        if not model or model in self.listed:
+            return False
+        backend = None
+        for backend in backends:
+            if backend.serves(model):
+                return False
+        return backend is not None
+
+    def error(self, pool: Pool, model: str) -> ModelNotFound | NoBackend:
+        """Return the error that a client gets for an empty pool."""
+        return self.missing(model) if pool.unknown else NoBackend("No backend is available to serve this request")
+
+    def missing(self, model: str) -> ModelNotFound:
+        """Return the error for a model that nobody serves; its first words are OpenAI's."""
+        near = ", ".join(f"`{name}`" for name in self.nearest(model))
+        return ModelNotFound(
+            f"The model `{model}` does not exist" + (f"; the nearest names are {near}" if near else "")
+        )
+
+    def nearest(self, model: str) -> Sequence[str]:
+        """Return up to NEAREST_MAX listed names that come near this one, the nearest first."""
+        if not self._pairs:
+            self._pairs = {name: pairs_of(name) for name in islice(self.listed, COMPARED_MAX)}
+        wanted = pairs_of(model)
+        likeness = {name: len(wanted & own) / sqrt(len(wanted) * len(own)) for name, own in self._pairs.items()}
+        near = [name for name, share in likeness.items() if share >= LIKE_LEAST]
+        return sorted(near, key=likeness.__getitem__, reverse=True)[:NEAREST_MAX]
+
+
+def pairs_of(name: str) -> frozenset[str]:
+    """Return the pairs of letters and digits that follow each other in the last part of a path, without case."""
+    plain = "".join(char for char in name.rpartition("/")[2].lower() if char.isalnum())
+    return frozenset(plain[at : at + 2] for at in range(max(len(plain) - 1, 1)))
