@@ -27,6 +27,7 @@ from ranvier_py.config.config_values import (
     LiteralPlace,
     OptionalLabel,
     OptionalPath,
+    Origins,
     Place,
     Places,
     PolicyName,
@@ -121,6 +122,7 @@ class Config(Options):
     )
     tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
     tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
+    cors_origins: Origins = key((), "Ports", "Origins of pages that may read answers; * is all. Else engines decide.")
     workers: int = key(
         1,
         "Ports",

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from ranvier_py.core.addresses import OFF, checked_url, host_port, is_address, parse_host_port
+from ranvier_py.core.addresses import DEFAULT_PORTS, OFF, checked_url, host_port, is_address, parse_host_port
 from ranvier_py.core.clients.client_rules import RuleSetting
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_of
 from ranvier_py.core.errors import BadRequest, ConfigError
@@ -100,6 +100,18 @@ def secret_line(value: object) -> object:
     if not text.isprintable():
         raise ValueError("must be one line of text")
     return text or None
+
+
+def origin_text(text: str) -> str:
+    """Check an origin as browsers write it (RFC 6454 6.2)."""
+    text = text.lower().rstrip("/")
+    if text in ("*", "null"):
+        return text
+    parts = checked_url(text, ("http", "https", "chrome-extension", "moz-extension"))
+    if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("must be an origin such as https://chat.example:8443, without a path, or *")
+    is_default = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
+    return text.rpartition(":")[0] if is_default else text
 
 
 def split_text(value: object) -> object:
@@ -220,6 +232,7 @@ Backends = Annotated[tuple[Annotated[BackendSpec, BeforeValidator(backend_fields
 Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]
 LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
 Places = tuple[Annotated[str, AfterValidator(place_text)], ...]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(origin_text)], ...], BeforeValidator(split_items)]
 Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]

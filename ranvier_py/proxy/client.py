@@ -20,6 +20,7 @@ import trio
 
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError, RequestTimeout, UpstreamTimeout
 from ranvier_py.core.metrics import counter, gauge, increment
+from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
@@ -96,6 +97,7 @@ class Client:
     body_bytes: int = 0  # of the current request's body, as far as it has arrived
     body_window_bytes: int = 0  # of that body, still to arrive in this window
     body_until: float = math.inf  # when all of it must have arrived, in the watchdog's time
+    cors: Cors = field(default_factory=Cors)  # the server's
 
     def __post_init__(self) -> None:
         self.fd = self.transport.fd
@@ -142,6 +144,8 @@ class Client:
         """Send an answer of our own; a `chunked` body has its chunks already. HEAD gets the head. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
+        if self.last_head is not None and (origin := self.last_head.request.fields.origin):
+            headers = (*headers, *self.cors.fields(origin))
         head = own_head(status, headers, content_type, None if chunked else len(body), close=self.must_close)
         self.send(head, b"" if self.head_only or status in (204, 304) else body)
 

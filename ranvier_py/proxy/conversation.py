@@ -28,6 +28,7 @@ from ranvier_py.core.errors import (
 )
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
@@ -80,6 +81,7 @@ class Conversations:
         self._handler = handler
         self.report = report
         self.limits = limits
+        self.cors = Cors()
         self._counters = counters
         self.draining = False  # no connection takes a further request
         self.idle: dict[int, Client] = {}  # those that wait for one, by descriptor, who has waited longest first

@@ -114,7 +114,7 @@ class RequestFields(NamedTuple):
     `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
     from a sub-agent that the session began. `reserved`: what only routers may set, which is not among the lines; a
     request id with an engine's address in it is one of them, and no id. `is_anthropic`: it names a version of their
-    API."""
+    API. `origin`: of the page that a browser shows."""
 
     lines: bytes
     request_id: bytes | None
@@ -129,12 +129,13 @@ class RequestFields(NamedTuple):
     sub_agent: bool = False
     reserved: Fields = ()
     is_anthropic: bool = False
+    origin: bytes = b""
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped, reserved = dropped_fields(headers) | WRITTEN_BY_US, list[tuple[bytes, bytes]]()
         request_id = control_key = None
-        authorized, readable, cache_control, is_anthropic = False, True, b"", False
+        authorized, readable, cache_control = False, True, b""
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
         wanted = set[bytes]()  # what the request names to change the protocol
         for name, value in headers:
@@ -156,9 +157,7 @@ class RequestFields(NamedTuple):
                 control_key = value
             elif key == b"cache-control":
                 cache_control += value + b","
-            elif key == b"anthropic-version":
-                is_anthropic = True
-            elif key in NAMING_FIELDS:
+            elif key in NAMING_FIELDS or key in (b"anthropic-version", b"origin"):
                 naming[key] = value
             elif key == b"upgrade" or (key == b"connection" and b"upgrade" in options_of(value)):
                 wanted.update((key,) if key == b"connection" else options_of(value))
@@ -166,7 +165,7 @@ class RequestFields(NamedTuple):
         upgrades = wanted >= {b"connection", b"websocket"}
         last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
         first = b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control
-        return cls(*first, *last, is_anthropic)
+        return cls(*first, *last, b"anthropic-version" in naming, naming.get(b"origin", b""))
 
 
 NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")

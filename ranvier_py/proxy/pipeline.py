@@ -26,6 +26,7 @@ from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
+from ranvier_py.proxy.stages.browsers import BrowserStage
 from ranvier_py.proxy.stages.find_model import ModelStage
 from ranvier_py.proxy.stages.forward import ForwardStage
 from ranvier_py.proxy.stages.identify import identify
@@ -72,6 +73,7 @@ class Pipeline:
         self.serving: dict[int, Call] = {}  # in flight, by descriptor, oldest first
         self.realtime, self.router_fields = Realtime(), RouterFields()
         self.mend = MendStage(mender, router.registry)
+        self.browsers = BrowserStage(router.registry, upstream, address_of)
         self.edits = LegEdits(asking, router.counters, cache_control)
         self.read = ReadStage(
             *(router, limits), strip=self.router_fields, mend=self.mend, tenants=tenants, realtime=self.realtime
@@ -109,6 +111,8 @@ class Pipeline:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
+            if request.fields.origin and (yield self.browsers(call)):
+                return
             for stage in self._first:
                 steps = stage(call)
                 if steps is not None:

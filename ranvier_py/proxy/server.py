@@ -194,7 +194,9 @@ class DataServer:
             self._warn_at, self._unreported = now + WARNING_GAP_S, 0
 
     def _client(self, transport: PlainTransport, peer: str) -> Client:
-        return Client(transport, peer, self.conversations.limits, self.watchdog, self.counters)
+        return Client(
+            transport, peer, self.conversations.limits, self.watchdog, self.counters, cors=self.conversations.cors
+        )
 
     async def _refuse(self, client: Client) -> None:
         try:

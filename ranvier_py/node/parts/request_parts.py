@@ -228,7 +228,7 @@ class PublicPort(Part):
     name = "public_port"
     keys = (
         *("server", "upstream", "pipeline", "log_level", "log_format", "drain_timeout_s"),
-        *("tls_certificate_file", "tls_key_file"),
+        *("tls_certificate_file", "tls_key_file", "cors_origins"),
     )
 
     def __init__(self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None) -> None:
@@ -236,6 +236,7 @@ class PublicPort(Part):
         self._node, self._polls, self._clustering = node, polls, clustering
         self._certificate = tls_context(config)
         self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
+        self.server.conversations.cors.origins = config.cors_origins
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
         self.drained = trio.Event()
@@ -303,7 +304,7 @@ class PublicPort(Part):
 
     def reload(self, before: Config, after: Config) -> None:
         """Both sides of a request share the descriptors, so their limits change together."""
-        self.server.tls = self._certificate
+        self.server.tls, self.server.conversations.cors.origins = self._certificate, after.cors_origins
         self.server.conversations.limits = after.server
         self.server.conversations.report = request_line()
 

@@ -45,6 +45,8 @@ class RelayStage:
         if head.fields.locates:
             served = BackendAddress.parse(attempt.target.url)
             head = Places.of(call.request.path, served, (backend.url for backend in self.registry)).shown(head)
+        if origin := call.request.fields.origin:
+            head = call.client.cors.relayed(head, origin, time.monotonic())
         client.relay_head(head, call.own_fields(attempt, head, self.may_see), kept)
         proof.passed(data)
         is_prefilled, readable = False, exchange.readable

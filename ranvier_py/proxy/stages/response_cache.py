@@ -268,7 +268,8 @@ class ResponseCache:
             self._count(call, HIT if head.status == 200 else MISS)
             named = () if head.fields.names_request else ((b"x-request-id", call.id),)
             age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
-            client.relay_head(head, ((b"x-cache", call.cached), *age, *named))
+            own = client.cors.replaced(head, call.request.fields.origin)  # the leader's page may be another one
+            client.relay_head(own, ((b"x-cache", call.cached), *age, *named))
             while not (shared.over and shared.is_at_end(follower)):
                 piece = shared.next_piece(follower)
                 if piece:
