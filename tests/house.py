@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 68_587, "cluster": 14_039, "benchmarks": 8_071, "tests": 80_334}
+LINES_REACHED = {"ranvier_py": 68_580, "cluster": 14_039, "benchmarks": 8_071, "tests": 80_352}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -31,11 +31,17 @@ ATTRIBUTES_MAX = 14
 METHODS_MAX = 24
 
 LARGE_CLASSES = {
+    "BlockCache": "a model of vLLM's allocator: free blocks, references and names change with each request's blocks",
+    "Call": "one slot for what each stage of a request finds",
+    "EngineBatch": "a model of one engine's step: who runs, waits and decodes changes at once, and is copied whole",
     "GapMachine": "a state machine: what it has of a stream, and what it waits for, change together",
     "Membership": "SWIM: probes, suspicions and what is passed on read and change one clock and one table",
     "Pull": "a state machine: the stages of one copy of a peer's table",
+    "RedisAnswers": "one protocol with one server: its connection's state decides about each of its calls",
     "Residency": "an index: its maps name the same blocks, and each event changes all of them",
     "Rows": "a table in columns: one array for each",
+    "SharedIndex": "an index: its maps name the same blocks, and each command changes all of them",
+    "StateTree": "Marconi's tree: insertions, splits and evictions keep the sums over its nodes",
 }
 """Classes that may have more attributes or methods, and why: at most twelve. What derives from one is measured by what
 it adds."""

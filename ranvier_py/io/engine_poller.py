@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import trio
@@ -99,7 +98,7 @@ class Engine:
     def __init__(self, id: BackendId, url: str, api_key: str, context: ssl.SSLContext, options: PollOptions) -> None:  # noqa: A002
         self.id = id
         self.url = httpx.URL(without_rank(url))
-        self.host, self.rank = urlsplit(url).hostname or "", rank_of(url)
+        self.rank = rank_of(url)
         self.context = context
         self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
         self.rekey(api_key)
@@ -110,8 +109,7 @@ class Engine:
         self.probe_soon, self.discover_soon = Soon(), Soon()
         self.probed = trio.Event()  # the first probe has a result
         self.publishers = NOTHING
-        self.fixed: tuple[Publisher, ...] = ()  # publishers that the operator named
-        self.events = True  # whether its events are used
+        self.fixed: tuple[Publisher, ...] | None = ()  # publishers that the operator named; None: nobody uses any
 
     def rekey(self, api_key: str) -> None:
         self.headers.pop("authorization", None)
@@ -148,6 +146,53 @@ class Engine:
         self.refusals.answered(path, response.status_code)
         return Page(response.status_code, bytes(body[:bytes_max]), is_cut)
 
+    async def optional(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int, timeout_s: float) -> Page:
+        """Get a page that may be missing. Failures give an empty page: the engine was alive a moment ago."""
+        try:
+            with trio.fail_after(timeout_s):
+                return await self.page(transport, path, bytes_max)
+        except (trio.TooSlowError, httpx.RequestError):
+            return Page(0, b"", is_cut=True)
+
+    async def check(self, transport: httpx.AsyncHTTPTransport) -> Page:
+        """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
+        if self.health.has_health:
+            page = await self.page(transport, "/health", HEALTH_BYTES_MAX)
+            if page.status not in MISSING_STATUSES:
+                return page
+            self.health.has_health = False
+        return await self.page(transport, "/v1/models", MODELS_BYTES_MAX)
+
+    async def models(
+        self, transport: httpx.AsyncHTTPTransport, page: Page, timeout_s: float
+    ) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
+        """Return the models' names and entries, if it is time to ask; `page` may be the model list itself."""
+        if not self.health.has_health:
+            return read_models(page)
+        if not self.health.wants_models(trio.current_time()):
+            return None, ()
+        models, cards = read_models(await self.optional(transport, "/v1/models", MODELS_BYTES_MAX, timeout_s))
+        if models is not None:
+            self.health.models_known(trio.current_time())
+        return models, cards
+
+    async def lacks(
+        self, transport: httpx.AsyncHTTPTransport, cards: tuple[Card, ...], timeout_s: float
+    ) -> frozenset[bytes] | None:
+        """Return the paths that it does not serve, by its cards or, once for each process, by a page of its own."""
+        lacks = lacked_by_cards(cards)
+        path = page_for({str(card.get("owned_by")).lower() for card in cards})
+        if lacks is not None or path is None or not self.health.wants_apis:
+            return lacks
+        page = await self.optional(transport, path, METRICS_BYTES_MAX, timeout_s)
+        self.health.wants_apis = page.status == 0
+        return lacked_by_page(path, page.body) if page.status == 200 and not page.is_cut else None
+
+
+async def repeat(ask: Callable[[Engine], Awaitable[None]], engine: Engine) -> None:
+    while True:
+        await ask(engine)
+
 
 class EnginePoller:
     """Polls every watched backend and reports the results. It never touches the registry itself.
@@ -183,9 +228,8 @@ class EnginePoller:
         self._measured = measured if options.metrics_interval_s > 0 else None
         self._found, self._received, self._server_info = found, received, server_info
         self._owns, self._context = owns, context
-        self._plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
-        self._probe_limit = trio.CapacityLimiter(options.probes_at_once_max)
-        self._metrics_limit = trio.CapacityLimiter(options.metrics_at_once_max)
+        at_once = options.probes_at_once_max, options.metrics_at_once_max
+        self._at_once = tuple(map(trio.CapacityLimiter, at_once))  # of probes, of metrics pages
         self._engines: dict[BackendId, Engine] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -226,11 +270,11 @@ class EnginePoller:
         `publishers` that an operator named are reported without asking; without `events` nobody asks for any.
         """
         self.forget(id)
-        context = self._plain
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
         if url.startswith("https:"):
             context = self._context = self._context or ssl.create_default_context()
         engine = self._engines[id] = Engine(id, url, api_key, context, self._options)
-        engine.fixed, engine.events = publishers, events
+        engine.fixed = publishers if events or publishers else None
         if self._nursery is not None:
             self._start(engine)
 
@@ -276,8 +320,9 @@ class EnginePoller:
                     nursery.start_soon(self._list, engine, listed)
 
     async def _list(self, engine: Engine, listed: Callable[..., object]) -> None:
-        async with self._probe_limit, engine.connection() as transport:
-            names, cards = read_models(await self._optional(engine, transport, "/v1/models", MODELS_BYTES_MAX))
+        async with self._at_once[0], engine.connection() as transport:
+            page = await engine.optional(transport, "/v1/models", MODELS_BYTES_MAX, self._options.probe_timeout_s)
+        names, cards = read_models(page)
         if names is not None and self._is_watched(engine):
             engine.health.models_known(trio.current_time())
             listed(engine.id, names, cards)
@@ -298,15 +343,11 @@ class EnginePoller:
         with engine.scope:
             async with trio.open_nursery() as nursery:
                 if self._probed is not None:
-                    nursery.start_soon(self._faults.keep, "probe", self._repeat, self._probe, engine)
+                    nursery.start_soon(self._faults.keep, "probe", repeat, self._probe, engine)
                 if self._measured is not None:
-                    nursery.start_soon(self._faults.keep, "engine_metrics", self._repeat, self._measure, engine)
-                if self._found is not None and engine.events and not engine.fixed:
-                    nursery.start_soon(self._faults.keep, "publishers", self._repeat, self._discover, engine)
-
-    async def _repeat(self, ask: Callable[[Engine], Awaitable[None]], engine: Engine) -> None:
-        while True:
-            await ask(engine)
+                    nursery.start_soon(self._faults.keep, "engine_metrics", repeat, self._measure, engine)
+                if self._found is not None and engine.fixed == ():
+                    nursery.start_soon(self._faults.keep, "publishers", repeat, self._discover, engine)
 
     def _is_watched(self, engine: Engine) -> bool:
         """Whether this engine is still watched: it may be forgotten while an answer arrives."""
@@ -316,12 +357,9 @@ class EnginePoller:
         if self._received is not None and self._is_watched(engine):
             self._received(engine.id)
 
-    def _jittered(self, interval_s: float) -> float:
-        return self._options.jittered(interval_s, self._rng)
-
     async def _probe(self, engine: Engine) -> None:
         result = None
-        async with self._probe_limit, engine.connection() as transport:
+        async with self._at_once[0], engine.connection() as transport:
             with suppress(NodeExhausted):  # no verdict: the engine never saw the probe
                 result = await self._probe_result(engine, transport)
         if result is None:
@@ -334,80 +372,38 @@ class EnginePoller:
             self._probed(engine.id, replace(result, key_refused=engine.refusals.text))
             engine.probed.set()
         interval_s = engine.health.interval_s(len(self._engines))
-        await engine.probe_soon.wait(self._jittered(interval_s), self._options.probe_gap_s)
+        await engine.probe_soon.wait(self._options.jittered(interval_s, self._rng), self._options.probe_gap_s)
 
     async def _probe_result(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> ProbeResult:
         timeout_s, began = self._options.probe_timeout_s, trio.current_time()
         try:
             with trio.fail_after(timeout_s):
-                page = await self._check(engine, transport)
+                page = await engine.check(transport)
         except trio.TooSlowError:
             detail = f"no answer within {timeout_s:g} s"
             return ProbeResult(False, latency_s=trio.current_time() - began, detail=detail, timed_out=True)
         except httpx.RequestError as exc:
             if is_exhaustion(exc):
                 raise NodeExhausted(words_of(exc)) from exc
-            detail = f"{type(exc).__name__}: {words_of(exc)} ({engine.host})"[:DETAIL_CHARACTERS_MAX]
+            detail = f"{type(exc).__name__}: {words_of(exc)} ({engine.url.host})"[:DETAIL_CHARACTERS_MAX]
             return ProbeResult(False, refused=is_refused(exc), detail=detail)
         latency_s = trio.current_time() - began
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
-        models, cards = await self._models(engine, transport, page)
-        lacks = await self._lacks(engine, transport, cards)
+        models, cards = await engine.models(transport, page, timeout_s)
+        lacks = await engine.lacks(transport, cards, timeout_s)
         process = ProcessPage()
         if engine.health.wants_start_time(trio.current_time()):
-            metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
+            metrics = await engine.optional(transport, METRICS_PATHS[0], METRICS_BYTES_MAX, timeout_s)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             process = read_process(metrics, engine.rank)
             engine.health.start_read(process.started_at)
         return probe_result(page, latency_s, (models, cards), process, lacks)
 
-    async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
-        """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
-        if engine.health.has_health:
-            page = await engine.page(transport, "/health", HEALTH_BYTES_MAX)
-            if page.status not in MISSING_STATUSES:
-                return page
-            engine.health.has_health = False
-        return await engine.page(transport, "/v1/models", MODELS_BYTES_MAX)
-
-    async def _models(
-        self, engine: Engine, transport: httpx.AsyncHTTPTransport, page: Page
-    ) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
-        """Return the models' names and entries, if it is time to ask; `page` may be the model list itself."""
-        if not engine.health.has_health:
-            return read_models(page)
-        if not engine.health.wants_models(trio.current_time()):
-            return None, ()
-        models, cards = read_models(await self._optional(engine, transport, "/v1/models", MODELS_BYTES_MAX))
-        if models is not None:
-            engine.health.models_known(trio.current_time())
-        return models, cards
-
-    async def _lacks(
-        self, engine: Engine, transport: httpx.AsyncHTTPTransport, cards: tuple[Card, ...]
-    ) -> frozenset[bytes] | None:
-        """Return the paths that it does not serve, by its cards or, once for each process, by a page of its own."""
-        lacks = lacked_by_cards(cards)
-        path = page_for({str(card.get("owned_by")).lower() for card in cards})
-        if lacks is not None or path is None or not engine.health.wants_apis:
-            return lacks
-        page = await self._optional(engine, transport, path, METRICS_BYTES_MAX)
-        engine.health.wants_apis = page.status == 0
-        return lacked_by_page(path, page.body) if page.status == 200 and not page.is_cut else None
-
-    async def _optional(self, engine: Engine, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
-        """Get a page that may be missing. Failures give an empty page: the engine was alive a moment ago."""
-        try:
-            with trio.fail_after(self._options.probe_timeout_s):
-                return await engine.page(transport, path, bytes_max)
-        except (trio.TooSlowError, httpx.RequestError):
-            return Page(0, b"", is_cut=True)
-
     async def _measure(self, engine: Engine) -> None:
         interval_s = self._options.metrics_interval_s
         if self._owns is None or self._owns(engine.id):
-            async with self._metrics_limit:
+            async with self._at_once[1]:
                 began = trio.current_time()
                 metrics = await self._metrics(engine)
                 now = trio.current_time()
@@ -420,7 +416,7 @@ class EnginePoller:
                     assert self._measured is not None
                     self._measured(engine.id, metrics)
             interval_s = engine.metrics.interval_s()
-        await trio.sleep(self._jittered(interval_s))
+        await trio.sleep(self._options.jittered(interval_s, self._rng))
 
     async def _metrics(self, engine: Engine) -> EngineMetrics | None:
         """Return the figures of an engine's metrics page; None for a failure, a status from 500 on or a timeout."""
@@ -448,7 +444,7 @@ class EnginePoller:
         if found is not None and self._is_watched(engine):
             self._report_publishers(engine, found)
         interval_s = options.publishers_unanswered_interval_s if found is None else options.publishers_interval_s
-        await engine.discover_soon.wait(self._jittered(interval_s), options.publishers_gap_s)
+        await engine.discover_soon.wait(self._options.jittered(interval_s, self._rng), options.publishers_gap_s)
 
     async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> FoundPublishers | None:
         """Return where it publishes; None if it can't or won't answer now, or its host can't be resolved just now."""
@@ -470,17 +466,10 @@ class EnginePoller:
                     self._server_info(engine.id, reuses)
             found = read(body) if page.status == 200 else NOTHING
             if found != NOTHING:
-                addresses = await self._addresses(engine.host)
-                at = at_home(found, engine.host, addresses)
+                addresses = await addresses_of(engine.url.host, self._options.publishers_timeout_s)
+                at = at_home(found, engine.url.host, addresses)
                 return None if at.refused and not addresses else at
         return NOTHING if is_sure else None
-
-    async def _addresses(self, host: str) -> Sequence[str]:
-        """Return the addresses of a backend's host; empty if it can't be resolved in time."""
-        with trio.move_on_after(self._options.publishers_timeout_s), suppress(OSError):
-            infos = await trio.socket.getaddrinfo(host, None)
-            return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
-        return ()
 
     def _report_publishers(self, engine: Engine, found: FoundPublishers) -> None:
         """Report publishers only if they changed: each report starts readers anew."""
@@ -493,6 +482,14 @@ class EnginePoller:
             log.info("publishers.found %s: %s", engine.url, places or "none any more")
             assert self._found is not None
             self._found(engine.id, found.publishers)
+
+
+async def addresses_of(host: str, timeout_s: float) -> Sequence[str]:
+    """Return the addresses of a backend's host; empty if it can't be resolved in time."""
+    with trio.move_on_after(timeout_s), suppress(OSError):
+        infos = await trio.socket.getaddrinfo(host, None)
+        return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
+    return ()
 
 
 def is_refused(error: BaseException) -> bool:

@@ -147,7 +147,7 @@ class LineHandler(logging.Handler):
         self._latest_secrets: set[str] = set()
         self.change(form, secrets)
         self._log_limit = LogLimit()
-        self._second, self._stamp = -1, ""
+        self._second = (-1, "")  # of the last line, and how it is spelled
         self._begin(0)
 
     def change(self, form: str, secrets: Sequence[str]) -> None:
@@ -273,9 +273,9 @@ class LineHandler(logging.Handler):
     def _stamped(self, seconds: float, rest: str) -> str:
         """Put the time before a line: UTC with milliseconds. Its part down to the second is cached for that second."""
         second = int(seconds)
-        if second != self._second:
-            self._second, self._stamp = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._form.head}{self._stamp}.{int((seconds - second) * 1000):03}Z{rest}"
+        if second != self._second[0]:
+            self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._form.head}{self._second[1]}.{int((seconds - second) * 1000):03}Z{rest}"
 
     def _masked(self, line: str) -> str:
         for secret in self._secrets:

@@ -142,7 +142,7 @@ class Run:
         """Before the request is submitted, note its regret, unless only the chosen engine would refuse the request."""
         lost_s = regret(request.item.job, self._engines, request.placed.engine, now)
         if isfinite(lost_s):
-            self.tally.regret_s.append(lost_s)
+            self.tally.times.regret_s.append(lost_s)
             request.row["regret_s"] = round(lost_s, DIGITS)
 
     def _step(self, engine: int, now: float) -> None:
@@ -172,7 +172,7 @@ class Run:
             request.row["cached"] = event.cached_tokens
         elif kind is EngineEventKind.FINISHED:
             request = self._end(event.request_id, event.at)
-            self.tally.e2e_s.append(event.at - request.at)
+            self.tally.times.e2e_s.append(event.at - request.at)
             if not request.item.prompt.stream:  # all of the answer came at once
                 self.placer.first_token(request.placed, event.at)
             self.placer.finished(request.placed, request.item, event.cached_tokens, event.at)
@@ -180,7 +180,7 @@ class Run:
             self._fail(event.request_id, RESTARTED, Outcome.BROKEN, event.at)
 
     def _first_token(self, request: PendingRequest, at: float) -> None:
-        self.tally.ttft_s.append(at - request.at)
+        self.tally.times.ttft_s.append(at - request.at)
         request.row["ttft_s"] = round(at - request.at, DIGITS)
         if request.item.prompt.stream:
             self.placer.first_token(request.placed, at)

@@ -151,6 +151,15 @@ class Unevenness:
         self._idle[engine], self._queues[engine] = not running + waiting, waiting > 0
 
 
+class Times:
+    """Seconds of each request."""
+
+    def __init__(self) -> None:
+        self.ttft_s: list[float] = []
+        self.e2e_s: list[float] = []
+        self.regret_s: list[float] = []
+
+
 class Tally:
     """The counts of one run. Its owner updates them; prompt and cached tokens are counted when a request starts."""
 
@@ -158,13 +167,10 @@ class Tally:
         self.requests = 0
         self.failures: dict[str, int] = {}
         self.reasons: dict[str, int] = {}
-        self.prompt_tokens = 0
         self.cached_tokens = 0
         self.placed_tokens = 0  # tokens of all placed prompts; below, how many were predicted to be cached
         self.predicted_tokens = 0
-        self.ttft_s: list[float] = []
-        self.e2e_s: list[float] = []
-        self.regret_s: list[float] = []
+        self.times = Times()
         self.inflight = [0] * engines
         self.requests_by_engine = [0] * engines
         self.computed_by_engine = [0] * engines
@@ -184,28 +190,28 @@ class Tally:
         self.predicted_tokens += predicted_tokens
 
     def started(self, engine: int, prompt_tokens: int, cached_tokens: int) -> None:
-        self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
         self.computed_by_engine[engine] += prompt_tokens - cached_tokens
 
     def measures(self, span_s: float) -> dict[str, Any]:
         """Return the fields of a RunResult that are counted. `span_s`: from the first arrival to the last."""
-        quantiles, ttft = times_of(self.ttft_s)
+        quantiles, ttft = times_of(self.times.ttft_s)
+        prompt_tokens = self.cached_tokens + sum(self.computed_by_engine)
         cv, peak = spread(self.requests_by_engine)
         virtual_s = self.ended_at - self.started_at
         return {
             "requests": self.requests,
             "failed": sum(self.failures.values()),
             "failures": dict(sorted(self.failures.items())),
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "hit_rate": share(self.cached_tokens, self.prompt_tokens),
+            "hit_rate": share(self.cached_tokens, prompt_tokens),
             "predicted_hit_rate": share(self.predicted_tokens, self.placed_tokens),
             "ttft_s": ttft,
             "ttft_quantiles": quantiles,
-            "e2e_s": times_of(self.e2e_s)[1],
+            "e2e_s": times_of(self.times.e2e_s)[1],
             "offered_per_s": share(self.requests, span_s),
-            "requests_per_s": share(len(self.e2e_s), virtual_s),
+            "requests_per_s": share(len(self.times.e2e_s), virtual_s),
             "load_over_time": self.samples.rows(),
             "requests_by_engine": list(self.requests_by_engine),
             "computed_by_engine": list(self.computed_by_engine),
@@ -218,14 +224,15 @@ class Tally:
         }
 
     def _regret(self) -> dict[str, float]:
-        if not self.regret_s:
+        regret_s = self.times.regret_s
+        if not regret_s:
             return {}
-        total = sum(self.regret_s)
+        total = sum(regret_s)
         return {
             "sum": round(total, DIGITS),
-            "mean": round(total / len(self.regret_s), DIGITS),
-            "p90": round(float(np.percentile(self.regret_s, 90)), DIGITS),
-            "share_of_ttft": share(total, sum(self.ttft_s)),
+            "mean": round(total / len(regret_s), DIGITS),
+            "p90": round(float(np.percentile(regret_s, 90)), DIGITS),
+            "share_of_ttft": share(total, sum(self.times.ttft_s)),
         }
 
 

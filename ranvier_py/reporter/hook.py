@@ -161,7 +161,6 @@ class EvictionReporter:
             PrefixSender(worker_id, model, self.held, sync_s) if hashes == "given" else EventRelay(head, self.events)
             for _ in self.links
         ]
-        self._given = hashes == "given"
         self._scan, self._sync_s = scan, sync_s
         self._waiting: deque[_Stored | _Freed] = deque()
         self._dropped_before = 0
@@ -260,7 +259,7 @@ class EvictionReporter:
         for _ in range(min(TURN_CALLS, len(self._waiting))):
             call = self._waiting.popleft()
             try:
-                if self._given:
+                if isinstance(self.senders[0], PrefixSender):
                     self._hold(call, gone)
                 elif call is _CLEARED:
                     self.events.restart()  # all that is held from now on follows from number 0

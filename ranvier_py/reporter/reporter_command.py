@@ -161,4 +161,4 @@ def taken(events: EventLog, effect: object) -> None:
 
 def is_read(subscriber: KvSubscriber, machine: GapMachine) -> bool:
     """Whether the log has everything that the engine has published so far and can still send."""
-    return subscriber.is_connected and machine.level is not Level.REPAIRING
+    return subscriber.state.is_connected and machine.level is not Level.REPAIRING

@@ -210,7 +210,7 @@ def test_a_cache_that_holds_everything_is_never_doubted() -> None:
     assert calibrated.hit_rate == nothing.hit_rate
     assert calibrated.precision == nothing.precision > 0.999
     [view, *_] = calibrated.calibrations[0].backends().values()
-    assert (view.capacity_learned_tokens, view.refuted, view.biases) == (None, 0, {})
+    assert (view.capacity_learned_tokens, view.counters.refuted, view.biases) == (None, 0, {})
     assert view.precision == pytest.approx(1.0)
 
 
@@ -221,16 +221,20 @@ def test_the_learned_capacity_is_near_the_engines_own() -> None:
         assert view.capacity_learned_tokens is not None
         assert own / 2 < view.capacity_learned_tokens < 1.5 * own
         assert not view.biases
-        assert view.refuted > 0
+        assert view.counters.refuted > 0
 
 
 def test_a_router_and_its_calibration_agree_on_the_error() -> None:
     run = learned("calibrated", 0.5)
     views = run.calibrations[0].backends().values()
-    right = sum(view.right_tokens for view in views)
-    assert right / sum(view.predicted_tokens for view in views) == pytest.approx(run.precision)
-    assert right / sum(view.cached_tokens for view in views) == pytest.approx(run.recall)
-    assert sum(view.error_tokens.count for view in views) == sum(view.answers for view in views) == len(large().items)
+    right = sum(view.counters.right_tokens for view in views)
+    assert right / sum(view.counters.predicted_tokens for view in views) == pytest.approx(run.precision)
+    assert right / sum(view.counters.cached_tokens for view in views) == pytest.approx(run.recall)
+    assert (
+        sum(view.counters.error_tokens.count for view in views)
+        == sum(view.counters.answers for view in views)
+        == len(large().items)
+    )
 
 
 def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:

@@ -19,7 +19,7 @@ def result(
     policy: str = "affinity", nodes: int = 1, rate: float = 1.0, p90_s: float = 0.5, hits: float = 0.5
 ) -> RunResult:
     tally = Tally(2, 0.0)
-    tally.ttft_s, tally.requests = [0.1], 1
+    tally.times.ttft_s, tally.requests = [0.1], 1
     measures = {**tally.measures(10.0), "hit_rate": hits, "ttft_s": {**TIMES, "p90": p90_s}}
     return RunResult(trace="t", policy=policy, nodes=nodes, engines=2, rate=rate, seed=1, **measures)
 
@@ -53,7 +53,7 @@ def test_a_sample_shows_what_was_in_flight_before_the_next_event() -> None:
 def test_quantiles_are_of_all_times_and_empty_runs_have_zeros() -> None:
     tally = Tally(1, 0.0)
     assert tally.measures(0.0)["ttft_s"]["p99"] == 0.0
-    tally.ttft_s = [float(each) for each in range(101)]
+    tally.times.ttft_s = [float(each) for each in range(101)]
     measures = tally.measures(0.0)
     assert measures["ttft_quantiles"] == [float(each) for each in range(101)]
     assert measures["ttft_s"] == {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "mean": 50.0}

@@ -17,6 +17,7 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.ids import BackendId
+from ranvier_py.io.engine_events.zmq_source import SubscriberState
 from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter import reporter_command as command
 from ranvier_py.reporter.event_relay import EventRelay
@@ -86,7 +87,7 @@ class Relays:
             def __init__(
                 self, _sockets: object, publisher: Publisher, machine: GapMachine, *_: object, faults: object
             ) -> None:
-                self.publisher, self.is_connected = publisher, False
+                self.publisher, self.state = publisher, SubscriberState()
 
             async def run(self) -> None:
                 read.append(self.publisher.rank)

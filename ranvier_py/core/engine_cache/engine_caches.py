@@ -157,7 +157,7 @@ class EngineCaches:
         self._checkpoints = checkpoints
         self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
         self._anchor_step = block_tokens * ANCHOR_STEP_BLOCKS
-        self._known = routes.names()
+        self._known = routes.rows.index
         self._rows_max = int(routes.capacity * ROWS_SHARE)
         self._rounds = 0
         self._engines: dict[BackendId, _Engine] = {}

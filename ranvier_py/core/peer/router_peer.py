@@ -120,7 +120,7 @@ class RouterPeer(Mesh):
         self.route_sync.copy.asked = self._send_everything
         router.routes.outgoing.collect(self._hurry)
         router.owners.collect(self._hurry)
-        router.checkpoints.collect(router.routes.names(), self._hurry)
+        router.checkpoints.collect(router.routes.rows.index, self._hurry)
         router.registry.busied = self._hurry
         router.speculation.collect(self._hurry)
         self.members.remember(remembered, now)

@@ -196,7 +196,7 @@ class PromptReader:
         except (TypeError, UnicodeError):
             return self._opaque(fields, body, tenant, "values")
         fingerprint = self._texts.extend_bytes(root.text, data, ids=ids is not None)
-        length = self._estimate(data) if ids is None else len(ids)
+        length = int(len(data) / self._bytes_per_token) if ids is None else len(ids)
         end = self.memory.boundary(fingerprint) or Boundary(root, fingerprint, length, self._tokens.block_tokens)
         if ids is not None and end.state is None and root.state is not None:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
@@ -275,7 +275,8 @@ class PromptReader:
         fields = {**known.fields, **api.members(members)} if members else known.fields
         try:
             alone = NAMESPACE.isdisjoint(members) and api.lead not in members
-            if not (alone and known.alone) and not self._is_same(known, fields, tenant):
+            opening = None if alone and known.alone else self._opening(self._namespace(fields, tenant), fields)
+            if opening not in (None, known.namespace):
                 return None
             if (api is RESPONSES and names_stored(fields)) or replaces_prompt(members, api.name):
                 return None
@@ -308,7 +309,9 @@ class PromptReader:
             return self._opaque(fields, body, tenant, "messages")
         place = names.index(api.history)
         after = names[place + 1 :]
-        head = self._kept({name: fields[name] for name in (*names[:place], LEAD) if name in fields})
+        ahead = {name: fields[name] for name in (*names[:place], LEAD) if name in fields}
+        digest = {LEAD: self._lead_digest(ahead)} if LEAD in ahead else {}
+        head = self._reduced(ahead) | digest | kept_members(ahead)  # what `_prompt` and `_namespace` read, bounded
         if api.lead in after:
             head.pop(LEAD, None)
         alone = NAMESPACE.isdisjoint(after) and api.lead not in after
@@ -320,13 +323,6 @@ class PromptReader:
             lists = [name for name in names[:place] if type(fields.get(name)) is list]
             prompt.note = Note(api, 0, list(message_cuts(body, api.marks)), ends, known, after, lists, tenant)
         return prompt
-
-    def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the members to remember: those that `_prompt` and `_namespace` read, reduced to a bounded size."""
-        kept = self._reduced(fields)
-        if LEAD in fields:
-            kept[LEAD] = self._lead_digest(fields)
-        return kept | kept_members(fields)
 
     def _extend(
         self, boundary: Boundary, items: Sequence[Message], api: Api, *, keeps: bool = True
@@ -381,7 +377,7 @@ class PromptReader:
         known = self.memory.boundary(text)
         if known is not None:
             return known
-        length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
+        length = boundary.length + MESSAGE_OVERHEAD_TOKENS + int(len(canonical) / self._bytes_per_token)
         moves = self._reasoning_moves and is_behind_reasoning(boundary.moves, message, self._results)
         return Boundary(boundary, text, length, self._tokens.block_tokens, moves=moves)
 
@@ -437,10 +433,6 @@ class PromptReader:
         """Return a fingerprint of namespace and lead, so of all members that decide what precedes the history."""
         return self._texts.extend_bytes(namespace, self._lead_digest(fields)) if LEAD in fields else namespace
 
-    def _is_same(self, known: KnownPrefix, fields: Mapping[str, Any], tenant: bytes) -> bool:
-        """Whether these members define the same namespace and lead as those of the known prefix."""
-        return self._opening(self._namespace(fields, tenant), fields) == known.namespace
-
     def _lead_digest(self, fields: Mapping[str, Any]) -> bytes:
         """Return the digest of the lead, which is given as messages, or as the digest that was kept of them."""
         lead = fields[LEAD]
@@ -468,9 +460,6 @@ class PromptReader:
             for name in NAMESPACE_FIELDS
             if name in fields and (value := namespace_member(name, fields[name]))
         }
-
-    def _estimate(self, text: bytes) -> int:
-        return int(len(text) / self._bytes_per_token)
 
     def _prompt(
         self,

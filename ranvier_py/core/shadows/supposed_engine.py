@@ -37,11 +37,9 @@ class Supposed:
     backend: Backend
     prompt_tokens: int
     answer_tokens: int  # as expected
-    sent_at: float
     held: int = 0
     hold: Hold | None = None  # None: it waits for room, or is not in flight any more
-    ready_at: float = inf
-    ready_clock: float = inf  # of decoding, at `ready_at`
+    ready: tuple[float, float] = (inf, inf)  # `ready_at`, and the engine's clock of decoding then
     first_at: float | None = None
     began: float = inf
     decode_s: float | None = None
@@ -50,18 +48,22 @@ class Supposed:
     ended: bool = False
 
     @property
+    def ready_at(self) -> float:
+        return self.ready[0]
+
+    @property
     def admitted(self) -> bool:
         return self.ready_at < inf
 
     def progress(self, at: float) -> float:
         """Return for how long it has decoded, by the engine's clock; nothing, or less, before its first token."""
-        began = self.ready_clock if self.first_at is None and not self.prompt.stream else self.began
+        began = self.ready[1] if self.first_at is None and not self.prompt.stream else self.began
         return self.engine.clock(at) - began
 
     def begin(self, at: float) -> None:
         """Take its first token for come."""
         self.first_at = at
-        self.began = self.ready_clock if at == self.ready_at else self.engine.clock(at)
+        self.began = self.ready[1] if at == self.ready_at else self.engine.clock(at)
         self.engine.prefilling -= 1
         self.engine.decoding += 1
         if self.hold is not None and self.prompt.stream:  # else nobody sees it
@@ -105,8 +107,8 @@ class SupposedEngine:
         self._compute(start, compute_s, max(0, request.prompt_tokens - request.held), now)
         self._scheduled_s += compute_s
         self.prefilling += 1
-        request.ready_at = self._free_at = start + compute_s
-        request.ready_clock = request.ready_at - self._scheduled_s
+        self._free_at = start + compute_s
+        request.ready = self._free_at, self._free_at - self._scheduled_s
 
     def _compute(self, start: float, compute_s: float, tokens: int, now: float) -> None:
         computing = self._computing

@@ -69,7 +69,7 @@ class World:
     def sent(self, prompt: Prompt, backend: Backend, prompt_tokens: int, answer_tokens: int, now: float) -> Supposed:
         """Send a request there. It is admitted at once if there is room."""
         engine = self._engine(backend)
-        request = Supposed(engine, prompt, backend, prompt_tokens, answer_tokens, now, computed=engine.computed(now))
+        request = Supposed(engine, prompt, backend, prompt_tokens, answer_tokens, computed=engine.computed(now))
         engine.waiting.append(request)
         self.admit(engine, now)
         return request

@@ -82,6 +82,15 @@ class LoadReceived(NamedTuple):
     payload: bytes
 
 
+@dataclass(slots=True)
+class SubscriberState:
+    """How a subscription is doing. `why`: why it ended last."""
+
+    is_connected: bool = False
+    received_at: float | None = None
+    why: str = ""
+
+
 class KvSubscriber:
     """Subscribes to one publisher for one stream. `carried` gets LoadReceived, and every effect but AskReplay; effects
     of calls that others make of the stream go to `carry`. Cancelling `run` ends the subscription."""
@@ -105,9 +114,7 @@ class KvSubscriber:
         self.counters = SubscriberCounters()
         self._sockets, self._rng, self._carried = sockets, rng, carried
         self._clock = clock
-        self.is_connected = False
-        self.received_at: float | None = None
-        self.why = ""
+        self.state = SubscriberState()
         self._nursery: trio.Nursery | None = None
         self._asking: trio.CancelScope | None = None
         self._poked = trio.Event()
@@ -148,15 +155,15 @@ class KvSubscriber:
         return (topic, load_topic) if topic and load_topic and self.publisher.load is None else (topic,)
 
     def _up(self) -> None:
-        if not self.is_connected:
-            self.is_connected = True
+        if not self.state.is_connected:
+            self.state.is_connected = True
             self.hand(self.stream.connected)
 
     def _down(self, why: str) -> None:
-        self.why = why
+        self.state.why = why
         self._give_up_asking()
-        if self.is_connected:
-            self.is_connected = False
+        if self.state.is_connected:
+            self.state.is_connected = False
             self.hand(self.stream.disconnected)
 
     async def _subscribe(
@@ -212,7 +219,7 @@ class KvSubscriber:
         self._up()  # who receives is connected, even if `up` was not called yet
         self.counters.messages += 1
         self.counters.message_bytes += len(payload)
-        self.received_at = self._clock()
+        self.state.received_at = self._clock()
         self.hand(self.stream.live, seq, payload)
 
     def _take_load(self, frames: list[bytes]) -> None:

@@ -220,12 +220,12 @@ class CalibrationParts(Part):
         yield from samples("usage", self._asking.counters)
 
     def _share(self, whole: str) -> float | None:
-        backends = self.calibration.backends().values()
-        right, total = sum(one.right_tokens for one in backends), sum(getattr(one, whole) for one in backends)
+        counts = [known.counters for known in self.calibration.backends().values()]
+        right, total = sum(each.right_tokens for each in counts), sum(getattr(each, whole) for each in counts)
         return right / total if total else None
 
     def _backend_view(self, backend: BackendId, known: BackendPredictions) -> dict[str, Any]:
-        metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.error_tokens
+        metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.counters.error_tokens
         hybrid = self._checkpoints.known.get(backend)
         return {
             "name": name_of(self._registry, backend),
@@ -234,15 +234,15 @@ class CalibrationParts(Part):
             "checkpoints": len(hybrid.index) if hybrid is not None else None,
             "precision": rounded(known.precision),
             "recall": rounded(known.recall),
-            "answers": known.answers,
-            "silent": known.answers_silent,
+            "answers": known.counters.answers,
+            "silent": known.counters.answers_silent,
             "error_tokens_p50": rounded(error.quantile(0.5)) if error.count else None,
             "error_tokens_p10": rounded(error.quantile(0.1)) if error.count else None,
             "block_tokens": known.block_tokens,
             "capacity_tokens": known.estimate.reported,
             "capacity_learned": known.capacity_learned_tokens,
             "lifetime_s": rounded(self.calibration.lifetime_s(backend, self._clock())),
-            "refuted": known.refuted,
+            "refuted": known.counters.refuted,
             "running": metrics.running,
             "waiting": metrics.waiting,
             "cache_usage": rounded(metrics.usage),
@@ -269,7 +269,7 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
 
 
 def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iterator[Sample]:
-    yield from samples("calibration", known, label)
+    yield from samples("calibration", known.counters, label)
     if known.capacity_learned_tokens is not None:
         help_text = "Tokens that the engine computes after a prefix's last use before it has evicted the prefix."
         yield Sample("engine_capacity_learned_tokens", "gauge", help_text, known.capacity_learned_tokens, label)

@@ -115,7 +115,9 @@ class EngineEvents(Part):
 
     def received_at(self, backend: BackendId) -> float:
         """Return when the last event of an engine came; 0 if none did."""
-        return max([one.subscriber.received_at or 0.0 for one in self.streams.get(backend, {}).values()], default=0.0)
+        return max(
+            [one.subscriber.state.received_at or 0.0 for one in self.streams.get(backend, {}).values()], default=0.0
+        )
 
     def wake(self) -> None:
         """Look soon."""

@@ -59,8 +59,8 @@ class EngineEventViews(Part):
     def _reason(self, backend: Backend) -> str:
         """Return why an engine has its level."""
         for one in self._events.streams.get(backend.id, {}).values():
-            if not one.subscriber.is_connected:
-                return f"not connected: {one.subscriber.why or 'not yet'}"
+            if not one.subscriber.state.is_connected:
+                return f"not connected: {one.subscriber.state.why or 'not yet'}"
         reason = self._events.engine_caches.reason(backend.id)
         return reason or ("" if self._engine(backend).publishers else "it publishes no events")
 

@@ -78,7 +78,7 @@ class SubscribedStream:
 
     def is_lost(self, now: float) -> bool:
         """Whether there has been no connection for LOST_S."""
-        if self.subscriber.is_connected:
+        if self.subscriber.state.is_connected:
             self.up_at = now
         return now > self.up_at + LOST_S
 
@@ -89,9 +89,11 @@ class SubscribedStream:
             "models": self.stream.names.base,
             "connection": {
                 "endpoint": self.publisher.events.endpoint,
-                "connected": subscriber.is_connected,
-                "received_s": None if subscriber.received_at is None else round(now - subscriber.received_at, 1),
-                "ended": subscriber.why,
+                "connected": subscriber.state.is_connected,
+                "received_s": None
+                if subscriber.state.received_at is None
+                else round(now - subscriber.state.received_at, 1),
+                "ended": subscriber.state.why,
                 **asdict(subscriber.counters),
             },
             "stream": self.stream.view(),

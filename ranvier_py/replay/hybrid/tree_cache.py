@@ -176,14 +176,11 @@ class TreeCache(ReportingCache):
         """Return the node from whose state the request would continue; None if it has to wait. One further up where the
         path's checkpoints leave it no room, and no other request would make room by ending."""
         node = self._deepest(job)
-        while not self._room(job, node):
+        while self._reserved + self._held_bytes(node) + self._need(job, node.end) > self.tree.capacity_bytes:
             if self._running or node.parent is None:
                 return None
             node = node.parent
         return node
-
-    def _room(self, job: Job, node: StateNode) -> bool:
-        return self._reserved + self._held_bytes(node) + self._need(job, node.end) <= self.tree.capacity_bytes
 
     def _need(self, job: Job, hits: int) -> int:
         blocks = -(-job.tokens_computed // self.block_size) - hits

@@ -518,7 +518,7 @@ def test_peers_are_reminded_of_states_that_are_there_and_learn_at_once_which_are
     world = known()
     chain = [(count, fingerprint(count), 0) for count in (64, 32, 16)]
     world.routes.learn(chain, ENGINE, world.generations[0], Trust.LOCAL, world.now)
-    world.checkpoints.collect(world.routes.names())
+    world.checkpoints.collect(world.routes.rows.index)
     world.publish({**stored(), **FULL}, {**stored(1, 1), **STATES})
     world.sweep()
     first = list(world.checkpoints.new.taken())

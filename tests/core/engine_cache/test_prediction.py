@@ -84,9 +84,9 @@ def test_precision_is_of_the_predicted_and_recall_of_the_cached_tokens() -> None
     world.served([1, 2, 3, 4], 32, 12.0)
     world.served([9, 8], 32, 13.0)  # another client's prompt was there
     view = world.view
-    assert (view.predicted_tokens, view.cached_tokens, view.right_tokens) == (128, 128, 96)
+    assert (view.counters.predicted_tokens, view.counters.cached_tokens, view.counters.right_tokens) == (128, 128, 96)
     assert (view.precision, view.recall) == (0.75, 0.75)
-    assert view.error_tokens.count == view.answers == 4
+    assert view.counters.error_tokens.count == view.counters.answers == 4
 
 
 def test_the_block_of_the_last_token_is_no_error() -> None:
@@ -115,7 +115,7 @@ def test_a_prefix_that_answered_cold_is_withdrawn_and_no_other() -> None:
     assert world.depth([1, 2, 5, 6], 21.0) == 32
     assert world.depth([1, 2, 3, 4], 21.0) == 64
     assert world.depth([7, 8], 21.0) == 32
-    assert world.view.refuted == 1
+    assert world.view.counters.refuted == 1
 
 
 def test_a_backend_that_publishes_events_is_measured_and_not_corrected() -> None:
@@ -139,7 +139,7 @@ def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_name_
     world.router.routes.sweep(21.0, [1])
     assert world.depth([1, 2, 5, 6], 21.0) == 64
     assert world.depth(picture, 21.0) == 64, "computed anew just now"
-    assert world.view.refuted == 1
+    assert world.view.counters.refuted == 1
     assert sent == []
 
 
@@ -189,10 +189,13 @@ def test_old_prefixes_of_a_small_cache_fade_and_young_ones_stay() -> None:
     assert world.calibration.lifetime_s(BackendId(0), 1e6) is not None
     world.served([10**6, 10**6 + 1, 10**6 + 2], 0, now)
     assert world.depth([10**6, 10**6 + 1, 10**6 + 2], now + 1) == 48
-    before = world.view.predicted_tokens, world.view.right_tokens
+    before = world.view.counters.predicted_tokens, world.view.counters.right_tokens
     press(world, 10_000, 200)
     predicted, right = (
-        after - old for after, old in zip((world.view.predicted_tokens, world.view.right_tokens), before, strict=True)
+        after - old
+        for after, old in zip(
+            (world.view.counters.predicted_tokens, world.view.counters.right_tokens), before, strict=True
+        )
     )
     assert right / predicted > 0.9
 
@@ -300,8 +303,8 @@ def test_an_engine_that_gave_a_count_once_means_zero_where_it_gives_none() -> No
     world.served([1, 2], 0, 10.0)
     world.served([1, 2], 32, 11.0)
     world.served([3, 4], None, 12.0)
-    assert world.view.answers == 3
-    assert world.view.answers_silent == 0
+    assert world.view.counters.answers == 3
+    assert world.view.counters.answers_silent == 0
 
 
 @pytest.mark.parametrize("count", [None, 0])
@@ -316,11 +319,11 @@ def test_what_an_engine_counts_for_one_api_proves_nothing_of_its_silence_or_zero
         world.served([1, 2, 3, 4], count, now)
         world.served([5, 6, 7, 8], count, now)
     assert (world.depth([1, 2, 3, 4], 15.0), world.depth([5, 6, 7, 8], 15.0)) == (64, 64)
-    assert (world.view.refuted, world.calibration.counters.withdrawn) == (0, 0)
+    assert (world.view.counters.refuted, world.calibration.counters.withdrawn) == (0, 0)
     assert world.view.capacity_learned_tokens is None
     world.served([1, 2, 3, 4], 64, 16.0)
     world.served([5, 6, 7, 8], count, 17.0)
-    assert world.view.refuted == 1, "it counts there, too"
+    assert world.view.counters.refuted == 1, "it counts there, too"
 
 
 def test_an_engine_with_events_is_not_contradicted_by_an_api_in_which_it_counts_nothing() -> None:
@@ -344,8 +347,8 @@ def test_an_engine_that_never_reports_a_hit_reports_nothing() -> None:
             assert attempt.decision.matched_tokens == (turn - 1) * 2 * BLOCK
         changes += world.calibration.tick(12.0 + 4 * turn)
     view = world.view
-    assert (view.capacity_learned_tokens, view.refuted, view.predicted_tokens) == (None, 0, 0)
-    assert (view.answers, view.answers_silent) == (4, 4 * 38)
+    assert (view.capacity_learned_tokens, view.counters.refuted, view.counters.predicted_tokens) == (None, 0, 0)
+    assert (view.counters.answers, view.counters.answers_silent) == (4, 4 * 38)
     assert [change.bias for change in changes] == [Bias.NO_REUSE], "named, for it may have no prefix cache"
 
 
@@ -353,14 +356,14 @@ def test_zeros_count_from_the_first_hit_of_a_process_on() -> None:
     world = World()
     for now in (10.0, 11.0):
         world.served([1, 2, 3, 4], 0, now)
-    assert world.view.refuted == 0
+    assert world.view.counters.refuted == 0
     world.served([1, 2, 3, 4], 64, 12.0)
     world.served([1, 2, 3, 4], 0, 13.0)
-    assert world.view.refuted == 1
+    assert world.view.counters.refuted == 1
     world.router.registry.restart(world.router.registry[A], "test", 14.0)
     for now in (15.0, 16.0):
         world.served([1, 2, 3, 4], 0, now)
-    assert world.view.refuted == 1
+    assert world.view.counters.refuted == 1
 
 
 def test_what_an_engine_without_counts_seems_to_compute_teaches_no_service_rate() -> None:
@@ -394,7 +397,7 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
     attempt.prompt.counts_differ = True
     world.answer(attempt, 0, 12.1, prompt_tokens=69 + 69)
     assert world.depth([1, 2, 3, 4], 13.0) == 64
-    assert (world.view.refuted, world.view.precision, world.view.answers, learned) == (0, 1.0, 2, [])
+    assert (world.view.counters.refuted, world.view.precision, world.view.counters.answers, learned) == (0, 1.0, 2, [])
 
 
 @pytest.mark.parametrize(

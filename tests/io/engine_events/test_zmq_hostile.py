@@ -151,7 +151,7 @@ async def test_a_server_that_sends_nothing_is_no_publisher(monkeypatch: pytest.M
 
     async with speaking(speak) as place, reading(place) as received:
         await until(lambda: received.counters.failures >= 2)
-        assert received.subscriber.why in ("no answer in time", "no ZeroMQ there")
+        assert received.subscriber.state.why in ("no answer in time", "no ZeroMQ there")
 
 
 async def test_a_name_that_is_not_found_is_tried_again() -> None:
@@ -192,7 +192,7 @@ async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest
 
     options = SocketOptions(retry_s=1.0, room=Room(64, 8 << 20))
     async with speaking(speak) as place, reading(place, options) as received:
-        await until(lambda: received.subscriber.why == "too much at once")
+        await until(lambda: received.subscriber.state.why == "too much at once")
         assert 8 << 20 <= sent < 400 << 20
         assert received.counters.messages == 0
 
@@ -202,7 +202,7 @@ async def test_a_long_stream_that_is_read_never_seems_too_much(monkeypatch: pyte
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.GUARD_INTERVAL_S", 0.01)
     options = SocketOptions(room=Room(64, 100_000))
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source), options) as received:
-        await until(lambda: received.subscriber.is_connected)
+        await until(lambda: received.subscriber.state.is_connected)
         for number in range(400):
             source.publish(bytes(number * 10))
             await until(lambda: received.counters.messages == number + 1)  # noqa: B023
@@ -220,7 +220,7 @@ async def test_without_room_for_sockets_others_go_on(monkeypatch: pytest.MonkeyP
                 for each in received:
                     nursery.start_soon(each.subscriber.run)
                 await until(lambda: sum(each.counters.failures for each in received) >= 3)
-                await until(lambda: any(each.subscriber.is_connected for each in received))
+                await until(lambda: any(each.subscriber.state.is_connected for each in received))
                 source.publish(b"0")
                 await until(lambda: any(each.seqs == [0] for each in received))
                 nursery.cancel_scope.cancel()
@@ -231,12 +231,12 @@ async def test_what_we_can_not_take_waits_with_the_engine() -> None:
     options = SocketOptions(retry_s=10.0, room=Room(8, 1 << 30))
     source = KvPublisher(KvEndpoints())
     async with reading(publisher_of(source), options) as received:
-        await until(lambda: received.subscriber.is_connected)
+        await until(lambda: received.subscriber.state.is_connected)
         for _ in range(1000):
             source.publish(bytes(64 * 1024))
         time.sleep(0.3)  # not trio's: libzmq takes all that it may meanwhile  # noqa: ASYNC251
         source.close()
-        await until(lambda: not received.subscriber.is_connected)
+        await until(lambda: not received.subscriber.state.is_connected)
         assert 8 <= received.counters.messages < 500, "the rest is in the buffers of TCP"
 
 
@@ -258,7 +258,7 @@ async def test_the_loop_is_held_for_a_turn_at_most_however_many_flood() -> None:
                 subscriber = KvSubscriber(sockets, publisher_of(source), GapMachine(), Random(1))
                 subscriber.hand = busy  # type: ignore[method-assign]
                 nursery.start_soon(subscriber.run)
-                await until(lambda: subscriber.is_connected)  # noqa: B023
+                await until(lambda: subscriber.state.is_connected)  # noqa: B023
             for source in sources:
                 for _ in range(400):
                     source.publish(b"")

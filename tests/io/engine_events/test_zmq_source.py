@@ -38,7 +38,7 @@ async def test_events_flow_in_order_and_the_stream_is_exact() -> None:
         await until(lambda: len(received.applied) == 100)
         assert received.applied == list(enumerate(payloads(100)))
         assert received.level is Level.EXACT
-        assert received.subscriber.is_connected
+        assert received.subscriber.state.is_connected
         assert received.counters.messages == 100
         assert received.counters.message_bytes == sum(map(len, payloads(100)))
     assert received.level is Level.DEGRADED, "whoever stops is disconnected"
@@ -87,7 +87,7 @@ async def test_a_gap_is_filled_while_live_messages_go_on() -> None:
 async def test_without_a_replay_socket_a_gap_is_passed_over_at_once() -> None:
     """Waiting for a deadline would leave the stream in repair for seconds."""
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
-        await until(lambda: received.subscriber.is_connected)
+        await until(lambda: received.subscriber.state.is_connected)
         source.publish(b"0")
         await until(lambda: received.seqs == [0])
         source.to_lose = 1
@@ -134,7 +134,7 @@ async def test_an_engine_that_comes_late_is_found() -> None:
     async with reading(place) as received:
         await until(lambda: received.counters.failures >= 3)
         assert not received.levels
-        assert received.subscriber.why == "refused or unreachable"
+        assert received.subscriber.state.why == "refused or unreachable"
         assert place.replay is not None
         async with publishing(KvEndpoints(place.events.endpoint, place.replay.endpoint)) as source:
             source.publish(b"0")
@@ -156,7 +156,7 @@ async def test_the_addresses_of_a_name_take_turns() -> None:
         place = publisher_of(source)
         named = place._replace(events=place.events._replace(host="engine.test"))
         async with reading(named) as received:
-            await until(lambda: received.subscriber.is_connected)
+            await until(lambda: received.subscriber.state.is_connected)
             assert received.counters.failures == 1
             assert received.subscriber.publisher.events.endpoint.startswith("tcp://engine.test:")
 
@@ -165,7 +165,7 @@ async def test_whoever_stops_leaves_the_engine() -> None:
     """A forgotten connection would cost the engine a queue of 100,000 messages."""
     async with publishing(with_replay()) as source:
         async with reading(publisher_of(source)) as received:
-            await until(lambda: received.subscriber.is_connected)
+            await until(lambda: received.subscriber.state.is_connected)
             source.publish(b"0")
             await until(lambda: received.seqs == [0])
             assert connections_to(source.events) == 1
@@ -218,7 +218,7 @@ async def test_a_stream_that_raises_costs_its_message_and_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
-        await until(lambda: received.subscriber.is_connected)
+        await until(lambda: received.subscriber.state.is_connected)
         live = received.machine.live
 
         def fail_twice(seq: int, payload: bytes, now: float) -> list[Effect]:

@@ -155,7 +155,7 @@ class Calibration(Observer):
         if attempt.target.id not in self._hybrids and attempt.generation == attempt.target.generation:
             self._judge_reuse(known, attempt, prefixes, cached)
         if cached is None:
-            known.answers_silent += 1
+            known.counters.answers_silent += 1
             return
         if attempt.target.id in self._hybrids:
             compare_credit(known, attempt, answer.prompt_tokens, cached)
@@ -176,7 +176,7 @@ class Calibration(Observer):
         reports_hits = attempt.reports_hits
         held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:
-            known.answers_silent += 1
+            known.counters.answers_silent += 1
         else:
             self._compare(known, attempt, prompt_tokens, cached)
         estimated = self._estimated(attempt.target.id)
@@ -190,7 +190,7 @@ class Calibration(Observer):
         if gone is not None and (estimated or is_untold(gone)):
             if not reports_hits:
                 return
-            known.refuted += 1
+            known.counters.refuted += 1
             self.counters.withdrawn += self._routes.refute(gone, attempt.target.id, int(attempt.sent_at))
         elif gone is not None and not cached:
             self._contradicted(attempt.target.id)
@@ -397,7 +397,7 @@ def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: i
     """Compare an answer's count with the checkpoint that a hybrid model's backend was credited with."""
     credited = min(attempt.decision.matched_tokens, max(0, prompt_tokens - 1))
     if credited and not attempt.reports_hits:
-        known.answers_silent += 1
+        known.counters.answers_silent += 1
     else:
         known.compare(credited, cached)
 

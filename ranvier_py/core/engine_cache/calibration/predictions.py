@@ -58,6 +58,19 @@ class AttemptSample:
 
 
 @dataclass(slots=True)
+class PredictionCounters:
+    """What answers have shown since the backend has its URL."""
+
+    answers: int = counter("Answers that said how many prompt tokens were cached.")
+    answers_silent: int = counter("Answers that did not say how many prompt tokens were cached.")
+    predicted_tokens: int = counter("Prompt tokens predicted as cached and usable, of answers with counts.")
+    cached_tokens: int = counter("Prompt tokens that were cached by the engine's own count.")
+    right_tokens: int = counter("Prompt tokens that were both predicted as cached and cached.")
+    refuted: int = counter("Prefixes withdrawn because an answer was cold.")
+    error_tokens: Histogram = histogram("Cached minus predicted tokens of one answer.", ERROR_BUCKETS_TOKENS)
+
+
+@dataclass(slots=True)
 class BackendPredictions:
     """How well one backend is predicted, for as long as it keeps one URL.
 
@@ -69,13 +82,7 @@ class BackendPredictions:
     estimate: CapacityEstimate
     our_block_tokens: int
     estimated: bool = True  # our routes of it are guesses: no events are read, as of the last tick
-    answers: int = counter("Answers that said how many prompt tokens were cached.")
-    answers_silent: int = counter("Answers that did not say how many prompt tokens were cached.")
-    predicted_tokens: int = counter("Prompt tokens predicted as cached and usable, of answers with counts.")
-    cached_tokens: int = counter("Prompt tokens that were cached by the engine's own count.")
-    right_tokens: int = counter("Prompt tokens that were both predicted as cached and cached.")
-    refuted: int = counter("Prefixes withdrawn because an answer was cold.")
-    error_tokens: Histogram = histogram("Cached minus predicted tokens of one answer.", ERROR_BUCKETS_TOKENS)
+    counters: PredictionCounters = field(default_factory=PredictionCounters)
     biases: dict[Bias, None] = field(default_factory=dict)
     reported: EngineMetrics = field(default_factory=EngineMetrics)
     clock: StackClock = field(default_factory=StackClock)
@@ -88,11 +95,12 @@ class BackendPredictions:
 
     def compare(self, predicted: int, cached: int) -> None:
         """Count one answer: `predicted` tokens were expected, `cached` tokens were reported."""
-        self.answers += 1
-        self.predicted_tokens += predicted
-        self.cached_tokens += cached
-        self.right_tokens += min(predicted, cached)
-        self.error_tokens.observe(cached - predicted)
+        counters = self.counters
+        counters.answers += 1
+        counters.predicted_tokens += predicted
+        counters.cached_tokens += cached
+        counters.right_tokens += min(predicted, cached)
+        counters.error_tokens.observe(cached - predicted)
 
     @property
     def block_tokens(self) -> int:
@@ -102,12 +110,14 @@ class BackendPredictions:
     @property
     def precision(self) -> float | None:
         """Share of the predicted tokens that was cached; None while nothing was predicted."""
-        return self.right_tokens / self.predicted_tokens if self.predicted_tokens else None
+        counters = self.counters
+        return counters.right_tokens / counters.predicted_tokens if counters.predicted_tokens else None
 
     @property
     def recall(self) -> float | None:
         """Share of the cached tokens that was predicted; None while nothing was cached."""
-        return self.right_tokens / self.cached_tokens if self.cached_tokens else None
+        counters = self.counters
+        return counters.right_tokens / counters.cached_tokens if counters.cached_tokens else None
 
     @property
     def capacity_learned_tokens(self) -> int | None:

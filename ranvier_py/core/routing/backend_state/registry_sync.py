@@ -235,11 +235,19 @@ class RegistrySync(Machine):
         elif seen.backend.behind.names.strangers:
             pass
         elif isinstance(change, NewGeneration):
-            self._start_generation(seen, change, now)
-        elif isinstance(change, KnownStart):
-            self._know_start(seen, change, now)
-        else:
-            self._doubt(seen.backend, change.observers, now)
+            backend = seen.backend  # our claims so far are of an earlier process, unless the registry knows of this one
+            transitions = self.registry.restart_reported(backend, change.started_at, now)
+            if not transitions and backend.generation == seen.generation:
+                transitions = self.registry.restart(backend, "peers count another process", now)
+            self._log(transitions)
+            seen.generation = backend.generation
+        elif isinstance(change, KnownStart):  # begins the next generation if our claims may be of one before
+            self._log(self.registry.start_reported(seen.backend, change.started_at, now))
+            self._settle(change.backend, seen, now)
+            self.facts.begun(*change)
+        elif seen.backend.health is not Health.UNHEALTHY:
+            self.doubted[seen.backend.id] = None
+            self._log(list(self.registry.doubted(seen.backend.id, change.observers, now)))
 
     @property
     def wake_at(self) -> float:
@@ -293,26 +301,6 @@ class RegistrySync(Machine):
         if before is not draining:
             change = (str(before), str(draining), "ordered on another node")
             self.transitions.append(Transition(backend.id, backend.name, "draining", *change))
-
-    def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
-        """Begin a new generation in the registry, unless it has begun: our claims so far are of an earlier one."""
-        backend = seen.backend
-        transitions = self.registry.restart_reported(backend, new.started_at, now)
-        if not transitions and backend.generation == seen.generation:
-            transitions = self.registry.restart(backend, "peers count another process", now)
-        self._log(transitions)
-        seen.generation = backend.generation
-
-    def _know_start(self, seen: Seen, start: KnownStart, now: float) -> None:
-        """Take over a start that a peer knows. It begins the next generation if our claims may be of one before."""
-        self._log(self.registry.start_reported(seen.backend, start.started_at, now))
-        self._settle(start.backend, seen, now)
-        self.facts.begun(*start)
-
-    def _doubt(self, backend: Backend, observers: int, now: float) -> None:
-        if backend.health is not Health.UNHEALTHY:
-            self.doubted[backend.id] = None
-            self._log(list(self.registry.doubted(backend.id, observers, now)))
 
     def _log(self, transitions: list[Transition]) -> None:
         self.transitions += transitions[: TRANSITIONS_MAX - len(self.transitions)]

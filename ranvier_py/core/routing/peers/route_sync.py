@@ -162,7 +162,7 @@ class RouteSync:
         self.copy = TableCopy(table, registry)
         self._table = table
         self._registry = registry
-        self._known = table.names()
+        self._known = table.rows.index
         self._orphans = Orphans(table)
         self._texts = HeldRows(TEXTS_WAIT_S, GATHER_S)
         self._confirmed = HeldRows(CONFIRMED_WAIT_S)

@@ -20,7 +20,7 @@ from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.peers.route_messages import TableRows, pack_rows
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.route_values import BackendNames, RouteColumns
-from ranvier_py.core.routing.route_table.scan import Chunk, RowsScan, SumsScan
+from ranvier_py.core.routing.route_table.scan import Chunk, ClaimReader, RowsScan, SumsScan
 
 MARGIN_S = 5.0
 """Claims that expire sooner than this are neither summed nor sent: ages differ by a second or two between nodes."""
@@ -39,23 +39,21 @@ class TableCopy:
         self._table = table
         self._registry = registry
 
-    @property
-    def _margin_s(self) -> float:
-        """Claims that expire sooner than this are not for peers."""
-        return max(MARGIN_S, self._table.ttl_s - AGE_MAX_S)
+    def _reader(self, names: BackendNames) -> ClaimReader:
+        """Return what reads all claims but those that expire too soon for peers."""
+        margin_s = max(MARGIN_S, self._table.ttl_s - AGE_MAX_S)
+        return ClaimReader(self._table.rows, self._table.claims, names, margin_s)
 
     def sums(self, now: float) -> SumsScan:
         """Begin to compute the bucket sums."""
         self.asked(now)
-        return self._table.sums(self._registry.names(), self._margin_s)
+        return SumsScan(self._reader(self._registry.names()))
 
     def rows(self, buckets: bytes, now: float) -> TableWalk:
         """Begin a walk over the rows of these buckets (u16 each); over the whole table if there are none."""
         self.asked(now)
         names = self._registry.names()
-        return TableWalk(
-            self._table.scan(names, self._margin_s, np.frombuffer(buckets, "<u2").astype(np.uint16)), names
-        )
+        return TableWalk(RowsScan(self._reader(names), np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
 
     def merge(self, rows: TableRows, since: float, now: float) -> int:
         """Learn a chunk that was asked for at `since`, from which its ages count. Returns the number of new rows."""

@@ -11,23 +11,27 @@ def kept(since: float, now: float, over_s: float) -> float:
     return exp(-max(0.0, now - since) / over_s)
 
 
-class Moments:
-    """Fading sums over observations: t tokens, a their summed depths, d requests decoding, y seconds, and products."""
+SUMS = ("count", "dd", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty", "yy")
+NO_DEPTHS = (0.0, 0.0, 0.0, 0.0, 0.0)
 
-    __slots__ = (
-        *("count", "dd", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty"),
-        *("aa", "ad", "ay", "sum_a", "ta", "yy"),
-    )
+
+class Moments:
+    """Fading sums over observations: t tokens, d requests decoding, y seconds, and products. `depths`: of a, the summed
+    depths of the tokens, and of its products with t, a, d and y."""
+
+    __slots__ = (*SUMS, "depths")
 
     def __init__(self) -> None:
         self.count = 0.0
-        self.sum_t = self.sum_d = self.sum_y = self.sum_a = 0.0
-        self.tt = self.td = self.dd = self.ty = self.dy = 0.0  # of products
-        self.ta = self.aa = self.ad = self.ay = self.yy = 0.0
+        self.sum_t = self.sum_d = self.sum_y = 0.0
+        self.tt = self.td = self.dd = self.ty = self.dy = self.yy = 0.0  # of products
+        self.depths = NO_DEPTHS
 
     def fade(self, share: float) -> None:
-        for name in self.__slots__:
+        for name in SUMS:
             setattr(self, name, getattr(self, name) * share)
+        a, ta, aa, ad, ay = self.depths
+        self.depths = (a * share, ta * share, aa * share, ad * share, ay * share)
 
     def add(self, tokens: float, decoding: float, seconds: float, weight: float = 1.0, depths: float = 0.0) -> None:
         """Add an observation. `depths`: the sum of the depths of all its tokens, see `depths_of`."""
@@ -42,19 +46,22 @@ class Moments:
         self.dy += weight * decoding * seconds
         self.yy += weight * seconds * seconds
         if depths:
-            self.sum_a += weight * depths
-            self.ta += weight * tokens * depths
-            self.aa += weight * depths * depths
-            self.ad += weight * decoding * depths
-            self.ay += weight * depths * seconds
+            a, ta, aa, ad, ay = self.depths
+            self.depths = (
+                a + weight * depths,
+                ta + weight * tokens * depths,
+                aa + weight * depths * depths,
+                ad + weight * decoding * depths,
+                ay + weight * depths * seconds,
+            )
 
     def weighed(self, slope: float) -> Moments:
         """Return these sums with tokens weighed by their depths."""
         if not slope:
             return self
-        found = copy(self)
-        found.sum_t = self.sum_t + slope * self.sum_a
-        found.tt = self.tt + 2 * slope * self.ta + slope * slope * self.aa
-        found.td = self.td + slope * self.ad
-        found.ty = self.ty + slope * self.ay
+        found, (a, ta, aa, ad, ay) = copy(self), self.depths
+        found.sum_t = self.sum_t + slope * a
+        found.tt = self.tt + 2 * slope * ta + slope * slope * aa
+        found.td = self.td + slope * ad
+        found.ty = self.ty + slope * ay
         return found

@@ -245,14 +245,15 @@ def slope_of(alone: Moments, queued: Moments, assumed: float) -> float:
     for group in (alone, queued):
         if group.count > 0.0:
             all_of, seen = group.count + assumed, group.count  # as in `fitted`
+            of_depths, by_tokens, squares, by_decoding, by_seconds = group.depths
             tt += group.tt - group.sum_t**2 / all_of
-            ta += group.ta - group.sum_t * group.sum_a / all_of
-            aa += group.aa - group.sum_a**2 / all_of
+            ta += by_tokens - group.sum_t * of_depths / all_of
+            aa += squares - of_depths**2 / all_of
             ty += group.ty - group.sum_t * group.sum_y / all_of
-            ay += group.ay - group.sum_a * group.sum_y / all_of
+            ay += by_seconds - of_depths * group.sum_y / all_of
             yy += group.yy - group.sum_y**2 / all_of
             td += group.td - group.sum_t * group.sum_d / seen
-            ad += group.ad - group.sum_a * group.sum_d / seen
+            ad += by_decoding - of_depths * group.sum_d / seen
             dy += group.dy - group.sum_d * group.sum_y / seen
             dd += group.dd - group.sum_d**2 / seen
     if dy > 0.0:

@@ -70,7 +70,7 @@ class Orphans:
         self.adopted = 0  # pieces that found their row later
         self.dropped = 0
         self._table = table
-        self._known = table.names()
+        self._known = table.rows.index
         # by the name they wait for, the one looked at longest ago first
         self._waiting: OrderedDict[int, list[Orphan]] = OrderedDict()
         self._count = 0

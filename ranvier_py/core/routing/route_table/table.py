@@ -10,7 +10,7 @@ idle chat go first. Bound: `capacity` rows; one more evicts the first of the que
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 
@@ -28,7 +28,6 @@ from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     ROUTE_TTL_S,
     STANDARD,
-    BackendNames,
     Claim,
     ClaimView,
     RouteColumns,
@@ -38,7 +37,6 @@ from ranvier_py.core.routing.route_table.route_values import (
     Trust,
 )
 from ranvier_py.core.routing.route_table.rows import SHARED, WHOLE, Rows
-from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.routing.route_table.tree import Tree
 from ranvier_py.core.routing.route_table.uses import PrefixUse, RouteUses
 from ranvier_py.core.routing.route_table.utility_queue import make_queue
@@ -103,10 +101,6 @@ class RouteTable:
         """Set it from now on, for all claims: those that are older already have expired."""
         self.claims.ttl_s = ttl_s
         self.outgoing.set_ttl(ttl_s)
-
-    def names(self) -> Container[int]:
-        """Return a live view of all known fingerprints."""
-        return self.rows.index
 
     def __len__(self) -> int:
         """Rows."""
@@ -314,14 +308,6 @@ class RouteTable:
         row = self.rows.index.get(fingerprint)
         return 0 if row is None or not self.rows.token[row] else self.rows.tokens[row]
 
-    def sums(self, names: BackendNames, margin_s: float) -> SumsScan:
-        """Return a scan that sums up, step by step, all claims with more than `margin_s` of life left, by bucket."""
-        return SumsScan(ClaimReader(self.rows, self.claims, names, margin_s))
-
-    def scan(self, names: BackendNames, margin_s: float, buckets: npt.NDArray[np.uint16]) -> RowsScan:
-        """Return a scan that reads, chunk by chunk, the claims of these buckets, or all claims if there are none."""
-        return RowsScan(ClaimReader(self.rows, self.claims, names, margin_s), buckets)
-
     def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
         """Return at most `limit` rows of the tree from a fingerprint's row down, or of all (0), parents first.
 
@@ -338,7 +324,7 @@ class RouteTable:
         while walks and len(views) < limit:
             row = next(walks[-1], 0)
             if row:
-                views.append(self._view(row, len(walks) - 1))
+                views.append(view_of(rows, self.claims, row, len(walks) - 1))
                 walks.append(rows.children(row))
             else:
                 walks.pop()
@@ -467,20 +453,21 @@ class RouteTable:
             self.tree.tidy(row)
         return removed
 
-    def _view(self, row: int, level: int) -> RouteView:
-        rows, now = self.rows, self.claims.now
-        holders = sorted(self.claims.of(row), key=lambda item: (-item[1].trust, -item[1].evidence, item[0]))
-        return RouteView(
-            level=level,
-            tokens=rows.tokens[row],
-            exact=rows.token[row] != 0,
-            token_fingerprint=Fingerprint(rows.token[row]),
-            text_fingerprints=tuple(Fingerprint(text) for text in rows.texts(row)),
-            parent=Fingerprint(rows.name(rows.parent[row])),
-            children=sum(1 for _ in islice(rows.children(row), CHILDREN_COUNTED_MAX)),
-            holders=tuple(
-                ClaimView(BackendId(backend), Trust(claim.trust), claim.generation, max(0.0, now - claim.evidence))
-                for backend, claim in holders
-            ),
-            idle_s=max(0.0, now - max(rows.used[row], *(claim.evidence for _, claim in holders), 0)),
-        )
+
+def view_of(rows: Rows, claims: Claims, row: int, level: int) -> RouteView:
+    now = claims.now
+    holders = sorted(claims.of(row), key=lambda item: (-item[1].trust, -item[1].evidence, item[0]))
+    return RouteView(
+        level=level,
+        tokens=rows.tokens[row],
+        exact=rows.token[row] != 0,
+        token_fingerprint=Fingerprint(rows.token[row]),
+        text_fingerprints=tuple(Fingerprint(text) for text in rows.texts(row)),
+        parent=Fingerprint(rows.name(rows.parent[row])),
+        children=sum(1 for _ in islice(rows.children(row), CHILDREN_COUNTED_MAX)),
+        holders=tuple(
+            ClaimView(BackendId(backend), Trust(claim.trust), claim.generation, max(0.0, now - claim.evidence))
+            for backend, claim in holders
+        ),
+        idle_s=max(0.0, now - max(rows.used[row], *(claim.evidence for _, claim in holders), 0)),
+    )

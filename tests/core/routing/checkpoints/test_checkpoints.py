@@ -144,7 +144,7 @@ def test_the_counts_of_an_answer_to_several_prompts_refute_nothing() -> None:
 
 def test_a_position_that_does_not_fit_what_peers_get_is_not_noted() -> None:
     router = hybrid_router("vllm-dense:528")
-    router.checkpoints.collect(router.routes.names())
+    router.checkpoints.collect(router.routes.rows.index)
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=16)
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20), cached=2**33)
     marks = [(mark.name, mark.position, mark.mark, 0) for mark in router.checkpoints.new.taken()]

@@ -51,7 +51,7 @@ class RouteNode:
         self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
         self.table.outgoing.collect()
         self.checkpoints = Checkpoints(Boundary.chain)
-        self.checkpoints.collect(self.table.names())
+        self.checkpoints.collect(self.table.rows.index)
         self.owners = Owners(lambda data: sha256(data).digest())
         self.owners.collect(lambda: None)
         self.sync = RouteSync(self.table, self.backends, self.owners, self.checkpoints)
@@ -115,7 +115,7 @@ class RouteNode:
         return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
 
     def knows(self, fingerprint: int) -> bool:
-        return fingerprint in self.table.names()
+        return fingerprint in self.table.rows.index
 
     def sums(self, now: float) -> bytes:
         scan = self.sync.copy.sums(now)

@@ -11,6 +11,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.route_values import BackendNames, Claim, RouteColumns
+from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.splitmix import mix
 
 NOW = 100.0
@@ -61,7 +62,7 @@ def pairs_of(table: RouteTable, now: float = NOW, margin_s: float = 0.0) -> dict
 
 
 def sums_of(table: RouteTable, names: BackendNames, now: float = NOW, margin_s: float = 0.0) -> bytes:
-    scan = table.sums(names, margin_s)
+    scan = SumsScan(ClaimReader(table.rows, table.claims, names, margin_s))
     while (found := scan.step(now)) is None:
         pass
     return found
@@ -70,7 +71,7 @@ def sums_of(table: RouteTable, names: BackendNames, now: float = NOW, margin_s: 
 def chunks_of(
     table: RouteTable, names: BackendNames, now: float = NOW, margin_s: float = 0.0, buckets: tuple[int, ...] = ()
 ) -> list[RouteColumns]:
-    scan = table.scan(names, margin_s, np.array(buckets, np.uint16))
+    scan = RowsScan(ClaimReader(table.rows, table.claims, names, margin_s), np.array(buckets, np.uint16))
     found: list[RouteColumns] = []
     while True:
         chunk = scan.take(now)

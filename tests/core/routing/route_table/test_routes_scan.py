@@ -19,6 +19,9 @@ from ranvier_py.core.routing.route_table.scan import (
     EXTRA_CLAIMS_MAX,
     SUMS_BYTES,
     SUMS_ROWS,
+    ClaimReader,
+    RowsScan,
+    SumsScan,
     bucket_of,
 )
 from ranvier_py.core.splitmix import mix
@@ -183,14 +186,14 @@ def test_the_table_changes_and_grows_between_steps() -> None:
     """An array with a numpy view left over can't grow: learning would raise BufferError."""
     table = RouteTable(ttl_s=TTL_S)
     rng = Random(6)
-    scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
-    sums = table.sums(names(), MARGIN_S)
+    scan = RowsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S), np.array((), np.uint16))
+    sums = SumsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S))
     for number in range(60):
         for _ in range(100):
             chain = [(16 * level, rng.getrandbits(64) | 1, 0) for level in range(5, 0, -1)]
             table.learn(chain, BackendId(0), 2, Trust.LOCAL, NOW)
         if number % 7 == 6:
-            scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
+            scan = RowsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S), np.array((), np.uint16))
         scan.take(NOW)
         sums.step(NOW)
 
@@ -203,7 +206,7 @@ def test_a_step_ends_behind_many_further_claims() -> None:
         for backend in range(BACKENDS):
             table.learn([(16, mix(number), 0)], BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW)
     assert rows < SUMS_ROWS
-    scan = table.sums(names(), MARGIN_S)
+    scan = SumsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S))
     steps = 1
     while (found := scan.step(NOW)) is None:
         steps += 1
