@@ -62,6 +62,7 @@ MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
     WaitPhase.HEADER: (RequestTimeout, "the request took too long to arrive"),
     WaitPhase.BODY: (RequestTimeout, "the request took too long to arrive"),
     WaitPhase.FIRST_BYTE: (UpstreamTimeout, "the backend did not begin to answer in time"),
+    WaitPhase.HELD: (UpstreamTimeout, "the backend's answer has only a head"),
     WaitPhase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
     WaitPhase.SEND: (ClientTooSlow, "the client takes its answer too slowly"),
 }

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
-from ranvier_py.core.answers.failed_answers import Failure, failure_in, is_undecided, may_fail
+from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.errors import ConnectFailed, RanvierError, UpstreamError, UpstreamHangs, UpstreamTimeout
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
@@ -226,23 +226,6 @@ def outcome_of_error(error: UpstreamError) -> Outcome:
 def waited_long(started_at: float, attempt: Attempt, first_byte_s: float) -> bool:
     """Whether no client would wait for another try after this one timed out."""
     return attempt.sent_at - started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S
-
-
-def failure_inside(exchange: Exchange, attempt: Attempt, more: Callable[[], Steps[bytes]]) -> Steps[Failure | None]:
-    """Return the error that an answer of status 200 is. Waits for its beginning, by `more`; it can be taken again."""
-    head = exchange.head
-    streamed = b"text/event-stream" in head.fields.lines
-    is_unnamed_stream = attempt.prompt.stream and not streamed and b"application/json" not in head.fields.lines
-    if not head.fields.readable or is_unnamed_stream:
-        return None
-    data = exchange.take()
-    while not exchange.complete and is_undecided(data, streamed=streamed):
-        data += yield from more()
-    exchange.put_back(data)
-    if not may_fail(data, streamed=streamed, complete=exchange.complete):
-        return None
-    payload = payload_of(data) if head.framing == "chunked" else data
-    return failure_in(payload, attempt.prompt.api, streamed=streamed)
 
 
 def payload_of(data: bytes) -> bytes:

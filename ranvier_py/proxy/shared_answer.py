@@ -19,6 +19,7 @@ from functools import partial
 import trio
 from trio.lowlevel import wait_writable
 
+from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
 from ranvier_py.core.response_cache.cache_keys import Question, forbids_sharing
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
@@ -54,6 +55,7 @@ class SharedAnswer:
         self.head: HttpResponseHead | None = None  # once it is here, as others get it
         self.over = False  # nothing more will come
         self.is_whole = self.is_private = False  # all of it came; nobody else may have it
+        self._has_failed = False  # it says so itself
         self.failure: RanvierError | None = None  # why there is no answer, or only its beginning
         self.counts = b""  # the event with counts that was removed from the answer
         self.stored: StoredAnswer | None = None  # the whole answer, if it was found elsewhere, or once it is kept
@@ -166,12 +168,16 @@ class SharedAnswer:
         """Whether nobody waits for it any more: the leader's steps are about to end, so nobody may follow."""
         return self._client is None and not self._followers
 
-    def complete(self, counts: bytes) -> None:
-        self.is_whole, self.counts = self.head is not None, counts
+    def complete(self, reader: AnswerReader) -> None:
+        """Note that all of the answer came, and what its reader found in it."""
+        self.is_whole, self._has_failed = self.head is not None, reader.failure is not None
+        if isinstance(reader, StreamReader) and reader.removal is not None:
+            self.counts = reader.removal.counts
 
     @property
     def is_complete(self) -> bool:
-        return self.is_whole and self.head is not None and self.head.status == 200
+        """Whether all of it came, and it is no error."""
+        return self.is_whole and self.head is not None and self.head.status == 200 and not self._has_failed
 
     def end(self) -> None:
         self.over = True

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import trio
 
+from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.stages import relay
 from tests.node.node_lab import lab
 from tests.proxy.test_black_holes import Busy
 from tests.proxy.test_overload import QUESTIONS, answered, question
-from tests.proxy.test_pipeline import asked, at_rest
-from tests.proxy.wire import END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, answer, chunk, event
+from tests.proxy.test_pipeline import asked, at_rest, sharing
+from tests.proxy.test_poison import question as numbered
+from tests.proxy.wire import CLOSE, END, GOOD, RESET, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, answer, chunk, event
 
 JSON = b"content-type: application/json"
+JSON_HEAD = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
 LAST = b"0\r\n\r\n"
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
 BROKEN = {"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}
 EVENT = b"data: " + json.dumps(FULL).encode() + b"\n\n"
 CLAUDES = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 FAILED = {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "x"}}}
+START, PING = {"type": "message_start", "message": {"role": "assistant", "content": []}}, {"type": "ping"}
+ANNOUNCED = [{"type": f"response.{kind}", "response": {"error": None}} for kind in ("created", "queued", "in_progress")]
 REFUSED = {"error": {"message": "The model `m` does not exist.", "type": "NotFoundError", "code": 404}}
 
 STREAMS: dict[str, tuple[list[Step], str]] = {
@@ -33,6 +40,12 @@ STREAMS: dict[str, tuple[list[Step], str]] = {
         "overloaded",
     ),
     "response failed": ([STREAM_HEAD + event({"type": "response.created"}) + event(FAILED) + LAST], "server_error"),
+    "broken behind a role of its own": ([STREAM_HEAD, ROLE, event(BROKEN), LAST], "server_error"),
+    "full behind comments": ([STREAM_HEAD, *3 * [chunk(b": ping\n\n")], event(FULL), LAST], "overloaded"),
+    "overloaded behind a start": ([STREAM_HEAD, event(START), event(PING), event(CLAUDES), LAST], "overloaded"),
+    "failed behind what announces it": ([STREAM_HEAD, *map(event, ANNOUNCED), event(FAILED), LAST], "server_error"),
+    "named so alone": ([STREAM_HEAD, chunk(b'event: error\rdata: {"code":529}\r\r'), LAST], "overloaded"),
+    "comments alone": ([STREAM_HEAD, chunk(b": ping\n\n"), LAST], "server_error"),
     "no event": ([STREAM_HEAD + LAST], "server_error"),
     "nothing but the end": ([STREAM_HEAD, chunk(b"data: [DONE]\n\n"), LAST], "server_error"),
     "no model": ([STREAM_HEAD + event(REFUSED) + LAST], "refused"),
@@ -41,7 +54,15 @@ STREAMS: dict[str, tuple[list[Step], str]] = {
 WHOLE: dict[str, tuple[list[Step], str]] = {
     "queue full": ([answer(json.dumps(FULL).encode(), JSON)], "overloaded"),
     "broken, in pieces": (
-        [STREAM_HEAD.replace(b"text/event-stream", b"application/json"), chunk(b'{"error":"CU'), chunk(b'DA"}'), LAST],
+        [JSON_HEAD, chunk(b'{"error":"CU'), chunk(b'DA"}'), LAST],
+        "server_error",
+    ),
+    "broken, in pieces behind an id": (
+        [JSON_HEAD, chunk(b'{"id":"x","object":"er'), chunk(b'ror","message":"CUDA","code":500}'), LAST],
+        "server_error",
+    ),
+    "broken beside nothing": (
+        [answer(json.dumps({**BROKEN, "choices": [], "output": []}).encode(), JSON)],
         "server_error",
     ),
     "no model": ([answer(json.dumps(REFUSED).encode(), JSON)], "refused"),
@@ -100,11 +121,94 @@ async def test_an_engine_that_fails_at_once_within_a_200_attracts_no_load(kind: 
     assert len(engines[0].bodies) <= 20
 
 
-async def test_an_error_behind_output_ends_the_answer_as_it_came() -> None:
-    engines = [Scripted(STREAM_HEAD + ROLE + TOKEN + event(BROKEN) + LAST) for _ in range(2)]
+OUTPUTS: dict[bytes, dict[str, Any]] = {
+    b"/v1/chat/completions": {"choices": [{"index": 0, "delta": {"content": "word"}}]},
+    b"/v1/completions": {"choices": [{"index": 0, "text": "word"}]},
+    b"/v1/messages": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word"}},
+    b"/v1/responses": {"type": "response.output_text.delta", "delta": "word"},
+    b"/generate": {"text": "word", "meta_info": {"finish_reason": None}},
+}
+ENDS = {"full": (FULL, "overloaded"), "broken": (BROKEN, "server_error"), "refused": (REFUSED, "refused")}
+OWN_ENDS = {
+    "overloaded": (b"/v1/messages", CLAUDES, "overloaded"),
+    "failed": (b"/v1/responses", FAILED, "server_error"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "outcome"),
+    [*[(path, *each) for path in OUTPUTS for each in ENDS.values()], *OWN_ENDS.values()],
+)
+async def test_an_error_behind_output_ends_the_attempt_as_failed_and_the_answer_as_it_came(
+    path: bytes, error: dict[str, Any], outcome: str, logged: list[RequestSummary]
+) -> None:
+    pieces = [event(OUTPUTS[path]), event(error), LAST]
+    engines = [Scripted(STREAM_HEAD, *pieces) for _ in range(2)]
     async with lab(*engines, ask_usage=False) as node:
-        status, _, body = await answered(node, question(b"/v1/chat/completions", stream=True))
-    assert (status, b"word" in body, b"CUDA" in body, asked(engines)) == (200, True, True, 1)
+        async with await node.wire() as client:
+            await client.send(question(path, stream=True))
+            await client.until(b"\r\n\r\n")
+            assert await client.until(LAST) == b"".join(pieces)
+        outcomes = (await at_rest(node))["outcomes"]
+    assert (asked(engines), outcomes) == (1, {outcome: 1})
+    assert [(line.status, line.outcome, "within a 200" in line.error) for line in logged] == [(200, outcome, True)]
+
+
+async def test_an_engine_that_breaks_behind_output_again_and_again_is_left() -> None:
+    sick = Scripted(STREAM_HEAD, TOKEN, event(BROKEN), LAST)
+    async with lab(sick, ask_usage=False) as node:
+        for number in range(5):
+            await answered(node, numbered(b"/v1/chat/completions", number, poison=False, stream=True))
+        assert [backend["circuit"] for backend in await node.backends()] == ["open"]
+
+
+async def test_an_error_behind_blanks_ends_the_attempt_as_failed() -> None:
+    seen = trio.Event()
+    engine = Scripted(JSON_HEAD + chunk(b"\n"), seen, chunk(json.dumps(BROKEN).encode()) + LAST)
+    async with lab(engine) as node, await node.wire() as client:
+        await client.send(question(b"/v1/completions"))
+        await client.until(chunk(b"\n"))
+        seen.set()
+        await client.until(LAST)
+        routes = await at_rest(node)
+    assert (routes["outcomes"], routes["rows"]) == ({"server_error": 1}, 0)
+
+
+@pytest.mark.parametrize("opening", [ROLE, chunk(b": ping\n\n"), event(START), event(ANNOUNCED[0]), b""])
+@pytest.mark.parametrize("end", [CLOSE, RESET, b"zz\r\n"])
+async def test_a_stream_that_breaks_off_before_it_begins_is_asked_for_elsewhere(opening: bytes, end: Step) -> None:
+    engines = sharing(2, [STREAM_HEAD, opening, end])
+    async with lab(*engines) as node:
+        status, _, body = await answered(node, question(b"/v1/chat/completions"))
+        assert (status, b"hi" in body) == (200, True)
+        assert (await at_rest(node))["outcomes"] == {"broken": 1, "success": 1}
+
+
+@pytest.mark.parametrize("opening", [ROLE, chunk(b": ping\n\n"), event(START)])
+async def test_a_head_whose_answer_does_not_begin_goes_out_after_a_while(
+    opening: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "HELD_S", 0.05)
+    seen = trio.Event()
+    pieces = [event(BROKEN), LAST]
+    engines = [Scripted(STREAM_HEAD, opening, seen, *pieces) for _ in range(2)]
+    async with lab(*engines, ask_usage=False) as node, await node.wire() as client:
+        await client.send(question(b"/v1/chat/completions", stream=True))
+        await client.until(opening)
+        seen.set()
+        assert await client.until(LAST) == b"".join(pieces)
+        assert (await at_rest(node))["outcomes"] == {"server_error": 1}
+    assert asked(engines) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_answer_that_fails_within_a_200_is_kept_for_others(stream: bool) -> None:
+    steps = [STREAM_HEAD, TOKEN, event(FULL), LAST] if stream else WHOLE["queue full"][0]
+    engine = Scripted(*steps)
+    async with lab(engine, ask_usage=False, response_cache=True) as node:
+        for _ in range(2):
+            await answered(node, question(b"/v1/chat/completions", b"authorization: Bearer k", stream=stream))
+    assert asked([engine]) == 2
 
 
 async def test_what_is_no_inference_may_be_an_error_within_a_200() -> None:
@@ -118,8 +222,7 @@ async def test_what_is_no_inference_may_be_an_error_within_a_200() -> None:
 @pytest.mark.parametrize("blank", [b"\n", b" "])
 async def test_blanks_by_which_an_engine_keeps_a_line_open_are_relayed_at_once(blank: bytes) -> None:
     seen = trio.Event()
-    head = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
-    engine = Scripted(head + chunk(blank), seen, chunk(b'{"choices":[]}') + LAST)
+    engine = Scripted(JSON_HEAD + chunk(blank), seen, chunk(b'{"choices":[]}') + LAST)
     async with lab(engine) as node, await node.wire() as client:
         await client.send(question(b"/v1/completions"))
         await client.until(chunk(blank))

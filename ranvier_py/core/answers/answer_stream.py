@@ -1,6 +1,6 @@
 """Reads answers beside the relay: when the first token came, what the model generated, what the engine counted.
 
-The relay passes bytes on and never waits for this. `has_token` looks at chunks as they pass until one has output;
+The relay passes bytes on and never waits for this. `answer_reader` asks `has_token` until there is output;
 `read_answer` reads the copy of a finished answer, off the event loop: with one regular expression if the stream is
 plain text, event by event if it is not. From an answer that cannot be read nothing is learned, and nothing fails.
 """
@@ -247,19 +247,19 @@ NAME_BYTES_MAX = 16 * 1024  # an engine names its response in the first event, b
 class ResponseName:
     """Finds the id of a response in its first bytes."""
 
-    __slots__ = ("_data", "_over")
+    __slots__ = ("_data", "is_over")
 
     def __init__(self) -> None:
         self._data = b""
-        self._over = False
+        self.is_over = False
 
     def feed(self, data: bytes) -> str:
         """Return the id once, as soon as it is complete; empty before and after."""
-        if self._over:
+        if self.is_over:
             return ""
         self._data += data[: NAME_BYTES_MAX - len(self._data)]
         found = RESPONSE_NAME.search(self._data[max(self._data.find(b"{"), 0) :])
-        self._over = found is not None or len(self._data) >= NAME_BYTES_MAX
+        self.is_over = found is not None or len(self._data) >= NAME_BYTES_MAX
         return found[1].decode() if found is not None else ""
 
 

@@ -36,14 +36,15 @@ def size_of(line: bytes) -> int:
 class ChunkedReader:
     """Follows one chunked message."""
 
-    __slots__ = ("_held", "_pattern", "_trailers", "chunks", "done", "inside", "last", "left", "spans", "total")
+    __slots__ = ("_held", "_pattern", "_trailers", "done", "inside", "last", "left", "spans", "total")
 
     def __init__(self) -> None:
         self.done = False  # the message has ended, trailers included
         self.total = 0  # bytes of payload announced so far, also those of the current chunk that did not arrive yet
-        self.chunks = 0  # that have ended since this was set to 0
         self.spans: list[tuple[int, int]] = []  # where in the last piece its payload is
-        self.last = b""  # the line of the last chunk, and what stood behind it in its piece; empty before
+        self.last = (
+            b""  # the line of the last chunk, and what of the message stood behind it in its piece; empty before
+        )
         self.inside = False  # whether the last piece ended within a chunk, or a line
         self.left = 0  # bytes of the current chunk that are still to come
         self._held = b""  # an unfinished line
@@ -62,7 +63,9 @@ class ChunkedReader:
                 spans.append((line + 2, end))
                 self.total += count
                 at = end + 2
-            self.chunks += len(spans)
+            if spans and at == len(data):
+                self.inside = False
+                return at
         if self.done:
             return 0
         data, self._held = self._held + data, b""
@@ -80,6 +83,8 @@ class ChunkedReader:
                 self._hold(data[at : at + LINE_BYTES_MAX + 1])
                 at = size
         self.inside = bool(self.left or self._held) or self._pattern is not SIZE
+        if at < size:  # the rest is of the next message
+            self.last = self.last[: at - size]
         return at - held
 
     def payload(self, data: bytes) -> bytes:
@@ -90,7 +95,6 @@ class ChunkedReader:
         if line.end() - line.start() > LINE_BYTES_MAX:
             raise ChunkError("a chunk's line is too long")
         if self._pattern is END:
-            self.chunks += 1
             self._pattern = SIZE
         elif self._pattern is SIZE:
             self.left = int(line[1], 16)

@@ -1,31 +1,25 @@
-"""Finds failures behind a status of 200: an error where an answer should begin, or a stream without any event.
+"""Says which events and answers of status 200 are failures, and which events begin an answer.
 
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
-an event of the type `error` or `response.failed`. Only the beginning counts: what comes behind output, or beside it,
-belongs to an answer that began. Invariant: such an error counts as the status that it names, and teaches nothing
-(test_errors_inside.py).
-
-Pure. Cost: one search of the first piece of a stream, or of a whole answer up to WHOLE_BYTES_MAX.
+an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
+part of what was asked for. Comments, pings, roles and what announces an answer begin none. Invariant: an error counts
+as the status that it names, and teaches nothing (test_errors_inside.py).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from ranvier_py.core.answers.answer_stream import has_token
-
-WHOLE_BYTES_MAX = 16 * 1024
-"""Of a whole answer: errors have some hundred bytes."""
-
-ERROR = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"(?:error|response\.failed)"|"object"\s*:\s*"error"')
-EVENT_ENDS = (b"\n\n", b"\n\r\n")  # also before the end of a chunk
-IN_ERRORS = (b'"error"', b'"response.failed"')  # one of them is in all that ERROR finds
 OUTPUT = ("choices", "output", "content", "data", "text")
-"""Members of answers by all APIs: an error beside them is about a part of what was asked for."""
+"""Members of answers by all APIs."""
+
+ANNOUNCING = frozenset(
+    ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")
+)
+"""Types of events after which another engine may still answer."""
 
 STATUSES: Mapping[str, int] = {
     "overloaded": 529,
@@ -53,53 +47,83 @@ class Failure(NamedTuple):
 EMPTY = Failure(500, b"a stream without an event")
 
 
-def is_undecided(data: bytes, *, streamed: bool) -> bool:
-    """Whether more must come before an answer that is not complete may be judged: what has begun otherwise goes on at
-    once, also the blanks by which an engine keeps a line open."""
-    if any(name in data for name in IN_ERRORS):
-        is_cut = not streamed or not data.rstrip(b"\r").endswith(EVENT_ENDS)
-        return is_cut and len(data) < WHOLE_BYTES_MAX
-    return not data or (streamed and b"[DONE]" in data and b"{" not in data)
+class AnswerEvent(NamedTuple):
+    """One event of a stream: its name and its type, as far as it has them; its data; the object that these are."""
+
+    kinds: Sequence[str]
+    data: bytes
+    fields: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, event: bytes) -> AnswerEvent:
+        lines = event.splitlines()
+        data = b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
+        kinds = [line[6:].strip().decode("latin-1") for line in lines if line.startswith(b"event:")]
+        try:
+            fields = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            fields = None
+        if type(fields) is not dict:
+            return cls(kinds, data, None)
+        return cls([*kinds, str(fields.get("type"))], data, fields)
+
+    @property
+    def failure(self) -> Failure | None:
+        fields = self.fields or {}
+        if "response.failed" in self.kinds:
+            inner = fields.get("response")
+            return failed((inner.get("error") if type(inner) is dict else None) or {})
+        if "error" in self.kinds and not fields.get("error"):
+            return failed(fields or self.data.decode("utf-8", "replace"))
+        return failure_of(fields)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it begins an answer."""
+        fields = self.fields
+        if fields is None:
+            return self.data.strip() not in (b"", b"[DONE]")
+        if type(choices := fields.get("choices")) is list:
+            return any(map(has_begun, choices))
+        if type(usage := fields.get("meta_info")) is dict:  # SGLang's /generate
+            return bool(fields.get("text") or fields.get("output_ids") or usage.get("finish_reason"))
+        if "type" not in fields and type(fields.get("usage")) is dict:
+            return False
+        return bool(fields) and ANNOUNCING.isdisjoint(self.kinds)
 
 
-def may_fail(data: bytes, *, streamed: bool, complete: bool) -> bool:
-    """Whether `failure_in` has to look at these bytes, as they came: nearly never."""
-    if streamed and b"{" not in data:
-        return complete
-    if not any(name in data for name in IN_ERRORS):
-        return False
-    return (streamed or complete) and ERROR.search(data) is not None
+def has_begun(choice: Any) -> bool:
+    """Whether a choice has more than a role."""
+    if type(choice) is not dict:
+        return True
+    delta = choice.get("delta")
+    more = any(delta[name] for name in delta if name != "role") if type(delta) is dict else choice.get("text")
+    return bool(more or choice.get("finish_reason"))
 
 
-def failure_in(payload: bytes, api: str, *, streamed: bool) -> Failure | None:
-    """Return what is wrong with an answer that begins so, or is so; None if nothing is. `payload`: without frames."""
-    if not streamed:
-        return failure_of(payload, is_whole=True)
-    if b"{" not in payload:
-        return EMPTY
-    if has_token(payload, api):
-        return None
-    data = [line[5:] for line in payload.splitlines() if line.startswith(b"data:")]
-    return next((failure for line in data if (failure := failure_of(line, is_whole=False)) is not None), None)
-
-
-def failure_of(text: bytes, *, is_whole: bool) -> Failure | None:
-    """Return the failure that an object is, if it is one."""
+def failure_in_whole(body: bytes) -> Failure | None:
+    """Return the failure that a whole answer is; None if it is none."""
     try:
-        fields = orjson.loads(text)
+        fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    if type(fields) is not dict:
-        return None
-    inner = fields.get("response")
-    if fields.get("type") == "response.failed" and type(inner) is dict:
-        fields = {"error": inner.get("error") or {}}
-    error = fields if fields.get("object") == "error" or fields.get("type") == "error" else fields.get("error")
-    if type(fields.get("error")) in (dict, str):
-        error = fields["error"]
-    if type(error) not in (dict, str) or (is_whole and any(fields.get(name) for name in OUTPUT)):
-        return None
-    return Failure(status_of(error) if type(error) is dict else 500, orjson.dumps({"error": error}))
+    return failure_of(fields) if type(fields) is dict and not any(fields.get(name) for name in OUTPUT) else None
+
+
+def failure_of(fields: Mapping[str, Any]) -> Failure | None:
+    """Return the failure that an object is, if it is one."""
+    error = fields.get("error")
+    if type(error) not in (dict, str) and (fields.get("object") == "error" or fields.get("type") == "error"):
+        error = fields
+    return failed(error) if type(error) in (dict, str) else None
+
+
+def failed(error: Any) -> Failure:
+    try:
+        body = orjson.dumps({"error": error})
+    except orjson.JSONEncodeError:  # nested too deeply
+        body = b""
+    return Failure(status_of(error) if isinstance(error, dict) else 500, body)
 
 
 def status_of(error: Mapping[str, Any]) -> int:

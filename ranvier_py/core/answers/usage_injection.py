@@ -15,7 +15,7 @@ from enum import Enum
 
 import orjson
 
-from ranvier_py.core.answers.usage_removal import UsageRemover
+from ranvier_py.core.answers.usage_removal import UsageRemoval
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.body_json import Splice, members_at, object_of
@@ -98,10 +98,10 @@ class UsageAsker:
         """Note that it answered in a coding from which counts cannot be removed: one client got one more event."""
         self._terms[backend] = (generation, Terms.REFUSES)
 
-    def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
+    def answered(self, removal: UsageRemoval, backend: BackendId, generation: int) -> None:
         """Note that a stream whose backend was asked has ended."""
-        self.counters.removed += remover.removed
-        if remover.counts_anyway or remover.has_more:
+        self.counters.removed += removal.removed
+        if removal.counts_anyway or removal.has_more:
             self._terms[backend] = (generation, Terms.UNASKED)
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
+from ranvier_py.core.answers.chunked import ChunkedReader
 from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
-from ranvier_py.core.answers.usage_removal import UsageRemover
+from ranvier_py.core.answers.usage_removal import UsageRemoval
 from ranvier_py.core.errors import NodeExhausted, ResponseLost, UpstreamError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
@@ -25,11 +27,13 @@ from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
-from ranvier_py.proxy.failed_tries import FailedTries, failure_inside, outcome_of_error, serves, waited_long
-from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
+from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, serves, waited_long
+from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.upstream import Exchange, Upstream
+
+STREAM = b"text/event-stream"
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
@@ -62,28 +66,27 @@ class ForwardStage:
         outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
         try:
             exchange, is_asked = yield from self._ask(call, attempt, (*leg.edits, *handed), asks=leg.read is None)
-            attempt.reply.status = exchange.head.status
-            judgement, inside = SERVED, None
-            if attempt.reply.status == 200 and attempt.judged:
-                inside = yield from failure_inside(exchange, attempt, partial(self.relay.first_data, call, exchange))
-                attempt.reply.status = 200 if inside is None else inside.status
-            if attempt.reply.status >= 300:
-                failed = self._failed_tries(call)
-                judgement = yield from failed.judge(attempt, exchange, inside)
-                self._note(call, attempt, judgement, inside)
-                elsewhere = failed.after_answer(attempt, judgement)
+            head, judgement, held = exchange.head, SERVED, None
+            attempt.reply.status = head.status
+            reader = self._reader(call, attempt, head, exchange.chunks, is_asked=is_asked)
+            if head.status == 200 and attempt.judged:
+                held = reader.feed(exchange.take(), exchange.complete)
+                if not reader.begun:
+                    held = yield from self.relay.begin(call, exchange, reader, held)
+            if attempt.reply.status >= 300 or (reader.failure is not None and not reader.begun):
+                judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)
+                elsewhere = self._failed_tries(call).after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
                     return elsewhere
             if attempt.reply.status == 101:
                 yield from self.relay.websocket(call, attempt, exchange)
             elif leg.read is not None and attempt.reply.status < 300:
-                handed += leg.read((yield from self.relay.whole(call, attempt, exchange)))
+                handed += leg.read((yield from self.relay.whole(call, attempt, exchange, held or exchange.take())))
             else:
-                remover = self._remover(attempt, exchange) if is_asked else None
-                yield self.relay.answer(call, attempt, exchange, remover)
-                if remover is not None:
-                    self.edits.asking.answered(remover, attempt.target.id, attempt.generation)
+                yield self.relay.answer(call, attempt, exchange, reader, held)
+                if is_asked or reader.failure is not None:
+                    judgement = yield from self._end(call, attempt, exchange, reader, judgement)
             outcome = judgement.outcome
         except NodeExhausted as error:
             outcome = Outcome.NOT_SENT
@@ -102,11 +105,30 @@ class ForwardStage:
         call.outcome = outcome.value
         return None
 
-    def _note(self, call: Call, attempt: Attempt, judgement: Judgement, inside: Failure | None) -> None:
+    def _judge(
+        self, call: Call, attempt: Attempt, exchange: Exchange, inside: Failure | None, held: bytes | None
+    ) -> Steps[Judgement]:
+        """Return what an answer shows of its backend. `inside`: the failure that one of status 200 is."""
+        if inside is not None:
+            attempt.reply.status = inside.status
+        if held is not None:
+            exchange.put_back(held)  # it may be the last one of several
+        judgement = yield from self._failed_tries(call).judge(attempt, exchange, inside)
         if judgement.outcome is not Outcome.SUCCESS:
             call.note(f"it answered {attempt.reply.status}{'' if inside is None else ', within a 200'}")
         if judgement.lacks_model:
             self.lacking(attempt.target.id)
+        return judgement
+
+    def _end(
+        self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, judgement: Judgement
+    ) -> Steps[Judgement]:
+        """Take in what a relayed answer showed. Returns another judgement if it failed behind its beginning."""
+        if isinstance(reader, StreamReader) and reader.removal is not None:
+            self.edits.asking.answered(reader.removal, attempt.target.id, attempt.generation)
+        if reader.failure is not None and judgement is SERVED:
+            judgement = yield from self._judge(call, attempt, exchange, reader.failure, None)
+        return judgement
 
     def _after_error(
         self, call: Call, attempt: Attempt, outcome: Outcome, error: UpstreamError
@@ -123,7 +145,10 @@ class ForwardStage:
             if attempt.prompt.response_key and outcome is Outcome.CONNECT_ERROR:
                 raise ResponseLost("the engine that keeps this response is not there") from error
             raise error
-        yield from self.relay.answer(call, *failed.kept, None)
+        kept, exchange = failed.kept
+        yield from self.relay.answer(
+            call, kept, exchange, self._reader(call, kept, exchange.head, None, is_asked=False), None
+        )
         call.outcome = Outcome.OVERLOADED.value
         return None
 
@@ -187,12 +212,22 @@ class ForwardStage:
             self.router.announce(attempt)
             self.tokenizer.submit(attempt)
 
-    def _remover(self, attempt: Attempt, exchange: Exchange) -> UsageRemover | None:
-        """Return what removes the counts from a stream again, since only we asked for them; None if it is no stream."""
-        fields = exchange.head.fields
-        if b"text/event-stream" not in fields.lines:
-            return None
-        if not fields.readable:
-            self.edits.asking.unreadable(attempt.target.id, attempt.generation)
-            return None
-        return UsageRemover(exchange.head.framing, exchange.chunks)
+    def _reader(
+        self, call: Call, attempt: Attempt, head: HttpResponseHead, chunks: ChunkedReader | None, *, is_asked: bool
+    ) -> AnswerReader:
+        """Return what reads the answer, by what its head says that it is. `is_asked`: for counts of a stream."""
+        prompt, status, fields = attempt.prompt, head.status, head.fields
+        kind = AnswerReader
+        if status == 200 and attempt.judged and fields.readable:
+            if STREAM in fields.lines:
+                kind = StreamReader
+            elif not prompt.stream or b"application/json" in fields.lines:
+                kind = WholeReader
+        captures = prompt.kind != "opaque" and fields.readable and 200 <= status < 300
+        reader = kind(prompt.api, chunks, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        if is_asked:
+            if isinstance(reader, StreamReader):
+                reader.remove(UsageRemoval(keeps_length=head.framing == "length"))
+            elif STREAM in fields.lines and not fields.readable:
+                self.edits.asking.unreadable(attempt.target.id, attempt.generation)
+        return reader

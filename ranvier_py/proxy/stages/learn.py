@@ -4,16 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ranvier_py.core.answers.answer_stream import ResponseName, counted_prompt, has_finished, has_token
+from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, AnswerReader
+from ranvier_py.core.answers.answer_stream import counted_prompt, has_finished
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.call import Call, PromptTokenizer
 from ranvier_py.proxy.failed_tries import serves
-from ranvier_py.proxy.http_values import HttpResponseHead
-
-CAPTURE_BYTES_MAX = 1 << 20
-"""Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -24,38 +21,39 @@ class LearnStage:
 
 
 class AnswerProof:
-    """What one answer proves. Accounts for each piece that is relayed, and collects an answer that is learned."""
+    """What one answer proves, and how much of it was relayed."""
 
-    __slots__ = ("_attempt", "_call", "_captured", "_naming", "_stage")
+    __slots__ = ("_attempt", "_call", "_captured", "_is_due", "_reader", "_stage")
 
-    def __init__(self, stage: LearnStage, call: Call, attempt: Attempt, head: HttpResponseHead) -> None:
-        self._stage, self._call, self._attempt = stage, call, attempt
-        is_served = 200 <= attempt.reply.status < 300
-        is_learned = is_served and attempt.prompt.kind != "opaque" and head.fields.readable
-        self._captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
-        self._naming = ResponseName() if is_served and call.read.is_kept else None
+    def __init__(self, stage: LearnStage, call: Call, attempt: Attempt, reader: AnswerReader) -> None:
+        self._stage, self._call, self._attempt, self._reader = stage, call, attempt, reader
+        self._captured = reader.captured if attempt.reply.status < 300 else None
+        self._is_due = self._captured is not None or reader.naming is not None or bool(reader.name)
 
     @property
     def is_prefilled(self) -> bool:
         """Whether the engine has nothing left to compute before it answers, so that it may be silent but briefly."""
         return self._captured is None or self._attempt.first_at is not None or not self._attempt.prompt.stream
 
-    def passed(self, data: bytes) -> None:
-        call, attempt, stage, now = self._call, self._attempt, self._stage, time.monotonic()
-        if not call.first_byte_at:
-            call.first_byte_at = now
+    def passed(self) -> None:
+        """Account for what was relayed, and learn what it proves."""
+        call, attempt, now = self._call, self._attempt, time.monotonic()
         if attempt.generation == attempt.target.generation:
             attempt.target.seen.received_at = now
-        if self._captured is not None and data:
-            if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
-                stage.router.first_token(attempt, now)
-                if attempt.prompt.stream:  # which its backend serves from now on, whatever becomes of it
-                    self._serves(now)
-            if call.sent_bytes <= CAPTURE_BYTES_MAX:
-                self._captured += data
-        if self._naming is not None and data and (name := self._naming.feed(data)):
-            stage.router.stored(attempt, name, call.read.tenant, now)
-        call.sent_bytes += len(data)
+        if self._is_due:
+            self._learn(now)
+        call.sent_bytes = self._reader.size
+
+    def _learn(self, now: float) -> None:
+        stage, attempt, reader = self._stage, self._attempt, self._reader
+        if reader.has_output and self._captured is not None and attempt.first_at is None:
+            stage.router.first_token(attempt, now)
+            if attempt.prompt.stream:  # which its backend serves from now on, whatever becomes of it
+                self._serves(now)
+        if reader.name:
+            stage.router.stored(attempt, reader.name, self._call.read.tenant, now)
+            reader.name = ""
+        self._is_due = not reader.has_output or reader.naming is not None
 
     def _serves(self, now: float) -> None:
         served = serves(self._stage.router.registry, self._call.request.path, self._attempt)
@@ -66,7 +64,7 @@ class AnswerProof:
 
     def whole(self, *, chunked: bool) -> None:
         """Have a whole answer learned. One without output proves a prefill only if the engine says how it finished."""
-        if self._captured is None:
+        if self._captured is None or self._reader.failure is not None:
             return
         attempt, raw = self._attempt, bytes(self._captured)
         attempt.reply.counted_tokens = counted_prompt(raw, attempt.prompt.api)

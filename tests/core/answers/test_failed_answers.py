@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.failed_answers import EMPTY, failure_in, is_undecided, may_fail
+from ranvier_py.core.answers.failed_answers import EMPTY, Failure
+from tests.core.answers.feeding import event_reader, through, whole_reader
 
 FULL = {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}
 ROLE: dict[str, Any] = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
@@ -47,13 +48,24 @@ OPENINGS: dict[str, list[Any]] = {
 }
 
 
+def failure_in(data: bytes, api: str) -> Failure | None:
+    reader = event_reader(api=api)
+    reader.feed(data, complete=False)
+    return None if reader.begun else reader.failure
+
+
+def failure_of_whole(data: bytes) -> Failure | None:
+    reader = whole_reader()
+    reader.feed(data, complete=True)
+    return reader.failure
+
+
 @pytest.mark.parametrize("api", OPENINGS)
 @pytest.mark.parametrize("kind", [*ERRORS, *OF_RESPONSES])
 def test_an_error_before_any_output_is_a_failure_by_the_code_inside(kind: str, api: str) -> None:
     error, status = {**ERRORS, **OF_RESPONSES}[kind]
     for data in (stream(error), stream(*OPENINGS[api], error), b": ping\n\n" + b"event: error\n" + stream(error)):
-        assert may_fail(data, streamed=True, complete=False)
-        failure = failure_in(data, api, streamed=True)
+        failure = failure_in(data, api)
         assert failure is not None
         assert failure.status == status
 
@@ -62,8 +74,7 @@ def test_an_error_before_any_output_is_a_failure_by_the_code_inside(kind: str, a
 def test_a_whole_answer_that_is_an_error_is_a_failure(kind: str) -> None:
     error, status = ERRORS[kind]
     for data in (json.dumps(error).encode(), json.dumps(error, indent=1, separators=(",", " : ")).encode()):
-        assert may_fail(data, streamed=False, complete=True)
-        failure = failure_in(data, "chat", streamed=False)
+        failure = failure_of_whole(data)
         assert failure is not None
         assert failure.status == status
 
@@ -81,7 +92,7 @@ def test_a_whole_answer_that_is_an_error_is_a_failure(kind: str) -> None:
     ],
 )
 def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes) -> None:
-    assert not may_fail(data, streamed=True, complete=False) or failure_in(data, "chat", streamed=True) is None
+    assert failure_in(data, "chat") is None
 
 
 @pytest.mark.parametrize(
@@ -98,29 +109,23 @@ def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes
     ],
 )
 def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
-    data = json.dumps(fields).encode()
-    assert not may_fail(data, streamed=False, complete=True) or failure_in(data, "chat", streamed=False) is None
+    assert failure_of_whole(json.dumps(fields).encode()) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"data: [DONE]\n\n", b": ping\n\n", b"\n"])
 def test_a_stream_that_ends_without_an_event_is_a_failure(data: bytes) -> None:
-    assert may_fail(data, streamed=True, complete=True)
-    assert failure_in(data, "chat", streamed=True) == EMPTY
+    reader = event_reader()
+    assert through([data], reader) == [data]
+    assert reader.failure == EMPTY
 
 
-def test_nothing_waits_for_more_than_decides() -> None:
-    assert [is_undecided(each, streamed=True) for each in (b"", b"data: [DONE]\n\n")] == [True, True]
-    assert not any(is_undecided(each, streamed=True) for each in (b": ping\n\n", stream(ROLE), b"x"))
-    assert is_undecided(b'data: {"error":{"mess', streamed=True)
-    assert not any(is_undecided(stream({"error": FULL}) + end, streamed=True) for end in (b"", b"\r\n"))
-    assert is_undecided(b"", streamed=False)
-    assert not any(is_undecided(each, streamed=False) for each in (b"\n", b"1\r\n\n\r\n", b"   "))
-    assert is_undecided(b'{"error":' + b" " * 9000, streamed=False)
-    assert not any(is_undecided(each, streamed=False) for each in (b'{"error":' + b" " * 20_000, b'{"choices":['))
+DEEP = b'{"error":' * 400 + b"1" + b"}" * 400
 
 
 @given(st.binary(max_size=200))
+@example(b"[" * 2000)
+@example(DEEP)
 def test_no_bytes_break_anything(data: bytes) -> None:
-    for streamed in (True, False):
-        failure = failure_in(b'data: {"error":' + data, "chat", streamed=streamed)
-        assert failure is None or 400 <= failure.status <= 599
+    for body in (b'{"error":' + data, data):
+        for failure in (failure_in(b"data: " + body + b"\n\n", "chat"), failure_of_whole(body)):
+            assert failure is None or 400 <= failure.status <= 599

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsker
-from ranvier_py.core.answers.usage_removal import UsageRemover
+from ranvier_py.core.answers.usage_removal import UsageRemoval
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.body_json import spliced
 from ranvier_py.core.prompts.body_members import ABSENT, stream_options
@@ -126,16 +126,16 @@ def test_a_backend_that_refuses_the_body_itself_is_still_unknown() -> None:
 
 def test_a_backend_that_reports_unasked_is_not_asked() -> None:
     asking = UsageAsker()
-    remover = UsageRemover("close", None)
-    remover.counts_anyway = True
-    asking.answered(remover, BackendId(3), 1)
+    removal = UsageRemoval(keeps_length=False)
+    removal.counts_anyway = True
+    asking.answered(removal, BackendId(3), 1)
     assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
 
 
 def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
     asking = UsageAsker()
-    remover = UsageRemover("close", None)
-    remover.has_more = True
-    asking.answered(remover, BackendId(3), 1)
+    removal = UsageRemoval(keeps_length=False)
+    removal.has_more = True
+    asking.answered(removal, BackendId(3), 1)
     assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
     assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 2) is not None

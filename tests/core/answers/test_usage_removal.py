@@ -1,53 +1,27 @@
 """Counts that only we asked for leave no trace in a stream, however it is cut."""
 
-import json
-from itertools import pairwise
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.chunked import ChunkedReader, unchunked
-from ranvier_py.core.answers.usage_removal import HELD_BYTES_MAX, UsageRemover
-from ranvier_py.core.errors import UpstreamGarbled
+from ranvier_py.core.answers.answer_reader import HELD_BYTES_MAX
+from ranvier_py.core.answers.chunked import unchunked
+from tests.core.answers.feeding import (
+    COUNTS,
+    DONE,
+    USAGE,
+    chunked,
+    cut,
+    delta,
+    event,
+    event_reader,
+    removal_of,
+    through,
+)
 from tests.examples import examples
 
-USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
-DONE = b"data: [DONE]\n\n"
-
-
-def event(fields: dict[str, object], end: bytes = b"\n\n") -> bytes:
-    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + end
-
-
-def delta(text: str, **more: object) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": text}}], **more})
-
-
-COUNTS = event({"choices": [], "usage": USAGE})
 OUTPUT = delta('says "prompt_tokens": 3 and "usage":{} in "choices":[]', usage=None)
 EVENTS = [delta("a"), delta("b" * 300), OUTPUT, b": ping\n\n", b'data: not json "prompt_tokens"\n\n', DONE]
-
-
-def chunked(parts: list[bytes]) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-
-
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    bounds = sorted({0, len(data), *(place % len(data) for place in places)})
-    return [data[low:high] for low, high in pairwise(bounds)]
-
-
-def through(pieces: list[bytes], framing: str) -> tuple[list[bytes], UsageRemover]:
-    """What leaves for each piece, as an exchange would feed them."""
-    parser = ChunkedReader() if framing == "chunked" else None
-    remover = UsageRemover(framing, parser)
-    out = []
-    for number, piece in enumerate(pieces):
-        if parser is not None:
-            assert parser.feed(piece) == len(piece)
-        out.append(remover.feed(piece, parser.done if parser is not None else number == len(pieces) - 1))
-    return out, remover
 
 
 streams = st.tuples(
@@ -64,9 +38,10 @@ streams = st.tuples(
 def test_chunks_and_reads_may_cut_it_anywhere(stream: tuple[list[bytes], list[bytes], list[int], list[int]]) -> None:
     before, after, chunk_cuts, reads = stream
     wire = chunked(cut(b"".join([*before, COUNTS, *after]), chunk_cuts))
-    out, remover = through(cut(wire, reads), "chunked")
+    reader = event_reader("chunked")
+    out, removal = through(cut(wire, reads), reader), removal_of(reader)
     assert unchunked(b"".join(out)) == b"".join([*before, *after])
-    assert remover.removed == 1
+    assert removal.removed == 1
 
 
 @settings(max_examples=examples(200))
@@ -75,7 +50,7 @@ def test_a_body_without_chunks_is_cut_anywhere_too(
     stream: tuple[list[bytes], list[bytes], list[int], list[int]],
 ) -> None:
     before, after, _, reads = stream
-    out, _ = through(cut(b"".join([*before, COUNTS, *after]), reads), "close")
+    out = through(cut(b"".join([*before, COUNTS, *after]), reads), event_reader("close"))
     assert b"".join(out) == b"".join([*before, *after])
 
 
@@ -86,22 +61,23 @@ def test_what_nobody_asked_for_twice_passes_byte_by_byte_in_its_own_order(
 ) -> None:
     before, after, chunk_cuts, reads = stream
     wire = chunked(cut(b"".join([b":\n\n", *before, *after]), chunk_cuts))
-    out, remover = through(cut(wire, reads), "chunked")
+    reader = event_reader("chunked")
+    out, removal = through(cut(wire, reads), reader), removal_of(reader)
     assert unchunked(b"".join(out)) == b"".join([b":\n\n", *before, *after])
-    assert remover.removed == 0
+    assert removal.removed == 0
 
 
 def test_pieces_of_whole_events_leave_in_their_own_chunks_at_once() -> None:
     """Else every token would be copied."""
     pieces = [chunked([delta(str(n))])[:-5] for n in range(3)]
-    out, _ = through([*pieces, chunked([COUNTS, DONE])], "chunked")
+    out = through([*pieces, chunked([COUNTS, DONE])], event_reader("chunked"))
     assert all(before is after for before, after in zip(pieces, out, strict=False))
     assert out[3] == chunked([DONE])
 
 
 def test_a_stream_with_a_length_keeps_it() -> None:
     whole = delta("a") + COUNTS + DONE
-    out, _ = through([whole[:50], whole[50:]], "length")
+    out = through([whole[:50], whole[50:]], event_reader("length"))
     assert len(b"".join(out)) == len(whole)
     assert b"prompt_tokens" not in b"".join(out)
     assert b"".join(out).startswith(delta("a") + b":  ")
@@ -111,7 +87,7 @@ def test_lines_may_end_as_the_standard_of_event_streams_allows() -> None:
     for end in (b"\r\n", b"\r"):
         events = [part.replace(b"\n", end) for part in (delta("a"), COUNTS, DONE)]
         for pieces in ([b"".join(events)], [bytes((byte,)) for byte in b"".join(events)]):
-            out, _ = through(pieces, "close")
+            out = through(pieces, event_reader("close"))
             assert b"".join(out) == events[0] + events[2]
 
 
@@ -132,11 +108,12 @@ OTHER_FORMS = {
 def test_counts_are_found_by_their_data_alone(form: str, framing: str) -> None:
     before, counts = delta("a"), OTHER_FORMS[form]
     pieces = [before, counts[:-20], counts[-20:], DONE]
-    out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
+    reader = event_reader(framing)
+    out, removal = through(pieces if framing != "chunked" else [chunked(pieces)], reader), removal_of(reader)
     left = unchunked(b"".join(out)) if framing == "chunked" else b"".join(out)
     assert left.startswith(before)
     assert b'usage"' not in left
-    assert (remover.removed, remover.counts, remover.has_more) == (1, counts, False)
+    assert (removal.removed, removal.counts, removal.has_more) == (1, counts, False)
     if framing != "length":
         assert left == before + DONE
     else:
@@ -148,43 +125,40 @@ def test_what_stands_beside_counts_goes_on_without_them(framing: str) -> None:
     timings = {"prompt_n": 7, "predicted_per_second": 33.3}
     counts = b"id: 9\n" + event({"object": "x", "choices": [], "usage": USAGE, "timings": timings})
     pieces = [delta("a"), counts, DONE]
-    out, remover = through(pieces if framing != "chunked" else [chunked(pieces)], framing)
+    reader = event_reader(framing)
+    out, removal = through(pieces if framing != "chunked" else [chunked(pieces)], reader), removal_of(reader)
     left = unchunked(b"".join(out)) if framing == "chunked" else b"".join(out)
     rest = b"id: 9\n" + event({"object": "x", "choices": [], "timings": timings})
     if framing == "length":
         rest = rest[:-2].ljust(len(counts) - 2) + b"\n\n"
     assert left == delta("a") + rest + DONE
-    assert (remover.removed, remover.counts, remover.has_more) == (1, counts, True)
+    assert (removal.removed, removal.counts, removal.has_more) == (1, counts, True)
 
 
 def test_counts_that_come_with_output_were_not_our_question() -> None:
     """An engine that counts for everybody would lose its last event otherwise."""
     wire = [chunked([delta("a", usage=USAGE)])[:-5], chunked([COUNTS, DONE])]
-    out, remover = through(wire, "chunked")
+    reader = event_reader("chunked")
+    out, removal = through(wire, reader), removal_of(reader)
     assert b"".join(out) == b"".join(wire)
-    assert remover.counts_anyway
+    assert removal.counts_anyway
 
 
 def test_an_endless_event_is_not_held() -> None:
     piece = b"data: " + b"x" * HELD_BYTES_MAX + b'"prompt_tokens"'
-    remover = UsageRemover("close", None)
-    out = remover.feed(piece, complete=False)
+    reader = event_reader()
+    out = reader.feed(piece, complete=False)
     assert out == piece
-    assert remover.feed(b"y\n", complete=False) == b"y"
-    assert remover.feed(b"\n" + COUNTS + DONE, complete=True) == b"\n\n" + DONE
+    assert reader.feed(b"y\n", complete=False) == b"y"
+    assert reader.feed(b"\n" + COUNTS + DONE, complete=True) == b"\n\n" + DONE
 
 
 @pytest.mark.parametrize("piece", [b"\r", b"\n\r", b"\r\n", b"x\r", b'"prompt_tokens"\r'])
 def test_an_event_of_nothing_but_line_ends_is_not_held_either(piece: bytes) -> None:
-    remover, sent, left = UsageRemover("close", None), b"data: ", b""
-    left += remover.feed(sent, complete=False)
+    reader, sent, left = event_reader(), b"data: ", b""
+    left += reader.feed(sent, complete=False)
     for _ in range(4):
         sent += piece * HELD_BYTES_MAX
-        left += remover.feed(piece * HELD_BYTES_MAX, complete=False)
+        left += reader.feed(piece * HELD_BYTES_MAX, complete=False)
         assert len(sent) - len(left) <= HELD_BYTES_MAX
-    assert left + remover.feed(b"", complete=True) == sent
-
-
-def test_chunks_that_can_not_be_followed_end_the_stream() -> None:
-    with pytest.raises(UpstreamGarbled):
-        UsageRemover("chunked", ChunkedReader()).feed(b"z" * 5000, complete=False)
+    assert left + reader.feed(b"", complete=True) == sent

@@ -1,0 +1,211 @@
+"""Reads an answer as it passes, once: where it begins, its first token, a failure in it, its id, counts to be removed.
+
+Rule: a piece of whole events in whole chunks, in which nothing is looked for, passes unchanged. Any other is taken out
+of its chunks and cut into events, however reads and chunks cut these, and each event goes to whom it concerns. What is
+left where counts were removed, or an event had to be held, leaves in a chunk of ours.
+Invariant: neither what passes nor what is found depends on the cuts (test_answer_reader.py).
+Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answer begins; CAPTURE_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ranvier_py.core.answers.answer_stream import ResponseName, has_token
+from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.failed_answers import EMPTY, OUTPUT, AnswerEvent, Failure, failure_in_whole
+from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
+
+ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted in all whole answers that are
+RESPONSE_FAILED = b"response.failed"
+QUOTED_ERROR, OUTPUT_NAMES = b'"error"', [b'"%b"' % name.encode() for name in OUTPUT]
+EVENT_END = re.compile(rb"\n\r?\n|\r\r")
+CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
+
+HELD_BYTES_MAX = 64 * 1024
+"""A longer event is not one of counts, which have some 300 bytes; it is passed on as it comes."""
+
+WHOLE_BYTES_MAX = 16 * 1024
+"""Of a whole answer that may be an error: these have some hundred bytes."""
+
+CAPTURE_BYTES_MAX = 1 << 20
+"""Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
+
+
+class AnswerReader:
+    """Reads an answer of which nothing but its first token is looked for: one that `streams` has that in its pieces.
+    `chunks` follows those of a chunked body."""
+
+    __slots__ = (
+        *("api", "captured", "chunks", "held", "naming", "streams"),
+        *("begun", "failure", "has_output", "name", "size"),
+    )
+
+    def __init__(self, api: str, chunks: ChunkedReader | None, *, streams: bool, names: bool, captures: bool) -> None:
+        self.api, self.chunks, self.streams = api, chunks, streams
+        self.captured = bytearray() if captures else None  # not a list: an engine may send two bytes at a time
+        self.naming = ResponseName() if names else None  # while the answer's id is looked for
+        self.held = b""  # what was not judged yet
+        self.name = ""  # its id, once it is here
+        self.size = 0  # bytes so far, as they came
+        self.begun = self.has_output = False  # no other engine can answer any more; the prefill is done
+        self.failure: Failure | None = None  # what the answer is, or what ended it
+
+    def feed(self, data: bytes, complete: bool) -> bytes:
+        """Return what goes on to the client of this piece, which `chunks` has just read, and of what was held.
+        `complete`: the message ends with it."""
+        self.size += len(data)
+        if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
+            self.captured += data
+        if self.naming is not None and data:
+            self.name = self.naming.feed(self._payload(data))
+            self.naming = None if self.naming.is_over else self.naming
+        return self._passed(data, complete)
+
+    def _passed(self, data: bytes, complete: bool) -> bytes:
+        self.begun = self.begun or bool(data) or complete or not self.streams
+        self.has_output = self.has_output or (bool(data) and (not self.streams or has_token(data, self.api)))
+        return data
+
+    def _payload(self, data: bytes) -> bytes:
+        return data if self.chunks is None else self.chunks.payload(data)
+
+
+class WholeReader(AnswerReader):
+    """Reads an answer that is one JSON object. It begins also with blanks, by which engines keep a line open."""
+
+    __slots__ = ()
+
+    def _passed(self, data: bytes, complete: bool) -> bytes:
+        if not (self.has_output or self.failure):
+            held = self.held = self.held + self._payload(data)
+            text = held.lstrip()
+            if not text.startswith(b"{") or len(text) > WHOLE_BYTES_MAX:
+                self.has_output = bool(text)
+            elif QUOTED_ERROR not in text:
+                self.has_output = complete or any(name in text for name in OUTPUT_NAMES)
+            elif complete:
+                self.failure = failure_in_whole(text)
+                self.has_output = self.failure is None
+            self.begun = self.begun or self.has_output or bool(held and not text)
+        return data
+
+
+class StreamReader(AnswerReader):
+    """Reads a stream of events."""
+
+    __slots__ = ("_aligned", "_end", "_is_empty", "_mark", "_opening", "_over", "_passing", "removal")
+
+    def __init__(self, api: str, chunks: ChunkedReader | None, *, streams: bool, names: bool, captures: bool) -> None:
+        super().__init__(api, chunks, streams=streams, names=names, captures=captures)
+        self.removal: UsageRemoval | None = None
+        self._mark = RESPONSE_FAILED if api == "responses" else ERROR
+        self._end = CHUNK_END if chunks is not None else b"\n\n"
+        self._aligned = True  # everything so far was whole events in whole chunks
+        self._passing = False  # the first part of this event was too long to be looked at
+        self._opening = self._is_empty = True  # every event is looked at; none has an object
+        self._over = False  # only what ends a chunked message is to come
+
+    def remove(self, removal: UsageRemoval) -> None:
+        """Have counts removed: call this before anything is read."""
+        self.removal, self._mark = removal, MARK
+
+    def feed(self, data: bytes, complete: bool) -> bytes:
+        chunks = self.chunks
+        if (  # nearly all pieces
+            (self._aligned and self.naming is None)
+            and (self._mark not in data and ERROR not in data)
+            and (complete or (data.endswith(self._end) and (chunks is None or not chunks.inside)))
+            and (chunks is None or len(chunks.spans) < 2 or data.count(CHUNK_END) >= len(chunks.spans))
+            and (not self._opening or self._has_token(data))
+        ):
+            self.size += len(data)
+            if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
+                self.captured += data
+            return data
+        return super().feed(data, complete)
+
+    def _has_token(self, data: bytes) -> bool:
+        if has_token(data, self.api):
+            self.has_output, self.begun, self._opening = True, True, False
+        return not self._opening
+
+    def _passed(self, data: bytes, complete: bool) -> bytes:
+        if self._over:
+            return data
+        chunks, was_aligned, payload = self.chunks, self._aligned, self._payload(data)
+        last = chunks.last if chunks is not None else b""
+        kept = self._kept(payload, is_last=complete or bool(last))
+        self._over = bool(last)
+        self._aligned = not (self.held or self._passing or (chunks is not None and chunks.inside))
+        if self.removal is None or (was_aligned and (self._aligned or complete) and kept == payload):
+            return data
+        if chunks is None:
+            return kept
+        return b"%x\r\n%b\r\n%b" % (len(kept), kept, last) if kept else last
+
+    def _kept(self, payload: bytes, *, is_last: bool) -> bytes:
+        """Return what is kept of the whole events in this payload and in what was held."""
+        data, passed = self.held + payload, b""
+        if self._passing:
+            first = EVENT_END.search(data)
+            if first is None and not is_last:
+                return self._pass_on(data)
+            end = first.end() if first is not None else len(data)
+            self._passing, passed, data = False, data[:end], data[end:]
+        end = len(data) if is_last else end_of_events(data, 0, len(data))
+        events, self.held = data[:end], data[end:]
+        kept = passed + self._sifted(events)
+        if is_last and self._opening and self._is_empty:
+            self.failure = EMPTY
+        return kept + self._pass_on(self.held) if len(self.held) > HELD_BYTES_MAX else kept
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Let an incomplete event go, except a line end at its end that may become the event's end."""
+        self._passing, self._is_empty = True, False
+        kept = 2 if data.endswith(b"\n\r") else 1 if data.endswith((b"\n", b"\r")) else 0
+        self.held = data[len(data) - kept :]
+        return data[: len(data) - kept]
+
+    def _sifted(self, events: bytes) -> bytes:
+        """Have whole events looked at by whom they concern. Returns what goes on of them."""
+        kept, at = list[bytes](), 0
+        while (place := self._next(events, at)) >= 0:
+            start, found = end_of_events(events, at, place), EVENT_END.search(events, place)
+            end = found.end() if found is not None else len(events)
+            kept += (events[at:start], self._looked_at(events[start:end]))
+            at = end
+        return b"".join((*kept, events[at:]))
+
+    def _next(self, events: bytes, at: int) -> int:
+        """Return a place in the next event that concerns anybody; -1: none does."""
+        if self._opening:
+            return at if at < len(events) else -1
+        places = [events.find(self._mark, at), events.find(ERROR, at) if self.failure is None else -1]
+        return min([place for place in places if place >= 0], default=-1)
+
+    def _looked_at(self, event: bytes) -> bytes:
+        if self.failure is None and (self._opening or ERROR in event or RESPONSE_FAILED in event):
+            self._judge(event)
+        if self.removal is not None and MARK in event:
+            event = self.removal.left_of(event)
+            if self.removal.counts_anyway:
+                self._mark = ERROR
+        return event
+
+    def _judge(self, event: bytes) -> None:
+        """Find out whether the answer fails, or begins, with this event."""
+        found = AnswerEvent.of(event)
+        if ERROR in event or RESPONSE_FAILED in event:
+            self.failure = found.failure
+        if self._opening and self.failure is None:
+            self.has_output = has_token(event, self.api)
+            self.begun = self.begun or self.has_output or found.begins
+            self._is_empty = self._is_empty and found.fields is None and not found.begins
+        self._opening = not (self.has_output or self.failure)
+
+
+def end_of_events(data: bytes, start: int, stop: int) -> int:
+    """Return where the last event that ends between these places ends; `start` if there is none."""
+    found = ((data.rfind(end, start, stop), len(end)) for end in (b"\n\n", b"\n\r\n", b"\r\r"))
+    return max([place + length for place, length in found if place >= 0], default=start)
