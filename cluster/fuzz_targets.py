@@ -18,8 +18,8 @@ from ranvier_py.core.mesh.wire.seal import Sealer
 from ranvier_py.core.peer.router_peer import CODEC, STATE_HEAD, STATE_MAGIC, read_state
 from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.peers import route_updates
-from ranvier_py.core.routing.peers.route_messages import Digest, Entry, RouteUpdates, Vector
-from ranvier_py.core.routing.peers.route_updates import REMOVED, BadRouteUpdate, ProcessUpdate, UpdateRow
+from ranvier_py.core.routing.peers.route_messages import Digest, RouteUpdates, Vector
+from ranvier_py.core.routing.peers.route_updates import REMOVED, BadRouteUpdate, Entry, ProcessUpdate, UpdateRow
 
 KINDS: Sequence[int] = tuple(CODEC.topic_of)
 MEMORY_EVERY = 16

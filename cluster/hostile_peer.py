@@ -23,6 +23,7 @@ from ranvier_py.core.mesh.wire.seal import Sealer
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.peers import route_messages as r
+from ranvier_py.core.routing.peers.route_updates import Entry
 
 LABEL = "ranvier"
 U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
@@ -154,8 +155,8 @@ def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
     yield "an answer to nothing", m.Ack(U32)
     yield "a probe of a third", m.PingRequest(1, 77, "192.0.2.1", 9)
     yield "a probe of the node by itself", m.PingRequest(2, peer.node, *peer.node_address)
-    yield "updates up to the greatest number", r.RouteUpdates(0, U64 - 1, (r.Entry(U16, b"x"),), U16)
-    yield "updates of the node's own session", r.RouteUpdates(peer.node, U32, (r.Entry(0, b"\xff" * 40),))
+    yield "updates up to the greatest number", r.RouteUpdates(0, U64 - 1, (Entry(U16, b"x"),), U16)
+    yield "updates of the node's own session", r.RouteUpdates(peer.node, U32, (Entry(0, b"\xff" * 40),))
     yield "a vector of the greatest numbers", r.Vector(((peer.node, U64), (77, U64)), reply=True)
     yield "the node's own log was trimmed", r.Reset(peer.node, U64)
     yield "another schema", r.Digest(U64, U64)

@@ -68,7 +68,7 @@ def prove(peer: RouterPeer, neighbours: Sequence[int], now: float) -> None:
 
 def agree(facts: BackendFacts, neighbours: Sequence[int]) -> None:
     """Let a node and its neighbours have sent each other all their backends."""
-    for known in facts._known.values():
+    for known in facts.backends.values():
         known.counted = True
     facts._changed.clear()
     facts._answered = dict.fromkeys(neighbours)

@@ -34,7 +34,7 @@ from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.backend_state.signed_commands import COMMANDS_PER_MESSAGE, Command, Commands
 from ranvier_py.core.routing.peers import route_messages as r
 from ranvier_py.core.routing.peers import route_updates
-from ranvier_py.core.routing.peers.route_updates import UpdateRow, encode_rows
+from ranvier_py.core.routing.peers.route_updates import UPDATES_MAX, UpdateRow, encode_rows, pack_entries, unpack_entries
 from ranvier_py.core.routing.peers.table_copy import TableCopy
 from tests.core.engine_cache.test_snapshot import hasher
 from tests.core.mesh.wire.wire_samples import EXAMPLES
@@ -72,7 +72,7 @@ def rows(backend: Name) -> r.RouteUpdates:
 
 def short_rows(backend: Name) -> r.RouteUpdates:
     """As many updates as fit in a frame, each of one new row."""
-    entries = many(r.ENTRIES_MAX, lambda _: r.Entry(0, encode_rows([UpdateRow(backend, 0, 16, u64(), u64())])))
+    entries = many(UPDATES_MAX, lambda _: r.Entry(0, encode_rows([UpdateRow(backend, 0, 16, u64(), u64())])))
     return r.RouteUpdates(0, 0, entries)
 
 
@@ -94,7 +94,7 @@ def command(number: int) -> Command:
 def prefills(backend: Name) -> Prefills:
     size = 8 * PREFILL_FINGERPRINTS_MAX
     begun = many(PREFILLS_MAX, lambda number: SharedPrefill(number, *backend, rng.randbytes(size)))
-    return Prefills(begun, rng.randbytes(4 * r.ENTRIES_MAX))
+    return Prefills(begun, rng.randbytes(4 * UPDATES_MAX))
 
 
 def part_sums(_: Name) -> r.PartSums:
@@ -226,8 +226,8 @@ def test_no_part_of_side_state_that_was_asked_for_holds_up_the_event_loop() -> N
     longest = []
     for _ in range(TRIES):
         node = RouteNode(1)
-        part = r.pack_entries(short_rows(counted(node.backends, ENGINE)).entries)
+        part = pack_entries(short_rows(counted(node.backends, ENGINE)).entries)
         began = time.thread_time()
-        node.sync.take_side_state([update for _, update in r.unpack_entries(part)], 1.0, 1.0)
+        node.sync.take_side_state([update for _, update in unpack_entries(part)], 1.0, 1.0)
         longest.append(time.thread_time() - began)
     assert min(longest) <= OCCUPIED_S_MAX

@@ -83,7 +83,7 @@ class Membership:
 
     def everybody(self) -> Iterable[Member]:
         """All other members, the dead included."""
-        return self.table.roster.everybody()
+        return self.table.roster.values()
 
     def member(self, session: int) -> Member | None:
         """Return a known member, perhaps dead."""
@@ -214,7 +214,7 @@ class Membership:
 
     def received_from(self, session: int, now: float) -> None:
         """Note that a packet of this session was opened: it is alive, whatever others report."""
-        member = self.member(session)
+        member = self.table.roster.get(session)
         if member is None:
             return
         member.received_at = now

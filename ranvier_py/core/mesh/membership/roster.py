@@ -9,7 +9,6 @@ between. Invariants: each member's session and name lead to it; `live` counts th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, nan
 from random import Random
@@ -65,37 +64,27 @@ class Member:
         return self.misses < (MISSES_MAX if self.passed else 1)
 
 
-class Roster:
-    """All members but this node."""
+class Roster(dict[int, Member]):
+    """All members but this node, the dead included, by session. Only its methods change it."""
 
-    __slots__ = ("_alive", "_members", "_names", "live")
+    __slots__ = ("_alive", "_names", "live")
 
     def __init__(self) -> None:
-        self._members: dict[int, Member] = {}
+        super().__init__()
         self._names: dict[str, int] = {}
         self._alive: tuple[Member, ...] | None = ()
         self.live = 0
 
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def get(self, session: int) -> Member | None:
-        return self._members.get(session)
-
     def named(self, name: str) -> Member | None:
         session = self._names.get(name)
-        return None if session is None else self._members[session]
+        return None if session is None else self[session]
 
     def alive(self) -> tuple[Member, ...]:
         """Return the live members, in the order in which they became known. The same object until a member comes, goes
         or changes its schema."""
         if self._alive is None:
-            self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
+            self._alive = tuple([one for one in self.values() if one.record.state <= State.SUSPECT])
         return self._alive
-
-    def everybody(self) -> Iterable[Member]:
-        """All members, the dead included."""
-        return self._members.values()
 
     def at(self, address: Address) -> list[Member]:
         """Return the live members at this address: one, unless several claim it. O(members): for rare events."""
@@ -104,9 +93,9 @@ class Roster:
 
     def add(self, record: Record, now: float) -> Member:
         """Add a session that is not known yet, with a name that no member has."""
-        assert record.session not in self._members
+        assert record.session not in self
         assert record.name not in self._names
-        member = self._members[record.session] = Member(record, now)
+        member = self[record.session] = Member(record, now)
         self._names[record.name] = record.session
         self._count(member, 1)
         return member
@@ -126,7 +115,7 @@ class Roster:
             self._alive = None
 
     def remove(self, member: Member) -> None:
-        del self._members[member.session]
+        del self[member.session]
         del self._names[member.record.name]
         self._count(member, -1)
 

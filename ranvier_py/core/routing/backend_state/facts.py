@@ -157,8 +157,8 @@ class BackendFacts(JoinTable[int, Fact]):
         self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
         self.read: list[tuple[int, Fact]] = []  # by a peer's session, whose marks its facts have; drained likewise
         self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
-        self._known: dict[int, KnownBackend] = {}
-        self._others: dict[int, float] = {}  # those of `_known` that are not ours: when any node last had each
+        self.backends: dict[int, KnownBackend] = {}  # by key; to be read alone
+        self._others: dict[int, float] = {}  # those of `backends` that are not ours: when any node last had each
         self._oldest: list[tuple[float, int]] = []  # the same, in the order of these times
         self._doubts: dict[int, dict[int, float]] = {}
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
@@ -168,7 +168,7 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def __len__(self) -> int:
         """How many backends anything is known of."""
-        return len(self._known)
+        return len(self.backends)
 
     def known(self, now: float) -> Sequence[Fact]:
         """Return all that is known, in the form sent to peers."""
@@ -176,7 +176,7 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def observe(self, backend: int, verdict: Verdict, started_at: float, reading: MarksRead | None = None) -> None:
         """Note our own view of one of our backends; cheap when nothing changed."""
-        known = self._known.get(backend)
+        known = self.backends.get(backend)
         if known is None:
             known = self._made(backend)
             self._changed[backend] = None
@@ -199,7 +199,7 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def restarted(self, backend: int, started_at: float) -> int:
         """Count a restart that we saw. Returns the generation: the next one, unless a peer reported the same start."""
-        known = self._known.get(backend) or self._made(backend)
+        known = self.backends.get(backend) or self._made(backend)
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
         if not same_start:
             known.generation = min(known.generation + 1, COUNT_MAX)
@@ -209,13 +209,13 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def begun(self, backend: int, started_at: float) -> None:
         """Take over the start that a peer reported: it is of the process that we count, as are all claims of ours."""
-        known = self._known.get(backend)
+        known = self.backends.get(backend)
         if known is not None and not known.started_at:
             known.started_at = started_at
 
     def drain(self, backend: int, draining: bool) -> None:
         """Note that the operator began or ended draining here."""
-        known = self._known.get(backend) or self._made(backend)
+        known = self.backends.get(backend) or self._made(backend)
         if known.draining is not draining:
             known.draining = draining
             known.drain_clock = min(known.drain_clock + 1, COUNT_MAX)
@@ -227,14 +227,14 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def left(self, backend: int, now: float) -> None:
         """Note that our registry has the backend no more."""
-        if backend in self._known:
-            self._known[backend].reading = None
+        if backend in self.backends:
+            self.backends[backend].reading = None
             self._note_had(backend, now)
             self._uncounted.pop(backend, None)
 
     def of(self, backend: int) -> KnownBackend:
         """Return what is known of a backend. The caller must neither change nor keep it."""
-        return self._known.get(backend, UNKNOWN)
+        return self.backends.get(backend, UNKNOWN)
 
     def generation_of(self, backend: int, low_bits: int) -> int:
         """Return the generation whose low bits an update carries: the nearest to ours. A later one is adopted.
@@ -277,7 +277,7 @@ class BackendFacts(JoinTable[int, Fact]):
         if now >= self._repeat_at:
             for backend in [backend for backend, had_at in self._others.items() if now - had_at > KEPT_S]:
                 self._drop(backend)
-            draining = {key: None for key, known in self._known.items() if known.draining and key not in self._others}
+            draining = {key: None for key, known in self.backends.items() if known.draining and key not in self._others}
             self._send(self._some(self._peers), self._rows(draining, now))
         super().tick(now)
         self.loads.tick(now)
@@ -312,14 +312,14 @@ class BackendFacts(JoinTable[int, Fact]):
             self.counters.facts_absurd += 1
             return
         self.read.append((peer.session, fact))
-        known = self._known.get(fact.backend)
+        known = self.backends.get(fact.backend)
         if known is None:
             if fact.idle_s > KEPT_S:
                 return
             if not self._has_room(had_at):
                 self.counters.dropped += 1
                 return
-            known = self._known[fact.backend] = KnownBackend(fact.generation, fact.started_at)
+            known = self.backends[fact.backend] = KnownBackend(fact.generation, fact.started_at)
             self._note_had(fact.backend, had_at)
             self._changed[fact.backend] = None
             self.changes.append(NewGeneration(fact.backend, fact.generation, fact.started_at))
@@ -364,7 +364,7 @@ class BackendFacts(JoinTable[int, Fact]):
             self.changes.append(KnownStart(fact.backend, fact.started_at))
 
     def _adopt(self, backend: int, generation: int, started_at: float) -> None:
-        known = self._known.get(backend) or self._made(backend)
+        known = self.backends.get(backend) or self._made(backend)
         known.generation, known.started_at = generation, started_at
         self.counters.facts_adopted += 1
         self._changed[backend] = None
@@ -373,13 +373,13 @@ class BackendFacts(JoinTable[int, Fact]):
     def _made(self, backend: int) -> KnownBackend:
         """Add a backend of ours of which no peer has sent a fact."""
         self._has_room(inf)
-        known = self._known[backend] = KnownBackend()
+        known = self.backends[backend] = KnownBackend()
         self._uncounted[backend] = None
         return known
 
     def _has_room(self, had_at: float) -> bool:
         """Whether one more backend fits, last had at `had_at`; if full, it replaces one that was last had earlier."""
-        if len(self._known) >= BACKENDS_MAX:
+        if len(self.backends) >= BACKENDS_MAX:
             if not self._oldest or self._oldest[0][0] >= had_at:
                 return False
             self._drop(self._oldest[0][1])
@@ -388,7 +388,7 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def _drop(self, backend: int) -> None:
         self._note_had(backend, None)
-        for known in (self._known, self._doubts, self._changed):
+        for known in (self.backends, self._doubts, self._changed):
             known.pop(backend, None)
 
     def _note_had(self, backend: int, at: float | None) -> None:
@@ -401,13 +401,13 @@ class BackendFacts(JoinTable[int, Fact]):
             insort(self._oldest, (at, backend))
 
     def _rows(self, keys: dict[int, None] | None, now: float) -> Sequence[Fact]:
-        return [self._fact(backend, now) for backend in (self._known if keys is None else keys)]
+        return [self._fact(backend, now) for backend in (self.backends if keys is None else keys)]
 
     def _message(self, rows: Sequence[Fact]) -> Facts:
         return Facts(tuple(rows))
 
     def _fact(self, backend: int, now: float) -> Fact:
-        known, idle_s = self._known[backend], now - self._others.get(backend, now)
+        known, idle_s = self.backends[backend], now - self._others.get(backend, now)
         reading = known.reading
         return Fact(
             backend,

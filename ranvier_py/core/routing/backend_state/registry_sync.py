@@ -23,6 +23,7 @@ from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.routing.backend_state.facts import (
     GENERATION_BITS,
+    UNKNOWN,
     BackendFacts,
     DrainChange,
     FactChange,
@@ -120,7 +121,7 @@ class RegistrySync(Machine):
         seen, facts = self._seen.get(key), self.facts
         if seen is None or seen.backend.removed or seen.backend.behind.names.strangers:
             return None
-        known, backend = facts.of(key), seen.backend
+        known, backend = facts.backends.get(key, UNKNOWN), seen.backend
         if not known.counted:
             self._passed_over[key] = None
             return None

@@ -41,10 +41,9 @@ class EagerPush:
         self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def received(self, origin: int, after: int, sender: int) -> None:
-        """Note that an origin's route updates after this number are new here, to pass them on if we relay."""
-        if self._outbox.relays:
-            self._received.setdefault(origin, (after, sender))
-            self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
+        """Pass on an origin's route updates after this number, which are new here."""
+        self._received.setdefault(origin, (after, sender))
+        self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def meet(self) -> None:
         """React to a change of the live peers."""

@@ -24,11 +24,11 @@ from ranvier_py.core.routing.peers.route_messages import (
     TABLES,
     Vector,
     unpack_buckets,
-    unpack_entries,
     unpack_rows,
 )
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.route_sync import RouteSync
+from ranvier_py.core.routing.peers.route_updates import unpack_entries
 from ranvier_py.core.routing.peers.side_state import SideTurns, SideWalk
 from ranvier_py.core.routing.peers.table_copy import OwnSums
 from ranvier_py.core.routing.peers.update_log import UpdateLogs

@@ -28,7 +28,6 @@ from ranvier_py.core.routing.peers.repair import Repair
 from ranvier_py.core.routing.peers.route_messages import (
     KINDS,
     Digest,
-    Entry,
     PartSums,
     Reset,
     RouteUpdates,
@@ -38,7 +37,7 @@ from ranvier_py.core.routing.peers.route_messages import (
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
-from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, row_count
+from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, Entry, row_count
 from ranvier_py.core.routing.peers.update_log import BATCH_ENTRIES_MAX, LoggedUpdate, UpdateLogs, fits
 
 INTAKE_SHARES = 4
@@ -233,7 +232,8 @@ class RouteGossip(Machine):
         counters.received += len(learned)
         counters.new += self._sync.receive(learned, now)
         self._logs.extend(origin, logged)
-        self._eager.received(origin, number, peer.session)
+        if self._outbox.relays:
+            self._eager.received(origin, number, peer.session)
 
     def _reset(self, peer: Peer, message: Reset, now: float) -> None:
         """A peer can't give us updates of an origin: ask the origin if it is a peer, else compare tables."""

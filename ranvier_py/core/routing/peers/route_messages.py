@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from struct import pack, unpack
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +30,8 @@ from ranvier_py.core.mesh.wire.columns import (
 )
 from ranvier_py.core.mesh.wire.frame import bad, column
 from ranvier_py.core.mesh.wire.messages import Message
-from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.routing.peers.route_updates import ENTRIES, ENTRY_BYTES, Entry
 
-ENTRIES_MAX = 4096  # route updates in a message
-ENTRY_BYTES = 4  # what an entry takes beside its route update
 BACKENDS_MAX = 4096  # as many as a node's registry holds
 VECTOR_ENTRIES_MAX = 8192  # sessions of 1000 nodes and of their earlier runs; 128 KiB
 BUCKETS = 4096
@@ -48,14 +45,6 @@ TABLES = TransferTerms(1, "table", share=4, one_each=True)
 and sessions, checkpoints of hybrid models, as route updates without number and age."""
 
 SIDE_STATE = b"s"  # no column of buckets has one byte
-
-
-class Entry(NamedTuple):
-    """One route update in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of
-    day."""
-
-    age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
-    route_update: bytes  # as `route_updates` encodes it; opaque to the log. Empty: it expired, only its number counts
 
 
 class RouteUpdates(NamedTuple):
@@ -122,37 +111,6 @@ class TableRows(NamedTuple):
     age_s: bytes  # u16 each
 
 
-def pack_entries(entries: tuple[Entry, ...]) -> bytes:
-    """Bytes: 2 count | 2 age of each | 2 length of each | the route updates."""
-    count = len(entries)
-    if count > ENTRIES_MAX:
-        raise ValueError("too many route updates for a message")
-    ages, route_updates = zip(*entries, strict=True) if entries else ((), ())
-    lengths = list(map(len, route_updates))
-    if entries and max(lengths) > ROUTE_UPDATE_BYTES_MAX:
-        raise ValueError("a route update is too long")
-    return pack(f"<H{2 * count}H", count, *ages, *lengths) + b"".join(route_updates)
-
-
-def unpack_entries(field: object) -> tuple[Entry, ...]:
-    if type(field) is not bytes or len(field) < 2:
-        bad("route updates")
-    count = int.from_bytes(field[:2], "little")
-    at = 2 + ENTRY_BYTES * count
-    if count > ENTRIES_MAX or len(field) < at:
-        bad("count of route updates")
-    numbers = unpack(f"<{2 * count}H", field[2:at])
-    entries = []
-    for age_s, length in zip(numbers[:count], numbers[count:], strict=True):
-        if length > ROUTE_UPDATE_BYTES_MAX:
-            bad("length of a route update")
-        entries.append(Entry(age_s, field[at : at + length]))
-        at += length
-    if at != len(field):
-        bad("length of route updates")
-    return tuple(entries)
-
-
 def unpack_group_sums(field: object) -> bytes:
     """Return the sums of all groups, or no bytes. Raises BadFrame for any other number of sums."""
     sums = column(field, SUM_BYTES, GROUPS)
@@ -209,7 +167,6 @@ def wire_bytes(message: Message) -> int:
     return MESSAGE_BYTES + sum([len(member) for member in message if isinstance(member, bytes)])
 
 
-ENTRIES = Field(pack_entries, unpack_entries)
 VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
 BACKENDS = rows_field("<QI", BACKENDS_MAX)
 GROUP_NUMBERS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)

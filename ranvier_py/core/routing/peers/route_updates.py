@@ -1,4 +1,4 @@
-"""Route updates: what one node sends the others about routes, as bytes.
+"""Route updates: what one node sends the others about routes, as bytes, alone and in batches.
 
     kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows, or of one process
     columns of rows: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if several
@@ -17,6 +17,9 @@ from struct import Struct, calcsize, error, pack, unpack
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ranvier_py.core.mesh.wire.columns import Field
+from ranvier_py.core.mesh.wire.frame import bad
+
 ROWS_MAX = 128
 """Rows of one update: more are sent as several updates."""
 
@@ -30,6 +33,9 @@ COLUMNS_OF: Mapping[int, tuple[str, int]] = MappingProxyType(
     {REMOVED: ("Q", 1), OWNED: ("QI", 1), CHECKPOINTS: ("QIBI", 2)}
 )
 """Columns of updates about one process, as codes of `struct`, and how many of the first columns never have a 0."""
+
+UPDATES_MAX = 4096  # in a message
+ENTRY_BYTES = 4  # what a route update takes in a message beside its own bytes
 
 ENTRIES_MAX: Mapping[int, int] = MappingProxyType(
     {
@@ -205,3 +211,45 @@ def decode_process(data: bytes) -> ProcessUpdate:
     if not backend[0] or not all(map(all, columns[:never_zero])):
         raise BadRouteUpdate("an entry of nobody, without a name or a place")
     return ProcessUpdate(kind, (backend[0], backend[1]), columns)
+
+
+class Entry(NamedTuple):
+    """One route update in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of
+    day."""
+
+    age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
+    route_update: bytes  # opaque to the log. Empty: it expired, only its number counts
+
+
+def pack_entries(entries: tuple[Entry, ...]) -> bytes:
+    """Bytes: 2 count | 2 age of each | 2 length of each | the route updates."""
+    count = len(entries)
+    if count > UPDATES_MAX:
+        raise ValueError("too many route updates for a message")
+    ages, route_updates = zip(*entries, strict=True) if entries else ((), ())
+    lengths = list(map(len, route_updates))
+    if entries and max(lengths) > ROUTE_UPDATE_BYTES_MAX:
+        raise ValueError("a route update is too long")
+    return pack(f"<H{2 * count}H", count, *ages, *lengths) + b"".join(route_updates)
+
+
+def unpack_entries(field: object) -> tuple[Entry, ...]:
+    if type(field) is not bytes or len(field) < 2:
+        bad("route updates")
+    count = int.from_bytes(field[:2], "little")
+    at = 2 + ENTRY_BYTES * count
+    if count > UPDATES_MAX or len(field) < at:
+        bad("count of route updates")
+    numbers = unpack(f"<{2 * count}H", field[2:at])
+    entries = []
+    for age_s, length in zip(numbers[:count], numbers[count:], strict=True):
+        if length > ROUTE_UPDATE_BYTES_MAX:
+            bad("length of a route update")
+        entries.append(Entry(age_s, field[at : at + length]))
+        at += length
+    if at != len(field):
+        bad("length of route updates")
+    return tuple(entries)
+
+
+ENTRIES = Field(pack_entries, unpack_entries)

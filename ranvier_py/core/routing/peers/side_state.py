@@ -16,8 +16,8 @@ from random import Random
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.mesh.transfer import Piece, Walk
 from ranvier_py.core.pauses import doubled
-from ranvier_py.core.routing.peers.route_messages import Entry, pack_entries
 from ranvier_py.core.routing.peers.route_sync import RouteSync, SidePiece
+from ranvier_py.core.routing.peers.route_updates import Entry, pack_entries
 
 ANSWERS, AGAIN_S = 2, 5.0
 """A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""

@@ -15,9 +15,9 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.routing.peers.route_messages import Entry, RouteUpdates
+from ranvier_py.core.routing.peers.route_messages import RouteUpdates
 from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
-from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.routing.peers.route_updates import ENTRY_BYTES, ROUTE_UPDATE_BYTES_MAX, Entry
 from ranvier_py.core.splitmix import GOLDEN, MASK, mix
 
 ORIGINS_MAX = 4096
@@ -39,9 +39,6 @@ PRUNED_AT_ONCE_MAX = 4096
 
 ROUTE_UPDATE_BYTES_MEAN = 128
 """Twice what the update of one turn takes; those of many turns and of long prompts take up to ten times as much."""
-
-ENTRY_BYTES = 4
-"""What a route update takes on the wire besides its own bytes."""
 
 
 def term(origin: int, number: int) -> int:

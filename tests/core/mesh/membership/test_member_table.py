@@ -46,7 +46,7 @@ def test_the_dead_are_forgotten_above_after_ten_minutes_and_here_after_a_day() -
     member = table.roster.get(1)
     assert not member.proved
     table.reap(DEAD_S + 201.0)
-    assert [member.session for member in table.roster.everybody()] == [3]
+    assert [member.session for member in table.roster.values()] == [3]
     assert list(table.dead) == [3]
     assert table.gone == [1, 2, 3], "each once"
 

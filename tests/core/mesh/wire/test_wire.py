@@ -34,7 +34,7 @@ from ranvier_py.core.routing.backend_state.prefills import (
 )
 from ranvier_py.core.routing.backend_state.signed_commands import COMMANDS_PER_MESSAGE, Command, Commands
 from ranvier_py.core.routing.peers import route_messages as r
-from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, UPDATES_MAX
 from tests.core.mesh.wire.wire_samples import (
     EXAMPLES,
     IPV6,
@@ -241,8 +241,8 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
         (TransferPart(1, 2, 3, False, bytes(200_000)), 3, 0),
         (vector, 12, 0),
         (m.Members(smallest, True), 16, 0),
-        (r.RouteUpdates(1, 2, (r.Entry(300, b"\x00" * 40),) * r.ENTRIES_MAX), 7, 0),
-        (r.RouteUpdates(1, 2, (r.Entry(300, b""),) * r.ENTRIES_MAX), 4, 1024 * 1024),
+        (r.RouteUpdates(1, 2, (r.Entry(300, b"\x00" * 40),) * UPDATES_MAX), 7, 0),
+        (r.RouteUpdates(1, 2, (r.Entry(300, b""),) * UPDATES_MAX), 4, 1024 * 1024),
     ):
         kind, body = CODEC.encode(message)
         unpack_row.cache_clear()  # or nothing would be allocated
@@ -281,7 +281,7 @@ BEYOND: list[tuple[m.Message, str]] = [
     (r.Vector(((1, 2),) * (r.VECTOR_ENTRIES_MAX + 1), False), "a long vector"),
     (r.RouteUpdates(1, 2, (r.Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX + 1)),)), "a long route update"),
     (r.RouteUpdates(1, 2, (r.Entry(65536, b"x"),)), "an old route update"),
-    (r.RouteUpdates(1, 2, (r.Entry(0, b"x"),) * (r.ENTRIES_MAX + 1)), "many route updates"),
+    (r.RouteUpdates(1, 2, (r.Entry(0, b"x"),) * (UPDATES_MAX + 1)), "many route updates"),
     (Loads(1, ((1, 65536, 0, 0),)), "a great load"),
     (Loads(1, ((1, 1, 65536, 1),)), "many waiting"),
     (Loads(1, ((1, 1, 1, 1),) * (r.BACKENDS_MAX + 1)), "many loads"),
@@ -420,11 +420,9 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         Facts((Fact(1, 1, 1.0, 1, True, 1),) * FACTS_MAX),
         Loads(1, ((1, 1, 1, 1),) * r.BACKENDS_MAX),
         Commands((Command(1, 1, "a" * 16, "u" * 512, 1.0, "n" * 128, bytes(32)),) * COMMANDS_PER_MESSAGE),
-        r.RouteUpdates(1, 2, (r.Entry(0, bytes(50)),) * r.ENTRIES_MAX),
+        r.RouteUpdates(1, 2, (r.Entry(0, bytes(50)),) * UPDATES_MAX),
         m.Members((LONGEST,) * ROWS_MAX, True),
-        Prefills(
-            (SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX)),) * PREFILLS_MAX, bytes(4 * r.ENTRIES_MAX)
-        ),
+        Prefills((SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX)),) * PREFILLS_MAX, bytes(4 * UPDATES_MAX)),
         RuleVerdicts(1, (TrialResult("r" * 60, "c" * 32, "m" * 1024, "off", "w" * 255, "n" * 64),) * VERDICTS_MAX),
     )
     for message in largest:

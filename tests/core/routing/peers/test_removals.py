@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.peers.route_sync import CONFIRMED_WAIT_S
-from ranvier_py.core.routing.peers.route_updates import REMOVED, ROUTE_UPDATE_BYTES_MAX, ProcessUpdate, encode_process
-from ranvier_py.core.routing.peers.update_log import ENTRY_BYTES
+from ranvier_py.core.routing.peers.route_updates import (
+    ENTRY_BYTES,
+    REMOVED,
+    ROUTE_UPDATE_BYTES_MAX,
+    ProcessUpdate,
+    encode_process,
+)
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.routing.peers.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 

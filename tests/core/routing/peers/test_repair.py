@@ -10,9 +10,10 @@ from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.messages import Message
 from ranvier_py.core.routing.peers.eager_push import IN_TRANSIT_S, EagerPush
 from ranvier_py.core.routing.peers.repair import ASK_INTERVAL_S, REPAIR_S, Repair
-from ranvier_py.core.routing.peers.route_messages import Digest, Entry, Reset, RouteUpdates, Vector, wire_bytes
+from ranvier_py.core.routing.peers.route_messages import Digest, Reset, RouteUpdates, Vector, wire_bytes
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
 from ranvier_py.core.routing.peers.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
+from ranvier_py.core.routing.peers.route_updates import Entry
 from ranvier_py.core.routing.peers.update_log import LoggedUpdate, UpdateLogs
 
 ME, B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (1, 2, 3, 4))

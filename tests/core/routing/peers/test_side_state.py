@@ -6,9 +6,9 @@ from random import Random
 
 from ranvier_py.core.mesh.transfer import PROGRESS_S, RESUMES_MAX, Refused, TransferPart, Wanted
 from ranvier_py.core.routing.peers.pull import ALONE_S
-from ranvier_py.core.routing.peers.route_messages import SIDE_STATE, TABLES, unpack_entries
+from ranvier_py.core.routing.peers.route_messages import SIDE_STATE, TABLES
 from ranvier_py.core.routing.peers.route_sync import PIECE_MAX
-from ranvier_py.core.routing.peers.route_updates import decode_process
+from ranvier_py.core.routing.peers.route_updates import decode_process, unpack_entries
 from ranvier_py.core.routing.peers.side_state import FAILED_MAX_S, FAILED_S
 from tests.core.routing.peers.route_net import GossipNode, Net, is_part, parts, sent, turn, wanted
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.routing.peers import update_log as u
-from ranvier_py.core.routing.peers.route_messages import Entry
 from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
-from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, Entry
 from tests.examples import examples
 
 ME, OTHER, THIRD = 1, 2, 3
