@@ -152,8 +152,8 @@ class FailedTries:
             return None
         earlier.append(attempt)
         worse = refusals.worse_opinions(kind, others)
-        lacking = registry.lacking(self._request.path, model)
-        attempt.prompt.avoid = tuple(sorted({*worse, *lacking, *known_short(registry, attempt.prompt)}))
+        unfit = registry.models.unfit(self._request.path, model)
+        attempt.prompt.avoid = tuple(sorted({*worse, *unfit, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)
 
     def _kind(self, attempt: Attempt) -> int:
@@ -251,10 +251,10 @@ def passed_over(
     then it avoids all others."""
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
-    avoid += (lacking := registry.lacking(request.path, prompt.model))
+    avoid += (unfit := registry.models.unfit(request.path, prompt.model))
     if registry.refusals and not prompt.response_key:
         kind = kind_of(request.path, prompt.model)
-        able = [each for each in registry.pool(prompt.model, now).ids if each not in lacking]
+        able = [each for each in registry.pool(prompt.model, now).ids if each not in unfit]
         probed = None if dry else registry.refusals.probe(kind, able, now)
         if probed is not None:
             return tuple(each for each in able if each != probed)

@@ -160,6 +160,11 @@ def has_name(fields: Mapping[str, Any]) -> bool:
     return type(model) is not str or len(model) <= NAME_CHARACTERS_MAX
 
 
+def with_short_name(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the members with a name of a model that is short enough to keep; one that was longer is in no list."""
+    return fields if has_name(fields) else {**fields, "model": f"{fields['model'][:NAME_CHARACTERS_MAX]}…"}
+
+
 def first_prompt(fields: Mapping[str, Any]) -> tuple[object, bool]:
     """Return `prompt` of a completion, or `text` or `input_ids` of SGLang's /generate, or the first if it is a list of
     several; and whether there are more."""

@@ -16,14 +16,8 @@ from typing import Any
 import xxhash
 
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.body_json import (
-    UNCOUNTED_BYTES_MAX,
-    exact_json,
-    excess,
-    members_at_ends,
-    object_of,
-    read_object,
-)
+from ranvier_py.core.prompts import body_json
+from ranvier_py.core.prompts.body_json import exact_json, excess, members_at_ends, object_of, read_object
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
     NAMESPACE_FIELDS,
@@ -44,6 +38,7 @@ from ranvier_py.core.prompts.body_members import (
     session_name,
     stream_options,
     token_ids,
+    with_short_name,
 )
 from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
@@ -68,7 +63,7 @@ __all__ = ["Prompt", "PromptReader"]
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
 
-REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
+REPARSED_BYTES_MAX = body_json.UNCOUNTED_BYTES_MAX
 """Bytes that are parsed again, in all tries together, to find where the last messages end. If the last message is
 longer, its end is not found: the next turn is then read from an earlier end, or as a first one. Once more all that is
 new is parsed to prove what was found, but for a longer first body in which no list before the history stands twice."""
@@ -228,7 +223,7 @@ class PromptReader:
     def _opaque(self, fields: Mapping[str, Any], body: bytes, tenant: bytes, reason: str = "") -> Prompt:
         """Make a prompt that reveals nothing about its prefix; `reason` is why."""
         root = Boundary(None, Fingerprint(0), 0)
-        prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, b"", root, root, ())
+        prompt = self._prompt("opaque", with_short_name(fields), body, b"", root, root, ())
         prompt.unread = reason
         prompt.salt = salt_of(self._texts, fields, tenant)
         return prompt
@@ -250,7 +245,7 @@ class PromptReader:
             if known is None:
                 continue
             size = len(body) - cut
-            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut, api)
+            rest = None if size > body_json.UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut, api)
             if rest is None:
                 return None
             items = rest[0]

@@ -264,10 +264,6 @@ class Registry:
         unknown = self.models.lacks(self, model)
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown, silent=silent)
 
-    def lacking(self, path: bytes, model: str) -> list[BackendId]:
-        """Return the backends that do not serve this path, of a model that no list names: else that finds them."""
-        return [] if model in self.models.listed else [backend.id for backend in self if path in backend.seen.lacks]
-
     def tick(self, now: float) -> None:
         """End the open times and leases of trials that are over."""
         for backend in self:
@@ -361,7 +357,9 @@ class Registry:
         before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
-        seen.lacks = seen.lacks if result.lacks is None else result.lacks
+        if result.lacks is not None and result.lacks != seen.lacks:
+            seen.lacks = result.lacks
+            self.models.relist(self)
         backend.reuse.page_read(result.caches, result.hit_tokens)
         self.reconsider(backend)
         changed += backend.key_changed(result.key_refused)
@@ -432,6 +430,7 @@ class Registry:
         before = backend.generation
         backend.generation += 1
         backend.seen.process.has_remote_routes, backend.seen.lacks = False, frozenset()
+        self.models.relist(self)
         backend.reuse = Reuse()
         self.generations_used[backend.id] = backend.generation
         backend.vitals.feed(Event.RESTARTED, now)

@@ -15,10 +15,10 @@ class ModelStage:
     look_for: Callable[[str], Awaitable[None]]  # returns once the model was found, or won't be
 
     def __call__(self, call: Call) -> Steps[None] | None:
-        model = call.read.prompt.model
-        if not model or model in self.registry.models.listed:
+        model, names = call.read.prompt.model, self.registry.models
+        if not model or not names.listed or model in names.listed:
             return None
-        return self.sought(model) if self.registry.models.lacks(self.registry, model) else None
+        return self.sought(model) if names.lacks(self.registry, model) else None
 
     def sought(self, model: str) -> Steps[None]:
         yield partial(self.look_for, model)

@@ -24,9 +24,9 @@ class MatchStage:
 
     def __call__(self, call: Call) -> Steps[None] | None:
         router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
-        registry = router.registry
-        is_listed = prompt.model in registry.models.listed
-        if read.judged and (registry.pauses or registry.refusals or not is_listed):
+        registry, names = router.registry, router.registry.models
+        may_be_unfit = names.lacking and prompt.model not in names.listed
+        if read.judged and (registry.pauses or registry.refusals or may_be_unfit):
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
         unowned = key and owners.collecting and owners.find(key, now) is None

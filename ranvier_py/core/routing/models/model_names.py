@@ -13,6 +13,7 @@ from itertools import islice
 from math import sqrt
 
 from ranvier_py.core.errors import ModelNotFound, NoBackend
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backend import Backend, Pool
 
 COMPARED_MAX, NEAREST_MAX = 256, 3
@@ -23,16 +24,21 @@ LIKE_LEAST = 0.4
 class ModelNames:
     """The names that the backends of a node list."""
 
-    __slots__ = ("_pairs", "listed")
+    __slots__ = ("_pairs", "lacking", "listed")
 
     def __init__(self) -> None:
         self.listed: dict[str, None] = {}  # names that some backend lists: bounds the cache of pools
+        self.lacking: dict[bytes, list[BackendId]] = {}  # by path, those that do not serve it
         self._pairs: dict[str, frozenset[str]] = {}  # made when a name is missing
 
     def relist(self, backends: Iterable[Backend]) -> None:
-        """Take new lists of the backends."""
+        """Take what the backends list and lack now."""
+        backends = list(backends)
         self.listed = dict.fromkeys(model for backend in backends for model in backend.models or ())
-        self._pairs = {}
+        self._pairs, self.lacking = {}, {}
+        for backend in backends:
+            for path in backend.seen.lacks:
+                self.lacking.setdefault(path, []).append(backend.id)
 
     def pool_of(self, model: str) -> str | None:
         """Return the name of the pool for a model: there are no more of them than models that backends list."""
@@ -42,6 +48,10 @@ class ModelNames:
         if base not in self.listed and base != "default":
             return None
         return model if adapter in self.listed else f"{base}{colon}*"
+
+    def unfit(self, path: bytes, model: str) -> Sequence[BackendId]:
+        """Return the backends that do not serve this path. A model that is listed finds its own."""
+        return () if model in self.listed else self.lacking.get(path, ())
 
     def serving(self, backends: Iterable[Backend], model: str) -> Sequence[Backend]:
         """Return those of these backends that may serve `model` ("" = any)."""
