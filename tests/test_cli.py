@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,9 @@ from ranvier_py.commands import exit_codes, run_serve, run_status
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_names import flag_of
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
+from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError, ListenError
+from ranvier_py.io.workers import check_unshared
 from tests.pages import Pages, PageServer, serving
 
 KEY = "the-key-of-the-control-port"
@@ -531,7 +534,11 @@ sys.exit(cli.main(["serve", *sys.argv[1:]]))
     ("flags", "redirected", "code"),
     [
         ("", ">/dev/full", exit_codes.EXIT_OK),  # it has nothing to write any more
-        ("--workers 2", ">&-", exit_codes.EXIT_CONFIG),  # a worker ends as such, and does not go on as its parent
+        (
+            "--workers 2 --listen 127.0.0.1:0",
+            ">&-",
+            exit_codes.EXIT_CONFIG,
+        ),  # a worker ends as such, and does not go on as its parent
     ],
 )
 def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
@@ -541,6 +548,23 @@ def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
     done = subprocess.run(command, shell=True, stderr=-1, text=True, check=False, cwd=ROOT)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["as workers do", "alone"])
+@pytest.mark.parametrize("listen", ["127.0.0.1:{}", "0.0.0.0:{}", "localhost:{}"])
+def test_workers_share_no_port_with_anybody_else(
+    listen: str, shares: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_serve, "run_worker", lambda *_, **__: pytest.fail("a worker was started"))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        place = listen.format(other.getsockname()[1])
+        assert cli.main(["serve", "--workers", "2", "--listen", place]) == exit_codes.EXIT_ADDRESS
+        assert capfd.readouterr().err.endswith(f"ranvier: can't listen: Address already in use ({place})\n")
+    check_unshared(*host_port(place))
+    check_unshared(*host_port(place))  # it keeps nothing itself
 
 
 NODES = """

@@ -18,9 +18,10 @@ from ranvier_py.commands.exit_codes import EXIT_ADDRESS, EXIT_CONFIG, EXIT_FAILE
 from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import Loaded
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.errors import ConfigError, ListenError, leaves
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.errors import ConfigError, ListenError, leaves, listening_on
 from ranvier_py.io.logs import last_words, set_up_logs
-from ranvier_py.io.workers import Supervisor
+from ranvier_py.io.workers import Supervisor, check_unshared
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,12 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
         return run_node(config, partial(load_from, options))
+    try:
+        with listening_on(config.listen):
+            check_unshared(*host_port(config.listen))
+    except ListenError as error:
+        last_words(f"ranvier: {describe(error)[0]}")
+        return EXIT_ADDRESS
     key = secrets.token_bytes(32)  # the workers get it by fork, now and at a restart; nobody else ever does
     supervisor = Supervisor(
         config.workers,

@@ -21,7 +21,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from ranvier_py.core.errors import ConfigError, TemplateRefused, causes
+from ranvier_py.core.errors import ConfigError, TemplateRefused, causes, words_of
 from ranvier_py.core.prompts.boundaries import (
     Chat,
     Message,
@@ -33,7 +33,7 @@ from ranvier_py.core.prompts.boundaries import (
     ends_by_offsets,
     ends_by_pieces,
 )
-from ranvier_py.core.prompts.template_probe import TemplateProbe
+from ranvier_py.core.prompts.template_probe import SHOWS_NOTHING, TemplateProbe
 from ranvier_py.core.prompts.template_source import compared_texts, read_variables
 from ranvier_py.core.prompts.templates import (
     Pieces,
@@ -99,7 +99,7 @@ class ChatTokenizer:
             identity,
             self.profile.keeps_turns,
             self.profile.incremental,
-            chars_per_token=len(MEASURE) / len(self._encode([MEASURE])[0]),
+            chars_per_token=self._measured(),
             probe_report=self._report(),
             hoists_system=self.profile.hoists_system,
             reasoning_moves=self.profile.reasoning_moves,
@@ -206,6 +206,8 @@ class ChatTokenizer:
             return [e.ids for e in self._backend.encode_batch_fast(texts, add_special_tokens=added)]
         except (TypeError, UnicodeError) as error:
             raise TemplateRefused("a text is no Unicode") from error
+        except Exception as error:  # the library raises nothing more special, such as for a word that it does not know
+            raise TemplateRefused(f"the tokenizer can't read a text: {error}") from error
 
     def _joined(self, pieces: Pieces, encoded: Iterator[list[int]], messages: Sequence[Message]) -> TokenizedChat:
         """Join the tokens of `pieces`, whose texts are the next ones of `encoded`."""
@@ -229,8 +231,8 @@ class ChatTokenizer:
         """Encode a chat whose template can't be cut into pieces as a whole, and find its ends as well as possible."""
         try:
             encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
-        except (TypeError, UnicodeError) as error:
-            raise TemplateRefused("a text is no Unicode") from error
+        except Exception as error:  # see `_encode`
+            raise TemplateRefused(f"the tokenizer can't read a text: {error}") from error
         ids = np.array(encoding.ids, dtype=np.uint32)
         count = len(chat.messages)
         loose = replace(self.profile, closing=False)
@@ -254,7 +256,21 @@ class ChatTokenizer:
         quoting, exact = compared_texts(tree)
         known = TemplateProfile(markers=clean_tokens(self._backend), quoting=quoting, exact=exact)
         trailers = tuple(dict.fromkeys(("", eos, eos + "\n")))
-        return TemplateProbe(self._render, self._encode, known, extra, trailers).profile()
+        profile = TemplateProbe(self._render, self._encode, known, extra, trailers).profile()
+        if profile.reason == SHOWS_NOTHING:  # all chats would be one
+            logger.warning("tokenizer.template %s: chats are placed without tokens", SHOWS_NOTHING)
+            self._template = None
+        return profile
+
+    def _measured(self) -> float:
+        """Return the characters of a token. Raises ConfigError where the vocabulary makes no tokens of a text."""
+        try:
+            tokens = self._encode([MEASURE])[0]
+        except TemplateRefused as error:
+            raise ConfigError([f"tokenizer: it can't read a text: {words_of(error)}"]) from error
+        if not tokens:
+            raise ConfigError(["tokenizer: its vocabulary is empty: no text has tokens"])
+        return len(MEASURE) / len(tokens)
 
     def _report(self) -> str:
         profile = self.profile
@@ -322,7 +338,7 @@ def is_on_hub(source: str) -> bool:
 def why_not(source: str, error: Exception) -> str:
     """Explain in one line why these files make no tokenizer; transformers' own messages are about its classes."""
     folder = Path(source)
-    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
         return "there is no tokenizer.json in it (a fast tokenizer is needed)"
     if not folder.is_dir() and (file := refused_file(error)) is not None:
         return f"the cache of downloads can't be used: {file.filename}: {file.strerror}; set HF_HOME to a directory"

@@ -4,7 +4,7 @@ Rule: the parent serves nothing. It forks the workers before any thread or event
 restarts those that die on their own, after a wait from 1 s to 30 s that is reset once one has lived for STABLE_S. The
 kernel spreads new connections over the workers that listen (SO_REUSEPORT), so a worker that dies loses only its own.
 If one ends with a `fatal` code, a restart can't help: the others are stopped and that code is returned. Each has its
-own process group, so that Ctrl-C reaches it once, through the parent.
+own process group, so that Ctrl-C reaches it once, through the parent. Workers of two parents never share a port.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -143,6 +144,18 @@ class Supervisor:
         delay_s = doubled(self.restart_delay_s, worker.deaths - 1, RESTART_DELAY_S_MAX)
         worker.restart_at = now + delay_s
         return delay_s
+
+
+def check_unshared(host: str, port: int) -> None:
+    """Raise OSError if somebody listens there: workers would share even the port of another parent's, unnoticed."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, protocol) as sock:  # without SO_REUSEPORT, so that it is refused
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
 
 
 def fork(body: Callable[[], int]) -> int:

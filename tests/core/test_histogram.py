@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.proxy.call import PipelineLimits
 
 VALUES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=60)
 
@@ -65,3 +66,8 @@ def test_not_a_number_is_refused_before_it_spoils_the_sum() -> None:
 
 def test_a_histogram_reads_well() -> None:
     assert repr(filled([0.5, 0.5], (1.0,))) == "<Histogram 2 observed, p50 0.5 p99 0.99>"
+
+
+def test_buckets_reach_as_far_as_any_answer_may_take_by_default() -> None:
+    limits = PipelineLimits()
+    assert LATENCY_BUCKETS_S[-1] >= max(limits.first_byte_s, limits.stall_s)

@@ -37,6 +37,7 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 Trial = tuple[list[dict[str, Any]], list[str | None]]
 """Messages, and the text of each of their starts; None where the template refuses it."""
 
+SHOWS_NOTHING = "shows nothing of a question"
 SENTINEL = "Sq7xZ"  # occurs in no template, and no template has a reason to touch it
 MARKERS_TRIED = 4  # of the first and of the last special tokens; they are quoted in contents
 QUOTING_TRIED = 8  # texts tried in pairs around a user's message, to find out which it takes for a tool result
@@ -155,9 +156,11 @@ class TemplateProbe:
         """Find out everything. Never raises: a template that refuses all yields the empty profile with the reason."""
         self._profile = replace(self._profile, parts=self._reads_parts())
         try:
-            self._render(self._chat([plain("user", SENTINEL)]))
+            shown = self._render(self._chat([plain("user", SENTINEL)]))
         except TemplateRefused as refused:
             return replace(self._profile, reason=f"refuses a single question: {refused}")
+        if SENTINEL not in shown:
+            return replace(self._profile, reason=SHOWS_NOTHING)
         self._profile = replace(self._profile, starter=self._starter())
         reason = self._keeping() or self._pieces()
         return replace(self._profile, incremental=not reason, reason=reason or "pieces add up")
