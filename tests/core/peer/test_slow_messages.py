@@ -34,7 +34,13 @@ from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.backend_state.signed_commands import COMMANDS_PER_MESSAGE, Command, Commands
 from ranvier_py.core.routing.peers import route_messages as r
 from ranvier_py.core.routing.peers import route_updates
-from ranvier_py.core.routing.peers.route_updates import UPDATES_MAX, UpdateRow, encode_rows, pack_entries, unpack_entries
+from ranvier_py.core.routing.peers.route_updates import (
+    UPDATES_MAX,
+    UpdateRow,
+    encode_rows,
+    pack_entries,
+    unpack_entries,
+)
 from ranvier_py.core.routing.peers.table_copy import TableCopy
 from tests.core.engine_cache.test_snapshot import hasher
 from tests.core.mesh.wire.wire_samples import EXAMPLES
