@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from cluster.engine.engine_api import Reply
+from cluster.engine.engine_api import ApiError, Reply
 
 STOP_REASONS: Mapping[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
@@ -35,11 +35,18 @@ class ClaudeReply(Reply):
         ended = {"stop_reason": STOP_REASONS[finish_reason], "usage": claude_usage(usage)}
         return orjson.dumps({**self._start(), "content": [block], **ended})
 
-    def role_chunk(self) -> bytes:
+    def announced(self) -> bytes:
         usage = {"input_tokens": 0, "output_tokens": 0}
         start = named_event("message_start", {"message": {**self._start(), "content": [], "usage": usage}})
+        return start + named_event("ping", {})
+
+    def failed(self, error: ApiError, *, stream: bool) -> bytes:
+        body = error.body(claude=True)
+        return b"event: error\ndata: " + body + b"\n\n" if stream else body
+
+    def role_chunk(self) -> bytes:
         block = {"type": "text", "text": ""} if self.call is None else self._tool_use({})
-        return start + named_event("content_block_start", {"index": 0, "content_block": block})
+        return self.announced() + named_event("content_block_start", {"index": 0, "content_block": block})
 
     def text_chunks(self, pieces: Sequence[str]) -> bytes:
         kind, key = ("text_delta", "text") if self.call is None else ("input_json_delta", "partial_json")
@@ -80,10 +87,17 @@ class ResponseReply(Reply):
     def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> bytes:
         return orjson.dumps(self._ended(text, finish_reason, usage))
 
-    def role_chunk(self) -> bytes:
+    def announced(self) -> bytes:
         begun = {"response": self._response("in_progress")}
+        return self._event("created", begun) + self._event("in_progress", begun)
+
+    def failed(self, error: ApiError, *, stream: bool) -> bytes:
+        response = {**self._response("failed"), "error": {"code": error.kind, "message": str(error)}}
+        return self._event("failed", {"response": response}) if stream else orjson.dumps(response)
+
+    def role_chunk(self) -> bytes:
         item = self._item("", "in_progress")
-        chunks = [self._event("created", begun), self._event("in_progress", begun)]
+        chunks = [self.announced()]
         if self.call is None:
             item["content"] = []
         chunks.append(self._event("output_item.added", {"output_index": 0, "item": item}))

@@ -47,6 +47,8 @@ CLAUDE_KINDS: Mapping[int, str] = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
 }
 
 
@@ -203,11 +205,19 @@ class Reply:
             return {"content": text, "tool_calls": []}
         return {"content": None, "tool_calls": [replace(self.call, arguments=text).in_chat(self.call_id)]}
 
+    def announced(self) -> bytes:
+        """Return what may come before the prefill is done."""
+        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self.chat else b""
+
+    def failed(self, error: ApiError, *, stream: bool) -> bytes:
+        """Return the event by which an answer fails, or the whole answer that is an error."""
+        return event(orjson.loads(error.body())) if stream else error.body()
+
     def role_chunk(self) -> bytes:
         """Return the first chunk of a chat's stream, with the name of any call; a completion's stream has none."""
         if not self.chat:
             return b""
-        head = self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
+        head = self.announced()
         if self.call is None:
             return head
         return head + self._chunk({"delta": {"tool_calls": [{"index": 0, **self.spoken("")["tool_calls"][0]}]}}, None)

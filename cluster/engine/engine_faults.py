@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
+from cluster.engine.engine_api import ApiError
+
 
 class FaultKind(Enum):
     LATENCY = "latency"  # the engine waits `seconds` before it reads the request
@@ -24,7 +26,19 @@ class FaultKind(Enum):
     STALL = "stall"  # nothing is sent for `seconds` (for ever if not given) after `after_tokens` tokens
     REFUSE = "refuse"  # the connection is reset without an answer
     HANG = "hang"  # as if the process were stopped: connections open, and not a byte comes, whatever is asked
+    ERROR_INSIDE = "error_inside"  # a failure behind a status of 200, in one of FailureForm
     UNCACHED = "uncached"  # no prefix is found again; answers count 0 cached tokens, or with `counts` false, none
+
+
+class FailureForm(Enum):
+    """How an engine fails within a 200. A whole answer is an error of `status` in each of them."""
+
+    FIRST = "first"  # the first event is an error
+    ANNOUNCED = "announced"  # … behind those that announce an answer
+    COMMENTED = "commented"  # … behind comments that keep the line open
+    EMPTY = "empty"  # no event
+    DONE = "done"  # the end alone
+    LATE = "late"  # an error after `after_tokens` tokens
 
 
 ERRORS: Mapping[int, tuple[str, str]] = MappingProxyType(
@@ -45,6 +59,8 @@ POISON = b"[poison]"
 
 UNKNOWN_ERROR = ("InternalServerError", "a fault on demand")
 
+NEVER = 1 << 60
+
 Number: TypeAlias = Annotated[float, Field(ge=0)]
 Whole: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -63,6 +79,7 @@ class Fault:
     probability: Annotated[float, Field(ge=0, le=1)] = 1.0
     seconds: Number = inf
     status: Annotated[int, Field(ge=200, le=599)] = 500
+    form: FailureForm = FailureForm.FIRST
     after_tokens: Whole = 3
     retry_after_s: Whole | None = None
     counts: bool = True
@@ -78,6 +95,21 @@ class Fault:
     @property
     def caches(self) -> bool:
         return self.kind is not FaultKind.UNCACHED
+
+    @property
+    def error(self) -> ApiError:
+        """The error that it stands for."""
+        kind, message = ERRORS.get(self.status, UNKNOWN_ERROR)
+        return ApiError(self.status, kind, message, retry_after_s=self.retry_after_s)
+
+    @property
+    def is_late(self) -> bool:
+        return self.kind is FaultKind.ERROR_INSIDE and self.form is FailureForm.LATE
+
+    def depth(self, tokens: int) -> int:
+        """Return after how many of an answer's tokens it hits; NEVER for faults that do not hit in mid-answer."""
+        is_deep = self.is_late or self.kind in (FaultKind.STALL, FaultKind.RESET_MID_STREAM)
+        return min(self.after_tokens, tokens) if is_deep else NEVER
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Fault | None:

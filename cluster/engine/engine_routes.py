@@ -20,6 +20,7 @@ import trio
 from cluster.engine.agent_apis import StoredResponse, StoredResponses, chat_of_claude, chat_of_items
 from cluster.engine.agent_replies import ClaudeReply, ResponseReply
 from cluster.engine.engine_api import (
+    DONE,
     ApiError,
     Ask,
     Reply,
@@ -33,13 +34,14 @@ from cluster.engine.engine_api import (
     read_template_options,
     usage_of,
 )
-from cluster.engine.engine_faults import ERRORS, POISON, UNKNOWN_ERROR, Fault, FaultKind, Faults
+from cluster.engine.engine_faults import NEVER, POISON, UNKNOWN_ERROR, FailureForm, Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine.engine_models import VLLM, EngineModels
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from cluster.engine.kv_events import EventSource, Scope
 from cluster.engine.kv_publisher import KvEndpoints
 from cluster.engine.live_engine import LiveEngine, Mailbox
+from cluster.engine.stream_writer import StreamWriter
 from cluster.engine.tool_calls import next_call
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
@@ -66,11 +68,6 @@ REPLIES: dict[str, type[Reply]] = {"msg": ClaudeReply, "resp": ResponseReply}
 
 CACHE_EVENTS_MAX = 1 << 20
 """How many events of one step are recorded; they are published after each step."""
-
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-    b"x-engine: %s\r\ntransfer-encoding: chunked\r\n%s\r\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +169,10 @@ class Engine:
             if fault is not None and fault.kind is FaultKind.UNCACHED:
                 ask = replace(ask, salt=f"{ask.salt}\0{self._requests}")
             job, answer = await self._prepare(ask, len(request.body))
+        if fault is not None and fault.kind is FaultKind.ERROR_INSIDE and not fault.is_late:
+            reply = REPLIES.get(api, Reply)(f"{api}-{self.name}", int(time.time()), ask.model, self.name, ask.chat)
+            await self._fail(StreamWriter(request, client, self.name), ask, reply, fault)
+            return
         if self.kv is not None and job.keys:
             self.kv.encoder.note(job.keys[0], Scope(ask.adapter, ask.salt))
         self._requests += 1
@@ -189,6 +190,19 @@ class Engine:
             raise self._cut()
         if api == "resp" and fields.get("store") is not False:
             self.responses.keep(request_id, kept(fields, reply, mailbox, answer))
+
+    async def _fail(self, writer: StreamWriter, ask: Ask, reply: Reply, fault: Fault) -> None:
+        """Answer 200, and fail."""
+        if not ask.stream:
+            writer.client.respond(200, reply.failed(fault.error, stream=False), self._headers)
+            return
+        before = {FailureForm.ANNOUNCED: reply.announced(), FailureForm.COMMENTED: PING}.get(fault.form, b"")
+        await writer.write(before)
+        if fault.form is FailureForm.DONE:
+            await writer.write(DONE)
+        elif fault.form is not FailureForm.EMPTY:
+            await writer.write(reply.failed(fault.error, stream=True))
+        await writer.end()
 
     def job_of(self, path: str, body: bytes) -> Job:
         """Return the job of a request for an answer. Raises ApiError."""
@@ -247,8 +261,7 @@ class Engine:
         if fault.kind is FaultKind.REFUSE:
             raise self._cut()
         if fault.kind is FaultKind.STATUS:
-            kind, message = ERRORS.get(fault.status, UNKNOWN_ERROR)
-            raise ApiError(fault.status, kind, message, retry_after_s=fault.retry_after_s)
+            raise fault.error
         if fault.kind is FaultKind.LATENCY:
             await trio.sleep(fault.seconds)
 
@@ -301,10 +314,13 @@ class Engine:
 
     async def _whole(self, client: Client, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None) -> bool:
         """Answer in one piece. False: the connection is to be cut instead."""
-        out, fault_at = 0, fault_depth(fault, answer)
+        out, fault_at = 0, NEVER if fault is None else fault.depth(len(answer.ids))
         while not mailbox.ended:
             out = await mailbox.wait_tokens(out)
             if out >= fault_at:
+                if fault is not None and fault.is_late:
+                    client.respond(200, reply.failed(fault.error, stream=False), self._headers)
+                    return True
                 if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
@@ -318,7 +334,7 @@ class Engine:
         self, writer: StreamWriter, ask: Ask, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None
     ) -> bool:
         """Answer token by token. False: the connection is to be cut."""
-        sent, fault_at = 0, fault_depth(fault, answer)
+        sent, fault_at = 0, NEVER if fault is None else fault.depth(len(answer.ids))
         while sent < len(answer.ids):
             out = min(await mailbox.wait_tokens(sent), fault_at)
             if mailbox.aborted:
@@ -327,6 +343,10 @@ class Engine:
             await writer.write(head + reply.text_chunks(answer.pieces[sent:out]))
             sent = out
             if sent >= fault_at:
+                if fault is not None and fault.is_late:
+                    await writer.write(reply.failed(fault.error, stream=True))
+                    await writer.end()
+                    return True
                 if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
@@ -424,43 +444,7 @@ class Engine:
         client.respond(200, orjson.dumps(body), self._headers)
 
 
-class StreamWriter:
-    """Writes a body of unknown length: in chunks, for HTTP/1.0 until the end. The head goes out with the first part."""
-
-    def __init__(self, request: HttpRequest, client: Client, name: str) -> None:
-        self.started = False
-        self._client = client
-        self._chunked = request.http_minor >= 1
-        head = STREAM_HEAD % (name.encode(), b"" if request.keep_alive else b"connection: close\r\n")
-        self._head = head if self._chunked else head.replace(b"transfer-encoding: chunked\r\n", b"")
-        if not self._chunked:
-            client.must_close = True
-
-    async def write(self, data: bytes) -> None:
-        head, self._head, self.started = self._head, b"", True
-        if not data and not head:
-            return  # an empty chunk would end the body
-        if self._chunked:
-            framed = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
-            self._client.send(head, *framed)
-        else:
-            self._client.send(head + data)
-        await self._client.flush()
-
-    async def end(self) -> None:
-        if self._chunked:
-            self._client.send(b"0\r\n\r\n")
-            await self._client.flush()
-
-
-NEVER = 1 << 60
-
-
-def fault_depth(fault: Fault | None, answer: Answer) -> int:
-    """Return after how many tokens a fault hits an answer; NEVER for faults that do not hit in mid-answer."""
-    if fault is None or fault.kind not in (FaultKind.STALL, FaultKind.RESET_MID_STREAM):
-        return NEVER
-    return min(fault.after_tokens, len(answer.ids))
+PING = b": ping\n\n"
 
 
 async def keeps_open(fault: Fault | None) -> bool:

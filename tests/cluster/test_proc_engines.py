@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.engine.engine_faults import POISON, UNKNOWN_ERROR, Fault
+from cluster.engine.engine_faults import POISON, UNKNOWN_ERROR, FailureForm, Fault
 from cluster.engine.occupancy import CHANGES_MAX, Occupancy
 from cluster.expectations import judge
 from cluster.processes.chaos_clients import all_conversations
@@ -190,6 +190,8 @@ def test_odd_engines_has_all_that_strangers_reported() -> None:
     assert 0 < scenario.load.unstreamed < 1
     words = " ".join(step.fault for step in scenario.steps)
     assert all(word in words for word in ("401", "503", '"only"', '"uncached"'))
+    early = [form.value for form in FailureForm if form is not FailureForm.LATE]  # behind output a client must see it
+    assert all(f'"form": "{form}"' in words for form in early)
 
 
 def test_a_record_of_loads_is_in_order_of_time_and_drops_the_oldest_visibly() -> None:
