@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ranvier_py.core.errors import RanvierError, words_of
-from ranvier_py.core.options import Options, option, part, seconds
+from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
+from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
+from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.failed_tries import FailedTries
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
@@ -37,7 +39,7 @@ class PipelineLimits(Options):
     tokenize_deadline_s: float = option(
         0.15, "Longest wait for tokens before placing by load. 0 never waits.", most=60.0, section="Tokens"
     )
-    first_byte_s: float = seconds(
+    first_event_s: float = seconds(
         600.0,
         "Longest wait for a backend to begin its answer; of a stream, whose head may come before the prefill, longest "
         "silence until its first event that has output. Also read as first_byte_timeout_s.",
@@ -45,6 +47,12 @@ class PipelineLimits(Options):
     )
     stall_s: float = seconds(  # OpenAI's SDK waits as long; engines are silent while they buffer calls of tools
         600.0, "Longest silence within an answer that has begun.", key="stall_timeout_s"
+    )
+    sse_keepalive_s: float = option(
+        15.0,
+        "Seconds between comments to a client that has had the head of a stream for longer than 5 s, and no event. "
+        "0 sends none.",
+        most=SECONDS_MAX,
     )
     retries: RetryLimits = part(RetryLimits)
     realtime: RealtimeLimits = part(RealtimeLimits)
@@ -87,6 +95,7 @@ class Call:
     tries: int = 0  # plan
     failed_tries: FailedTries | None = None  # forward: once a leg has failed
     error: str = ""  # forward: of the legs that failed
+    awaited: AwaitedStream | None = None  # relay: once a stream's first event is waited for
     outcome: str = "cancelled"
     status: int = 0  # relay
     first_byte_at: float = 0.0  # relay
@@ -94,10 +103,24 @@ class Call:
     moved: bool = False  # it was placed again because its engine hung
     stays: bool = False  # that is not allowed
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the client has the head of a stream that has not begun, so that any engine may still answer."""
+        return self.awaited is not None and self.awaited.is_open
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no other engine may answer."""
+        return self.client.started and not self.is_open
+
     def failed(self, error: RanvierError) -> None:
         """Note why the latest leg failed, with the cause, which clients do not see."""
         words, cause = str(error), words_of(error)
         self.note(words + (f": {cause}" if cause not in words else ""))
+
+    def end(self, error: RanvierError) -> None:
+        """Note what the request ends with."""
+        self.outcome = Outcome.TIMEOUT.value if isinstance(error, UpstreamTimeout) else error.code
 
     def note(self, reason: str) -> None:
         assert self.attempt is not None

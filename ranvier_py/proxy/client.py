@@ -62,7 +62,6 @@ MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
     WaitPhase.HEADER: (RequestTimeout, "the request took too long to arrive"),
     WaitPhase.BODY: (RequestTimeout, "the request took too long to arrive"),
     WaitPhase.FIRST_BYTE: (UpstreamTimeout, "the backend did not begin to answer in time"),
-    WaitPhase.HELD: (UpstreamTimeout, "the backend's answer has only a head"),
     WaitPhase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
     WaitPhase.SEND: (ClientTooSlow, "the client takes its answer too slowly"),
 }
@@ -253,6 +252,7 @@ class Watchdog:
         self.ticks = 0  # how often it has woken, for tests
         self.armed = False
         self._watched: dict[int, Client] = {}
+        self._later: dict[int, tuple[float, Callable[[], object]]] = {}  # one call at most for each that is watched
         self._occupied = trio.Event()
 
     def watch(self, client: Client) -> None:
@@ -262,6 +262,20 @@ class Watchdog:
     def forget(self, client: Client) -> None:
         """Stop watching. Call this before the socket is closed."""
         self._watched.pop(client.fd, None)
+        self.call_off(client)
+
+    def call_at(self, client: Client, at: float, call: Callable[[], object]) -> None:
+        """Have this called at that time, and nothing else that was to be called for this client."""
+        self._later[client.fd] = at, call
+
+    def call_off(self, client: Client) -> None:
+        self._later.pop(client.fd, None)
+
+    def _make_calls(self, now: float) -> None:
+        for fd, later in [each for each in self._later.items() if each[1][0] <= now]:
+            if self._later.get(fd) is later:
+                del self._later[fd]
+                later[1]()
 
     async def tick(self) -> None:
         """Expire the connections whose deadline has passed, for ever."""
@@ -273,6 +287,8 @@ class Watchdog:
             await trio.sleep(self.tick_s)
             self.ticks += 1
             now = self.clock()
+            if self._later:
+                self._make_calls(now)
             if not self.armed and now < earliest:
                 continue
             self.armed = False

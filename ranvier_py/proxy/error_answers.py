@@ -11,6 +11,7 @@ from http import HTTPStatus
 import orjson
 
 from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable, UpgradeRefused
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead, RequestFields
 
 JSON = b"application/json"
@@ -45,6 +46,32 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
     if isinstance(error, UpgradeRefused):
         headers.append((b"upgrade", b"HTTP/1.1"))  # RFC 9110 15.5.22
     return error.status, headers, orjson.dumps(body)
+
+
+def error_event(body: bytes, path: bytes) -> bytes:
+    """Return an error as the end of a stream of the API that has this path. `body`: as the error would come alone."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        fields = {}
+    error = fields.get("error", fields) if type(fields) is dict else {}
+    if type(error) is not dict:
+        error = {"message": error}
+    known = {name: error[name] for name in ("message", "type", "code", "param") if type(error.get(name)) in (str, int)}
+    found = {"message": "the engine failed", "type": "api_error", "code": None, "param": None, **known}
+    if path.startswith(MESSAGES_PATH):
+        claudes = {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
+        return b"event: error\ndata: %b\n\n" % orjson.dumps(claudes)
+    if path.startswith(RESPONSES_PATH):
+        inner = {"code": str(found["code"] or found["type"]), "message": found["message"]}
+        failed = {"response": {"object": "response", "status": "failed", "error": inner, "output": []}}
+        events = {"error": {**found, "error": found}, "response.failed": failed}
+        lines = [
+            b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({**fields, "type": kind}))
+            for kind, fields in events.items()
+        ]
+        return b"".join(lines)
+    return b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps({"error": found})
 
 
 def api_of(path: bytes, fields: RequestFields) -> str:

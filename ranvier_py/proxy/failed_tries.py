@@ -15,9 +15,16 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.answers.failed_answers import Failure
-from ranvier_py.core.errors import ConnectFailed, RanvierError, UpstreamError, UpstreamHangs, UpstreamTimeout
+from ranvier_py.core.errors import (
+    ConnectFailed,
+    NodeExhausted,
+    RanvierError,
+    UpstreamError,
+    UpstreamHangs,
+    UpstreamTimeout,
+)
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import tokens_in
@@ -217,25 +224,17 @@ def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transi
     return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)
 
 
-def outcome_of_error(error: UpstreamError) -> Outcome:
+def outcome_of_error(error: NodeExhausted | UpstreamError) -> Outcome:
+    if isinstance(error, NodeExhausted):
+        return Outcome.NOT_SENT
     if isinstance(error, ConnectFailed):
         return Outcome.CONNECT_ERROR
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeout) else Outcome.BROKEN
 
 
-def waited_long(started_at: float, attempt: Attempt, first_byte_s: float) -> bool:
+def waited_long(started_at: float, attempt: Attempt, first_event_s: float) -> bool:
     """Whether no client would wait for another try after this one timed out."""
-    return attempt.sent_at - started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S
-
-
-def payload_of(data: bytes) -> bytes:
-    """Return the payload of a chunked body, of which the end may be missing; empty if it is malformed."""
-    reader = ChunkedReader()
-    try:
-        reader.feed(data)
-    except ChunkError:
-        return b""
-    return reader.payload(data)
+    return attempt.sent_at - started_at + 2 * first_event_s > FIRST_BYTE_TOTAL_S
 
 
 def credential_of(router: Router, request: HttpRequest) -> bytes:

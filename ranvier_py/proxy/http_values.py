@@ -79,7 +79,6 @@ class WaitPhase(Enum):
     HEADER = "header"  # 408
     BODY = "body"  # 408
     FIRST_BYTE = "first_byte"  # the backend has not begun to answer: 504
-    HELD = "held"  # an answer has a head and not begun: the head goes out
     STALL = "stall"  # the backend stopped in the middle of its answer: cut
     SEND = "send"  # the client does not read: cut
     WORK = "work"  # nothing, since we are working: no deadline

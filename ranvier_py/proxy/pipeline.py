@@ -13,10 +13,10 @@ from functools import partial
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.clients.body_mender import BodyMender
-from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamTimeout
+from ranvier_py.core.errors import ClientGone, RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import Tenants
-from ranvier_py.core.routing.backends import Outcome, Transition
+from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
@@ -120,7 +120,7 @@ class Pipeline:
             if not client.started:
                 yield self._compute(call) if self.responses is None else self.responses.answer(call, self._compute)
         except RanvierError as error:
-            call.outcome = Outcome.TIMEOUT.value if isinstance(error, UpstreamTimeout) else error.code
+            call.end(error)
             if not client.started and not isinstance(error, ClientGone):
                 call.status = error.status
             raise

@@ -168,6 +168,10 @@ class SharedAnswer:
         """Whether nobody waits for it any more: the leader's steps are about to end, so nobody may follow."""
         return self._client is None and not self._followers
 
+    def fail(self) -> None:
+        """Note that all of the answer came, and that it ends with an error."""
+        self.is_whole = self._has_failed = True
+
     def complete(self, reader: AnswerReader) -> None:
         """Note that all of the answer came, and what its reader found in it."""
         self.is_whole, self._has_failed = self.head is not None, reader.failure is not None

@@ -20,7 +20,7 @@ from functools import partial
 
 import trio
 
-from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError, payload_of
 from ranvier_py.core.errors import ConnectFailed, NodeExhausted, UpstreamClosed, UpstreamGarbled, is_exhaustion
 from ranvier_py.core.routing.retries import may_repeat
 from ranvier_py.proxy.connection_pool import (
@@ -254,12 +254,17 @@ class Exchange:
         self._reusable = reusable and whole
         self._chunks = self.chunks = ChunkedReader() if self.head.framing == "chunked" else None
         self.complete = False  # it ended as its framing promised; only then can the connection serve again
-        if dechunked and self._chunks is not None:
-            self.chunks = None  # none is passed on
-            self.head = replace(self.head, framing="close", fields=NO_RESPONSE_FIELDS)
+        if dechunked:
+            self.unframe()
         if self.head.framing == "none":
             self._ended(len(pending))
             self._pending = b""
+
+    def unframe(self) -> None:
+        """Pass on the payload of chunks alone from now on."""
+        if self.chunks is not None:
+            self.chunks = None
+            self.head = replace(self.head, framing="close", fields=NO_RESPONSE_FIELDS)
 
     def take(self) -> bytes:
         """Return the part of the body that came with the head. Call once, before `receive`. Raises UpstreamGarbled."""
@@ -268,6 +273,11 @@ class Exchange:
             return data
         data, self._pending = self._pending, b""
         return self._advance(data) if data else data
+
+    def payload(self) -> bytes:
+        """Take that part, without the frames of chunks."""
+        data = self.take()
+        return data if self.chunks is None else payload_of(data)
 
     def put_back(self, data: bytes) -> None:
         """Have the next `take` return these bytes, which are all that was taken and received; also after `release`."""

@@ -494,14 +494,14 @@ def test_a_key_is_read_by_the_name_that_it_had_before(
     def first_event_s(flags: dict[str, Any] | None = None, file: Path | None = None) -> float:
         config, origins, _ = load(flags, file)
         assert set(origins) == {"first_event_timeout_s"}
-        return config.pipeline.first_byte_s
+        return config.pipeline.first_event_s
 
     toml, yaml = written(tmp_path, f"{name} = 7"), tmp_path / "a.yaml"
     yaml.write_text(f"{name}: 7\n")
     assert [first_event_s(file=file) for file in (toml, yaml)] == [7.0, 7.0]
     monkeypatch.setenv(f"RANVIER_{name.upper()}", "8")
     assert first_event_s(file=toml) == 8.0
-    assert config_of(**{name: 9}).pipeline.first_byte_s == 9.0
+    assert config_of(**{name: 9}).pipeline.first_event_s == 9.0
     parser = argparse.ArgumentParser()
     add_config_flags(parser)
     flags = vars(parser.parse_args([f"--{name.replace('_', '-')}", "6"]))
@@ -511,6 +511,6 @@ def test_a_key_is_read_by_the_name_that_it_had_before(
 def test_of_two_names_of_a_key_in_one_place_the_new_one_counts(tmp_path: Path) -> None:
     lines = ["first_byte_timeout_s = 7", "first_event_timeout_s = 8"]
     for text in ("\n".join(lines), "\n".join(reversed(lines))):
-        assert load({}, written(tmp_path, text))[0].pipeline.first_byte_s == 8.0
+        assert load({}, written(tmp_path, text))[0].pipeline.first_event_s == 8.0
     found = problems({}, written(tmp_path, "first_byte_timeout_s = -1"))
     assert found == [f"first_event_timeout_s: must be above 0, at most 86400 (from {tmp_path / 'ranvier.toml'}:1)"]

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.proxy.stages import relay
 from tests.node.node_lab import lab
 from tests.proxy.test_black_holes import Busy
 from tests.proxy.test_overload import QUESTIONS, answered, question
@@ -182,23 +181,6 @@ async def test_a_stream_that_breaks_off_before_it_begins_is_asked_for_elsewhere(
         status, _, body = await answered(node, question(b"/v1/chat/completions"))
         assert (status, b"hi" in body) == (200, True)
         assert (await at_rest(node))["outcomes"] == {"broken": 1, "success": 1}
-
-
-@pytest.mark.parametrize("opening", [ROLE, chunk(b": ping\n\n"), event(START)])
-async def test_a_head_whose_answer_does_not_begin_goes_out_after_a_while(
-    opening: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "HELD_S", 0.05)
-    seen = trio.Event()
-    pieces = [event(BROKEN), LAST]
-    engines = [Scripted(STREAM_HEAD, opening, seen, *pieces) for _ in range(2)]
-    async with lab(*engines, ask_usage=False) as node, await node.wire() as client:
-        await client.send(question(b"/v1/chat/completions", stream=True))
-        await client.until(opening)
-        seen.set()
-        assert await client.until(LAST) == b"".join(pieces)
-        assert (await at_rest(node))["outcomes"] == {"server_error": 1}
-    assert asked(engines) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -73,4 +73,4 @@ async def test_a_stream_without_a_first_token_ends_when_the_wait_for_one_is_over
 
 def test_by_default_no_silence_is_shorter_than_what_clients_wait() -> None:
     limits = Config().pipeline
-    assert min(limits.first_byte_s, limits.stall_s) >= 600
+    assert min(limits.first_event_s, limits.stall_s) >= 600

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from ranvier_py.core.answers.answer_stream import ResponseName, has_token
-from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
 from ranvier_py.core.answers.failed_answers import EMPTY, OUTPUT, AnswerEvent, Failure, failure_in_whole
 from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
@@ -67,6 +67,12 @@ class AnswerReader:
         self.has_output = self.has_output or (bool(data) and (not self.streams or has_token(data, self.api)))
         return data
 
+    def unframe(self) -> None:
+        """Read payloads from now on, not the frames of chunks."""
+        if self.chunks is not None and self.captured is not None:
+            self.captured[:] = payload_of(bytes(self.captured))
+        self.chunks = None
+
     def _payload(self, data: bytes) -> bytes:
         return data if self.chunks is None else self.chunks.payload(data)
 
@@ -105,6 +111,10 @@ class StreamReader(AnswerReader):
         self._passing = False  # the first part of this event was too long to be looked at
         self._opening = self._is_empty = True  # every event is looked at; none has an object
         self._over = False  # only what ends a chunked message is to come
+
+    def unframe(self) -> None:
+        super().unframe()
+        self._end = b"\n\n"
 
     def remove(self, removal: UsageRemoval) -> None:
         """Have counts removed: call this before anything is read."""

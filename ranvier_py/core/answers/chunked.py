@@ -115,6 +115,16 @@ class ChunkedReader:
         self._held = line
 
 
+def payload_of(data: bytes) -> bytes:
+    """Return the payload of a chunked body, of which the end may be missing; empty if it is malformed."""
+    reader = ChunkedReader()
+    try:
+        reader.feed(data)
+    except ChunkError:
+        return b""
+    return reader.payload(data)
+
+
 def unchunked(raw: bytes) -> bytes:
     """Return the payload of a complete chunked body. Raises ChunkError, a ValueError, if it is not one."""
     reader = ChunkedReader()

@@ -112,7 +112,7 @@ class HangWatch:
             log.warning(words, backend.name, moved, len(waiting))
 
     def _may_move(self, call: Call) -> bool:
-        if call.moved or call.stays or call.first_byte_at or call.client.started:
+        if call.moved or call.stays or call.first_byte_at or call.is_decided:
             return False
         request, failed = call.request, call.failed_tries
         if not may_repeat(request.method, request.path, request.body) or (failed is not None and failed.is_over):

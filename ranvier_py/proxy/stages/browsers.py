@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.errors import Forbidden, NoBackend, NodeExhausted, UpstreamError
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.health import outcome_of
@@ -18,7 +19,6 @@ from ranvier_py.proxy.answers.cors import MAX_AGE, METHODS, ORIGIN, PREFIX, Cors
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.failed_tries import payload_of
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.own_answer import MODELS_PATH
 from ranvier_py.proxy.upstream import Upstream

@@ -15,7 +15,7 @@ from ranvier_py.core.answers.chunked import ChunkedReader
 from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemoval
-from ranvier_py.core.errors import NodeExhausted, ResponseLost, UpstreamError
+from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, ResponseLost, UpstreamError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
@@ -27,6 +27,7 @@ from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
+from ranvier_py.proxy.error_answers import error_response
 from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, serves, waited_long
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.plan import begin
@@ -53,12 +54,21 @@ class ForwardStage:
 
     def __call__(self, call: Call) -> Steps[None]:
         elsewhere: PoolMatch | None = call.match
-        while elsewhere is not None:
-            found, handed = elsewhere, list[Edit]()
-            for leg in self.plan(self.router, call, found):
-                elsewhere = yield self._leg(call, leg, begin(self.router, call, leg, found), handed)
-                if elsewhere is not None or call.client.started:
-                    break
+        try:
+            while elsewhere is not None:
+                found, handed = elsewhere, list[Edit]()
+                for leg in self.plan(self.router, call, found):
+                    elsewhere = yield self._leg(call, leg, begin(self.router, call, leg, found), handed)
+                    if elsewhere is not None or (leg.read is not None and call.is_decided):
+                        break
+        except RanvierError as error:
+            if isinstance(error, ClientGone) or not call.is_open:
+                raise
+            call.end(error)
+            self.relay.fail(call, error_response(error, call.client.api)[2])
+        finally:
+            if call.awaited is not None:
+                call.awaited.close()
 
     def _leg(self, call: Call, leg: Leg, attempt: Attempt, handed: list[Edit]) -> Steps[PoolMatch | None]:
         """Ask one backend, relay or read its answer and finish the leg. `handed` gets what it hands on. Returns whom to
@@ -66,13 +76,15 @@ class ForwardStage:
         outcome, exchange, elsewhere = Outcome.CANCELLED, None, None
         try:
             exchange, is_asked = yield from self._ask(call, attempt, (*leg.edits, *handed), asks=leg.read is None)
+            if call.awaited is not None and call.awaited.is_open and leg.read is None:
+                self.relay.follow(exchange)
             head, judgement, held = exchange.head, SERVED, None
             attempt.reply.status = head.status
             reader = self._reader(call, attempt, head, exchange.chunks, is_asked=is_asked)
             if head.status == 200 and attempt.judged:
                 held = reader.feed(exchange.take(), exchange.complete)
                 if not reader.begun:
-                    held = yield from self.relay.begin(call, exchange, reader, held)
+                    held = yield from self.relay.begin(call, attempt, exchange, reader, held)
             if attempt.reply.status >= 300 or (reader.failure is not None and not reader.begun):
                 judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)
                 elsewhere = self._failed_tries(call).after_answer(attempt, judgement)
@@ -88,14 +100,9 @@ class ForwardStage:
                 if is_asked or reader.failure is not None:
                     judgement = yield from self._end(call, attempt, exchange, reader, judgement)
             outcome = judgement.outcome
-        except NodeExhausted as error:
-            outcome = Outcome.NOT_SENT
-            call.failed(error)
-            raise
-        except UpstreamError as error:
+        except (NodeExhausted, UpstreamError) as error:
             outcome = outcome_of_error(error)
             call.failed(error)
-            self.trouble(attempt.target.id)
             elsewhere = yield from self._after_error(call, attempt, outcome, error)
             return elsewhere
         finally:
@@ -131,13 +138,16 @@ class ForwardStage:
         return judgement
 
     def _after_error(
-        self, call: Call, attempt: Attempt, outcome: Outcome, error: UpstreamError
+        self, call: Call, attempt: Attempt, outcome: Outcome, error: NodeExhausted | UpstreamError
     ) -> Steps[PoolMatch | None]:
         """Return whom to ask after a try without an answer; None if the client got one after all. Raises `error`."""
-        if call.client.started:
+        if isinstance(error, NodeExhausted):
+            raise error
+        self.trouble(attempt.target.id)
+        if call.is_decided:
             raise error
         failed = self._failed_tries(call)
-        is_late = waited_long(call.started_at, attempt, self.limits.first_byte_s)
+        is_late = waited_long(call.started_at, attempt, self.limits.first_event_s)
         elsewhere = failed.after_error(attempt, error, is_late=is_late)
         if elsewhere is not None:
             return elsewhere
@@ -201,7 +211,7 @@ class ForwardStage:
             extra.append((b"authorization", self.authorization))
         if attempt.target.behind.rank is not None:
             extra.append((RANK_FIELD, b"%d" % attempt.target.behind.rank))
-        call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+        call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
         if call.read.upgrades:
             return self.upstream.upgrade(self.address_of(attempt.target.url), request, extra)
         return self.upstream.open(self.address_of(attempt.target.url), request, extra, partial(self._sent, attempt))

@@ -1,29 +1,29 @@
 """Relays an answer as it comes, without counts that only this node asked for; or a WebSocket, in both directions. Reads
 the answer of a leg that is not the client's, up to READ_BYTES_MAX."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from ranvier_py.core.answers.answer_reader import HELD_BYTES_MAX, AnswerReader
-from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled, UpstreamTimeout
+from ranvier_py.core.answers.answer_reader import AnswerReader
+from ranvier_py.core.answers.chunked import payload_of
+from ranvier_py.core.answers.failed_answers import EMPTY
+from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
+from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.answers.locations import Places
 from ranvier_py.proxy.call import Call, PipelineLimits
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.error_answers import response_head
-from ranvier_py.proxy.failed_tries import payload_of
-from ranvier_py.proxy.http_values import WaitPhase
+from ranvier_py.proxy.error_answers import error_event, response_head
+from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.realtime import Realtime, Splice
 from ranvier_py.proxy.stages.learn import AnswerProof, LearnStage
 from ranvier_py.proxy.upstream import UPGRADE, Exchange
 
-HELD_S = 5.0  # of an answer that has not begun, since its first byte
 READ_BYTES_MAX = 1 << 20  # engines that prefill for others answer with one token, and where they keep the blocks
 
 
@@ -35,32 +35,31 @@ class RelayStage:
     realtime: Realtime
     may_see: Callable[[bytes | None], bool]  # whether a request with this control key may see how it was routed
 
-    def begin(self, call: Call, exchange: Exchange, reader: AnswerReader, held: bytes) -> Steps[bytes]:
+    def begin(
+        self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes
+    ) -> Steps[bytes]:
         """Wait until an answer begins, or shows what it is instead: until then the request may be sent elsewhere.
-        `held`: what goes on of what came. Returns all of that."""
-        until = math.inf
+        `held`: what goes on of what came. Returns all of that but for what the client already has."""
+        if reader.begun or reader.failure or exchange.complete:
+            return held
+        if call.awaited is None:
+            call.awaited = AwaitedStream(call.client, call.shared or call.client, self.limits.sse_keepalive_s)
+        awaited = call.awaited
+        awaited.wait(exchange, reader, held, partial(self._shown, call, attempt, exchange.head))
         try:
-            while not (reader.begun or reader.failure or exchange.complete):
-                now = time.monotonic()
-                if until == math.inf and reader.size:
-                    until = now + HELD_S
-                if len(held) > HELD_BYTES_MAX or now > until:
-                    break
-                piece = yield from self._next(call, exchange, until - now)
+            while not (reader.begun or reader.failure or exchange.complete or awaited.is_full):
+                piece = yield from self._next(call, exchange)
                 if piece or exchange.complete:
-                    held += reader.feed(piece, exchange.complete)
-        except UpstreamTimeout:  # it may last, and clients want to see its head and its comments
-            if call.client.phase is not WaitPhase.HELD:
-                raise
+                    attempt.target.seen.received_at = time.monotonic()
+                    awaited.add(reader.feed(piece, exchange.complete))
+        finally:
+            held = awaited.taken()
         return held
 
-    def _next(self, call: Call, exchange: Exchange, hold_s: float) -> Steps[bytes]:
-        """Wait for the next piece of an answer that has not begun, for so long if its head may go out then."""
-        first_byte_s = self.limits.first_byte_s
+    def _next(self, call: Call, exchange: Exchange) -> Steps[bytes]:
+        """Wait for the next piece of an answer that has not begun."""
         try:
-            call.client.arm(
-                *((WaitPhase.FIRST_BYTE, first_byte_s) if hold_s > first_byte_s else (WaitPhase.HELD, hold_s))
-            )
+            call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
             yield exchange.readable
         except ClientGone:
             if call.shared is None or not call.shared.leave():
@@ -68,25 +67,59 @@ class RelayStage:
             return b""
         return exchange.receive() or b""
 
-    def answer(
-        self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes | None
-    ) -> Steps[None]:
-        """Relay an answer to its end, and have learned what it proves. `held`: what goes on of what was read of it."""
-        client, head = call.shared or call.client, exchange.head
+    def _shown(self, call: Call, attempt: Attempt, head: HttpResponseHead) -> tuple[HttpResponseHead, Fields]:
+        """Return a head as the client gets it, and the fields that are added."""
         call.status = head.status
-        proof = AnswerProof(self.learn, call, attempt, reader)
-        if held is None:
-            held = reader.feed(exchange.take(), exchange.complete)
-            held = yield from self.begin(call, exchange, reader, held)
+        fields = call.own_fields(attempt, head, self.may_see)
         if head.fields.locates:
             served = BackendAddress.parse(attempt.target.url)
             head = Places.of(call.request.path, served, (backend.url for backend in self.registry)).shown(head)
         if origin := call.request.fields.origin:
             head = call.client.cors.relayed(head, origin, time.monotonic())
-        client.relay_head(head, call.own_fields(attempt, head, self.may_see), held)
+        return head, fields
+
+    def follow(self, exchange: Exchange) -> None:
+        """Prepare an answer to a client that has another one's head. Raises UpstreamGarbled if it can't follow that."""
+        exchange.unframe()
+        if exchange.head.status < 300 and not may_follow(exchange.head):
+            raise UpstreamGarbled("the backend's answer is no stream that could follow another one's head")
+
+    def answer(
+        self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes | None
+    ) -> Steps[None]:
+        """Relay an answer to its end, and have learned what it proves. `held`: what goes on of what was read of it."""
+        client, awaited = call.shared or call.client, call.awaited
+        proof = AnswerProof(self.learn, call, attempt, reader)
+        if held is None:
+            held = reader.feed(exchange.take(), exchange.complete)
+            held = yield from self.begin(call, attempt, exchange, reader, held)
+        send: Callable[[bytes], None] = client.send
+        if awaited is not None and awaited.is_open:
+            held = payload_of(held) if exchange.head.framing == "chunked" else held
+            if not may_follow(exchange.head) or reader.failure is EMPTY:
+                self.fail(call, held)
+                return
+            awaited.close()
+            awaited.send(held)
+            send = awaited.send
+        else:
+            awaited = None
+            client.relay_head(*self._shown(call, attempt, exchange.head), held)
         call.first_byte_at = call.first_byte_at or time.monotonic()
         proof.passed()
-        is_prefilled, readable = False, exchange.readable
+        if not exchange.complete:
+            yield self._rest(call, exchange, reader, proof, send)
+        if awaited is not None:
+            awaited.end()
+        if call.shared is not None:
+            call.shared.complete(reader)
+        proof.whole(chunked=exchange.head.framing == "chunked")
+
+    def _rest(
+        self, call: Call, exchange: Exchange, reader: AnswerReader, proof: AnswerProof, send: Callable[[bytes], None]
+    ) -> Steps[None]:
+        """Relay what comes, piece by piece."""
+        client, is_prefilled, readable = call.shared or call.client, False, exchange.readable
         while not exchange.complete:
             try:
                 if client.unsent is not None:
@@ -95,7 +128,7 @@ class RelayStage:
                 if is_prefilled:
                     client.arm(WaitPhase.STALL, self.limits.stall_s)
                 else:
-                    client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+                    client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
                 yield readable if call.shared is None else call.shared.or_client(readable)
             except ClientGone:
                 if call.shared is None or not call.shared.leave():
@@ -106,18 +139,24 @@ class RelayStage:
                 continue
             kept = reader.feed(piece, exchange.complete)
             if kept:
-                client.send(kept)
+                send(kept)
             proof.passed()
+
+    def fail(self, call: Call, body: bytes) -> None:
+        """End a stream of which the client has only the head, with an event that has the error in this body."""
+        assert call.awaited is not None
+        call.awaited.close()
+        call.awaited.send(error_event(body, call.request.path))
+        call.awaited.end()
         if call.shared is not None:
-            call.shared.complete(reader)
-        proof.whole(chunked=head.framing == "chunked")
+            call.shared.fail()
 
     def whole(self, call: Call, attempt: Attempt, exchange: Exchange, data: bytes) -> Steps[bytes]:
         """Return the body of an answer that begins so, once it is here: its backend holds the prompt then."""
         while not exchange.complete:
             if len(data) > READ_BYTES_MAX:
                 raise UpstreamGarbled("the backend's answer is too long for what another backend is to get of it")
-            data += yield from self._next(call, exchange, math.inf)
+            data += yield from self._next(call, exchange)
         self.learn.router.first_token(attempt, time.monotonic())
         return payload_of(data) if exchange.head.framing == "chunked" else data
 
@@ -139,3 +178,9 @@ class RelayStage:
                 yield partial(self.realtime.splice, splice)
         finally:
             call.sent_bytes = len(early) + splice.backend_bytes
+
+
+def may_follow(head: HttpResponseHead) -> bool:
+    """Whether an answer may follow the head of another engine's stream: it is one too, and can be read."""
+    fields = head.fields
+    return head.status == 200 and fields.readable and b"text/event-stream" in fields.lines

@@ -1,0 +1,129 @@
+"""A stream of which the client waits for the first event, whichever engine answers in the end.
+
+Rules: head and comments are held for HELD_S; then they go out, and from then on a comment of ours every `keepalive_s`,
+until an answer begins: proxies in front cut lines that are silent. Events that begin nothing are held
+longer, so that another engine's stream may follow the same head. Once that is out, all else leaves in frames of ours.
+Bound: HELD_BYTES_MAX, then they go on, and no other engine can follow (test_awaited_streams.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ranvier_py.core.answers.answer_reader import EVENT_END, HELD_BYTES_MAX, AnswerReader, StreamReader
+from ranvier_py.core.answers.chunked import payload_of
+from ranvier_py.core.errors import ClientGone
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import Fields, HttpResponseHead
+from ranvier_py.proxy.shared_answer import SharedAnswer
+from ranvier_py.proxy.upstream import Exchange
+
+HELD_S = 5.0
+
+KEEPALIVE = b": keepalive\n\n"
+COMMENTS = re.compile(rb"(?:(?::[^\r\n]*+)?+(?>\r\n|\r|\n))++")
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class AwaitedStream:
+    """`client` has the timer, `sink` gets what goes out."""
+
+    __slots__ = ("_client", "_exchange", "_held", "_in_chunks", "_keepalive_s", "_reader", "_shown", "_sink", "is_open")
+
+    def __init__(self, client: Client, sink: Client | SharedAnswer, keepalive_s: float) -> None:
+        self._client, self._sink, self._keepalive_s = client, sink, keepalive_s
+        self._exchange: Exchange | None = None  # the stream that is waited for, while there is one
+        self._reader: AnswerReader
+        self._shown: Callable[[], tuple[HttpResponseHead, Fields]]
+        self._held = b""  # what came of it, in its frames until the head is out
+        self._in_chunks = False
+        self.is_open = False  # the client has a head, and any engine may still answer
+
+    def wait(
+        self,
+        exchange: Exchange,
+        reader: AnswerReader,
+        held: bytes,
+        shown: Callable[[], tuple[HttpResponseHead, Fields]],
+    ) -> None:
+        """Hold what a stream begins with. `shown`: its head as the client gets it, and what is added."""
+        self._exchange, self._reader, self._shown, self._held = exchange, reader, shown, b""
+        self.add(held)
+        if not self.is_open and isinstance(reader, StreamReader) and exchange.head.framing in ("chunked", "close"):
+            self._call_in(HELD_S, self._go_out)
+
+    def add(self, data: bytes) -> None:
+        self._held += data
+        if self.is_open:
+            comments, self._held = comments_in(self._held)
+            self._try(comments)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._held) > HELD_BYTES_MAX
+
+    def taken(self) -> bytes:
+        """Return what is held, since the wait for this stream is over."""
+        held, self._held, self._exchange = self._held, b"", None
+        if not self.is_open:
+            self.close()
+        return held
+
+    def send(self, data: bytes) -> None:
+        """Send more behind a head that went out. Raises ClientGone."""
+        if data:
+            self._sink.send(b"%x\r\n%b\r\n" % (len(data), data) if self._in_chunks else data)
+
+    def end(self) -> None:
+        """End the body. Raises ClientGone."""
+        if self._in_chunks:
+            self._sink.send(LAST_CHUNK)
+
+    def close(self) -> None:
+        """Let nothing go out by itself any more: an answer begins, or none will."""
+        self.is_open = False
+        self._client.watchdog.call_off(self._client)
+
+    def _go_out(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        head, fields = self._shown()
+        self._in_chunks = exchange.chunks is not None
+        if self._in_chunks:
+            self._held = payload_of(self._held)
+            self._reader.unframe()
+            exchange.unframe()
+        self.is_open = True
+        try:
+            self._sink.relay_head(head, fields, b"")
+        except ClientGone as error:
+            self._client.interrupt(error)
+            return
+        self.add(b"")
+        self._call_in(self._keepalive_s, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        if self._sink.unsent is None:  # else the client has not taken what came before
+            self._try(KEEPALIVE)
+        self._call_in(self._keepalive_s, self._keep_alive)
+
+    def _try(self, data: bytes) -> None:
+        try:
+            self.send(data)
+        except ClientGone as error:
+            self._client.interrupt(error)
+
+    def _call_in(self, seconds: float, call: Callable[[], None]) -> None:
+        if seconds:
+            self._client.watchdog.call_at(self._client, self._client.watchdog.clock() + seconds, call)
+
+
+def comments_in(payload: bytes) -> tuple[bytes, bytes]:
+    """Return the whole events of a payload that are comments and nothing else, and the rest."""
+    comments, rest, at = list[bytes](), list[bytes](), 0
+    for end in EVENT_END.finditer(payload):
+        event, at = payload[at : end.end()], end.end()
+        (comments if COMMENTS.fullmatch(event) else rest).append(event)
+    return b"".join(comments), b"".join((*rest, payload[at:]))
