@@ -3,7 +3,8 @@
 A node that resolves its peers only once stays alone after their addresses change (grafana/mimir#16254: unnoticed for
 11 h). Rule: each entry of `join` is looked up every half minute, at first every second while the node is alone.
 Addresses are only hints: the core greets them and finds out who is there. No name waits for another. If a lookup
-fails, or finds nothing or only this node, the name keeps its last addresses: stale ones cost a greeting.
+fails, or finds nothing or only this node, the name keeps its last addresses: stale ones cost a greeting. The own
+address is the one that faces the first peers known, be it later than the start; until then it is the default route's.
 Bounds: NAMES_MAX, KNOWN_MAX; ADDRESSES_MAX of a name are tried in one round, chosen anew each time.
 """
 
@@ -59,6 +60,7 @@ class Name:
 
     endpoint: HostPort
     known: tuple[HostPort, ...] = ()
+    has_record: bool = True  # by the last lookup
 
 
 class Discovery:
@@ -81,12 +83,15 @@ class Discovery:
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
+        self.moved: Callable[[HostPort], object] | None = (
+            None  # where `own` is a guess: takes what faces the first peers
+        )
         self.contact, self.alone, self.rng = contact, alone, rng
         self.own, self.family = own, family
         self.counters = DiscoveryCounters()
         self._warned = False
         self._alone_since: float | None = None
-        self._warned_alone = False
+        self._warned_alone: bool | None = None  # whether addresses were known when it was warned
         self._wait_alone_s = INTERVAL_ALONE_S
         entries = list(dict.fromkeys(join))
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
@@ -128,16 +133,35 @@ class Discovery:
         """Log once if nobody answers: from outside, a wrong key looks like a cluster of one."""
         now = trio.current_time()
         if not self.alone():
-            self._alone_since, self._warned_alone = None, False
+            self._alone_since, self._warned_alone = None, None
         elif self._alone_since is None:
             self._alone_since = now
-        elif now - self._alone_since >= LONELY_S and not self._warned_alone:
+        elif now - self._alone_since >= LONELY_S:
             asked = [*self.literals, *(where for name in self.names for where in name.known)]
-            if asked:
-                self._warned_alone = True
-                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
-                why = "not started, another key or cluster_name, or UDP and TCP are blocked"
-                log.warning("gossip.alone nobody answers at %s%s: %s", spelled(asked[0]), more, why)
+            if (asked or not all(name.has_record for name in self.names)) and self._warned_alone is not bool(asked):
+                self._warned_alone = bool(asked)
+                log.warning("gossip.alone %s%s", self._why_alone(asked), self._guess())
+
+    def _why_alone(self, asked: Sequence[HostPort]) -> str:
+        if not asked:
+            names = ", ".join(spelled(name.endpoint) for name in self.names if not name.has_record)
+            return f"no address of a peer is known: DNS has none for {names}"
+        more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+        why = "not started, another key or cluster_name, or UDP and TCP are blocked"
+        return f"nobody answers at {spelled(asked[0])}{more}: {why}"
+
+    def _guess(self) -> str:
+        return f"; peers are given {spelled(self.own)}, of the default route, until one is known" if self.moved else ""
+
+    def _choose_again(self, found: Sequence[HostPort]) -> None:
+        """Take the own address that faces the first peers, if it was a guess, before any of them is greeted."""
+        host = face_of([host for host, _ in found], self.family)
+        if self.moved is None or not host or is_loopback(host):
+            return
+        moved, self.moved = self.moved, None
+        if host != self.own[0]:
+            self.own = host, self.own[1]
+            moved(self.own)
 
     def _try(self, addresses: Sequence[HostPort]) -> None:
         if addresses:
@@ -146,13 +170,17 @@ class Discovery:
     async def _look_up(self, name: Name) -> None:
         self.counters.lookups += 1
         try:
-            useful = tuple(self._useful(await resolved(name.endpoint, self.family)))
+            found = await resolved(name.endpoint, self.family)
+            name.has_record = bool(found)
+            self._choose_again(found)
+            useful = tuple(self._useful(found))
             if useful:
                 name.known = useful[:KNOWN_MAX]
                 self._count()
             self.counters.empty += not useful
         except OSError:  # the resolver logs it
             self.counters.failures += 1
+            name.has_record = False
         self._try(name.known)
 
     def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
@@ -185,8 +213,9 @@ def fits(host: str, family: int) -> bool:
     return family in (socket.AF_UNSPEC, family_of(host))
 
 
-async def own_host(join: Sequence[HostPort], family: int) -> str:
-    """Return this machine's address that faces the peers, for a node that listens on all addresses.
+async def own_host(join: Sequence[HostPort], family: int) -> tuple[str, bool]:
+    """Return this machine's address that faces the peers, for a node that listens on all addresses; and whether this is
+    a guess, since no address of a peer is known.
 
     The routes to the peers are tried first, then the default routes; a loopback address is taken only if there is no
     other: then all peers are on this machine. Raises ConfigError if there is none.
@@ -197,11 +226,15 @@ async def own_host(join: Sequence[HostPort], family: int) -> str:
             if not is_address(where[0]):
                 targets += [host for host, _ in await resolved_or_nothing(where, family)]
     families = ELSEWHERE if family == socket.AF_UNSPEC else {family: ELSEWHERE[socket.AddressFamily(family)]}
-    faces = [facing(host) for host in (*targets[:ADDRESSES_MAX], *families.values())]
-    usable = [host for host in faces if host and not is_wildcard(host) and fits(host, family)]
-    for host in (*(host for host in usable if not is_loopback(host)), *usable):
-        return host
+    if host := face_of((*targets[:ADDRESSES_MAX], *families.values()), family):
+        return host, not targets
     raise ConfigError(["advertise: the address that faces the peers can't be found out: set it"])
+
+
+def face_of(targets: Sequence[str], family: int) -> str:
+    """Return our address that faces the first of these that shows one, loopback only if none shows another; or ""."""
+    usable = [host for host in map(facing, targets) if host and not is_wildcard(host) and fits(host, family)]
+    return next((host for host in usable if not is_loopback(host)), usable[0] if usable else "")
 
 
 async def resolved_or_nothing(where: HostPort, family: int) -> list[HostPort]:

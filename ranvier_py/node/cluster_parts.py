@@ -69,23 +69,25 @@ async def open_cluster(config: Config, keys: Keys, key_file: KeyFile | None, nod
     assert endpoints is not None, "there are keys, so there is a place"
     sockets = await open_sockets(*endpoints.listen, udp=config.gossip_udp)
     try:
-        own = await own_address(endpoints, sockets)
+        own, guessed = await own_address(endpoints, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
         settings = peer_settings(config, node.scheme, own, state)
         peer = RouterPeer(node.router, settings, keys.ring, SystemRandom(), time.monotonic())
-        return ClusterParts(config, peer, sockets, own, key_file, state_file, node.faults)
+        parts = ClusterParts(config, peer, sockets, own, key_file, state_file, node.faults)
+        parts.discovery.moved = parts.moved if guessed else None
+        return parts
     except BaseException:
         sockets.close()
         raise
 
 
-async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> HostPort:
-    """Return the address at which peers reach this node. Raises ConfigError."""
-    host, port = endpoints.advertise or (sockets.host, 0)
+async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> tuple[HostPort, bool]:
+    """Return the address at which peers reach this node, and whether it is a guess. Raises ConfigError."""
+    (host, port), guessed = endpoints.advertise or (sockets.host, 0), False
     if is_wildcard(host):
-        host = await own_host(endpoints.join, sockets.family)
-    return str(ip_address(host)), port or sockets.port
+        host, guessed = await own_host(endpoints.join, sockets.family)
+    return (str(ip_address(host)), port or sockets.port), guessed
 
 
 class ClusterParts(Part):
@@ -103,7 +105,7 @@ class ClusterParts(Part):
         state_file: StateFile | None,
         faults: Faults,
     ) -> None:
-        self._faults, self._key_file = faults, key_file
+        self._faults, self._key_file, self._config = faults, key_file, config
         self.peer, self.own, self.state_file = peer, own, state_file
         self.label = config.cluster_name
         self._started_at = time.monotonic()
@@ -134,6 +136,14 @@ class ClusterParts(Part):
             await nursery.start(self.discovery.run)
             log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
             task_status.started()
+
+    def moved(self, own: HostPort) -> None:
+        """Advertise another address from now on, under its name unless the operator chose one."""
+        log.info("gossip.moved from %s to %s, which faces the peers", spelled(self.own), spelled(own))
+        self.own, config = own, self._config
+        name = config.node_name or spelled(own)
+        self.peer.move(name, own[0], public_address(config.listen, own[0]), time.monotonic())
+        self.port.poke()
 
     def reread(self) -> None:
         """Read the cluster's keys again soon."""

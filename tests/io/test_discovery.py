@@ -248,13 +248,53 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 async def test_our_address_is_the_one_that_faces_the_peers(autojump_clock: Clock, modes: dict[str, str]) -> None:
     modes.update({"10.0.0.2": "10.0.0.1", "192.0.2.1": "172.16.0.1", "127.0.0.1": "127.0.0.1"})
-    assert await own_host([("127.0.0.1", 1), ("10.0.0.2", 1)], socket.AF_INET) == "10.0.0.1"
-    assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == "172.16.0.1"
+    assert await own_host([("127.0.0.1", 1), ("10.0.0.2", 1)], socket.AF_INET) == ("10.0.0.1", False)
+    assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == ("172.16.0.1", False)
     trio.socket.set_custom_hostname_resolver(FakeResolver({"peers": ["10.0.0.2"], "bad": NXDOMAIN, "slow": 99.0}))
-    assert await own_host([("bad", 1), ("peers", 1)], socket.AF_INET) == "10.0.0.1"
-    assert await own_host([("slow", 1)], socket.AF_INET) == "172.16.0.1"
+    assert await own_host([("bad", 1), ("peers", 1)], socket.AF_INET) == ("10.0.0.1", False)
+    assert await own_host([("slow", 1)], socket.AF_INET) == ("172.16.0.1", True)
+    assert await own_host([("bad", 1)], socket.AF_INET) == ("172.16.0.1", True)
     modes.pop("192.0.2.1")
-    assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == "127.0.0.1"
+    assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == ("127.0.0.1", False)
+
+
+LATER = [(NXDOMAIN, "no record"), ([], "an empty record"), (SERVFAIL, "no server")]
+
+
+@pytest.mark.parametrize("before", [answer for answer, _ in LATER], ids=[words for _, words in LATER])
+async def test_a_guessed_address_is_chosen_again_before_the_first_peer_is_greeted(
+    before: Answer, autojump_clock: Clock, modes: dict[str, str]
+) -> None:
+    modes.update({"10.0.0.2": "10.0.0.1", "10.0.9.9": "10.0.9.1", "127.0.0.1": "127.0.0.1"})
+    answers = {"peers": lambda number: before if number < 4 else ["127.0.0.1", "10.0.0.2"], "other": lambda _: before}
+    moves = list[tuple[HostPort, int]]()
+    world = World(answers, ["peers", "other"], own="172.16.0.1")
+    world.discovery = Discovery(
+        *([("peers", PORT), ("other", PORT)], lambda found: world.contacts.append((0, tuple(found))), lambda: True),
+        *(Random(7), ("172.16.0.1", PORT), socket.AF_INET),
+    )
+    world.discovery.moved = lambda own: moves.append((own, len(world.contacts)))
+    await run(world, 300)
+    assert moves == [(("10.0.0.1", PORT), 0)]
+    assert world.discovery.own == ("10.0.0.1", PORT)
+    assert "10.0.0.2" in world.hosts
+    world.resolver.answers["other"] = ["10.0.9.9"]  # the next peer known changes nothing any more
+    await run(world, 300)
+    assert len(moves) == 1
+
+
+async def test_a_node_that_stays_alone_names_the_cause(
+    autojump_clock: Clock, modes: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    modes["10.0.0.2"] = "10.0.0.1"
+    world = World({"peers": lambda number: NXDOMAIN if number < 5 else ["10.0.0.2"]}, ["peers"], own="172.16.0.1")
+    world.alone, world.discovery.moved = True, lambda _: None
+    await run(world, 1000)
+    first, second = [each.getMessage() for each in caplog.records if "gossip.alone" in each.getMessage()]
+    assert "DNS has none for peers:7946" in first
+    assert "; peers are given 172.16.0.1:7946, of the default route" in first
+    assert "nobody answers at 10.0.0.2:7946: not started" in second
+    assert "default route" not in second
 
 
 async def test_an_address_that_can_not_be_found_out_must_be_set(autojump_clock: Clock, modes: dict[str, str]) -> None:

@@ -12,13 +12,16 @@ import trio
 from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.control.status_page import cluster_lines
+from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.mesh.wire.records import pack_record
 from ranvier_py.core.peer.router_peer import RouterPeer
+from ranvier_py.io import discovery
 from ranvier_py.io.gossip.gossip_port import open_sockets
 from ranvier_py.node.cluster_parts import own_address, public_address
 from ranvier_py.node.fingerprints import FingerprintScheme
+from tests.io.test_discovery import NXDOMAIN, FakeResolver
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn
 from tests.node.node_lab import lab as node_lab
 
@@ -313,10 +316,35 @@ def test_peers_without_a_key_are_refused_unless_it_is_stated() -> None:
     assert load({"join": ["10.0.0.2"], "insecure_gossip": True})
 
 
+async def test_a_node_whose_peers_have_no_record_yet_advertises_what_faces_them_once_they_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It advertised the address of its default route for ever, at which no peer reached it."""
+    faces = {"192.0.2.1": "127.0.0.9", "127.0.0.1": "127.0.0.1"}  # who is routed elsewhere is 127.0.0.9
+    monkeypatch.setattr(discovery, "facing", lambda host: faces.get(host, ""))
+    monkeypatch.setattr(discovery, "is_loopback", lambda _: False)
+    names = FakeResolver({"peers.test": NXDOMAIN})
+    async with cluster_lab(tmp_path, engines=1) as place:
+        first = await place.start()
+        port = host_port(place.places[0])[1]
+        trio.socket.set_custom_hostname_resolver(names)
+        second = await place.start(gossip="0.0.0.0:0", join=[f"peers.test:{port}"])
+        guessed = (await second.ask("/admin/cluster"))["address"]
+        assert guessed.startswith("127.0.0.9:")
+        names.answers["peers.test"] = ["127.0.0.1"]
+        await first.sees(1)
+        (member,) = (await first.ask("/admin/cluster"))["members"]
+        moved = (await second.ask("/admin/cluster"))["address"]
+        assert moved == guessed.replace("127.0.0.9", "127.0.0.1") == member["address"] == member["name"]
+        assert (await second.chat()).status_code == 200
+        await received(first, 1)
+
+
 async def test_a_node_that_gossips_at_a_name_advertises_the_address_that_it_listens_on() -> None:
     """It advertised the address of its default route, where nobody listened."""
     sockets = await open_sockets("localhost", 0)
-    assert await own_address(GossipEndpoints(("localhost", 0), None, ()), sockets) == (sockets.host, sockets.port)
+    found = await own_address(GossipEndpoints(("localhost", 0), None, ()), sockets)
+    assert found == ((sockets.host, sockets.port), False)
     sockets.close()
 
 

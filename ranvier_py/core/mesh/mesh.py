@@ -190,6 +190,11 @@ class Mesh:
         effects, self._effects = self._effects, []
         return effects
 
+    def move(self, name: str, host: str, public: str, now: float) -> None:
+        """Advertise another address from now on, and be called so; `public`: of the public port, for peers to show."""
+        self.members.move(name, host, public, now)
+        self.settle(now)
+
     def leave(self, now: float) -> None:
         """Announce that this node leaves. The shell must go on until `members.left_at`, so that this spreads."""
         self.members.leave(now)

@@ -46,6 +46,12 @@ class Identity:
     def leave(self) -> None:
         self.record = self.record._replace(state=State.LEFT)
 
+    def move(self, name: str, host: str, public: str) -> None:
+        """Take another address and name, by the next incarnation."""
+        self._given_name, self._digits = name, 0
+        self._rise(self.record.epoch, self.record.incarnation + 1)
+        self.record = self.record._replace(name=name, host=host, public=public)
+
     def outbid(self, claim: Record) -> None:
         """Rise above a record that others hold of this session. `claim` is at least as high as our own record. One far
         above, or the last there is, begins a new epoch (memberlist#358: one such message evicted a member for ever)."""

@@ -228,6 +228,11 @@ class Membership:
         self._counters.sends_failed += 1
         self._detector.unreachable(address, plane, now, relayed=self._relays.pinging(address))
 
+    def move(self, name: str, host: str, public: str, now: float) -> None:
+        """Change what this node says about itself; whoever knows it learns that by gossip."""
+        self._identity.move(name, host, public)
+        self._broadcasts.push(Update(self.me), now)
+
     def leave(self, now: float) -> None:
         """Announce that this node leaves, which spreads until `left_at`. Pings are still answered after that."""
         if self._identity.leaving:

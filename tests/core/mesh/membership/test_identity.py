@@ -46,6 +46,24 @@ def test_the_last_incarnation_of_ones_own_is_followed_by_a_new_epoch() -> None:
     assert (me.record.epoch, me.record.incarnation) == (11, 0)
 
 
+def test_another_address_comes_by_the_next_incarnation_with_a_name_of_its_own() -> None:
+    me = Identity(ME)
+    me.overtake(other(20))
+    me.overtake(other(22))
+    me.move("10.0.0.9:7946", "10.0.0.9", "10.0.0.9:80")
+    record = me.record
+    assert (record.name, record.host, record.port, record.public) == (
+        "10.0.0.9:7946",
+        "10.0.0.9",
+        ME.port,
+        "10.0.0.9:80",
+    )
+    assert (record.epoch, record.incarnation) > (ME.epoch, ME.incarnation)
+    me.overtake(other(record.epoch + 1))
+    me.overtake(other(record.epoch + 3))
+    assert me.record.name == "10.0.0.9:7946-abcdef01", "the digits it has begun with are taken"
+
+
 def test_a_dead_earlier_run_never_costs_the_name() -> None:
     me = Identity(ME)
     for epoch in (20, 40, 60):
