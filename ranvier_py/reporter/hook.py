@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
-from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX, TEXT_CHARACTERS_MAX
 from ranvier_py.core.engine_cache.sources.event_frames import packed_batch
+from ranvier_py.core.engine_cache.sources.event_values import BLOCK_TOKENS_MAX, TEXT_CHARACTERS_MAX
 from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICTED_MAX, hash_in
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, RouterPost

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from ranvier_py.core.engine_cache.sources import push_messages
-from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
+from ranvier_py.core.engine_cache.sources.event_values import BLOCK_TOKENS_MAX
 from ranvier_py.reporter import hook
 from ranvier_py.reporter.event_relay import CHUNK_BYTES
 from ranvier_py.reporter.hook import EVICTION_PATH, SYNC_PATH, EvictionReporter, PrefixSender

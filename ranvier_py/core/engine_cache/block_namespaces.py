@@ -68,6 +68,7 @@ class Names:
         self._renamed = hasher.renamed
         first = namespace_of(base[0], "", "") if base else 0
         self._steps = [namespace_of(name, "", "") - first for name in base[1:]]
+        self.several = bool(self._steps)
 
     def namespace(self, scope: Scope) -> Fingerprint | None:
         """Return the fingerprint under which a scope's blocks are hashed; None: no request of ours can mean them."""
@@ -77,8 +78,6 @@ class Names:
 
     def reported(self, changes: Changes) -> Changes:
         """Return the changes under all names."""
-        if not self._steps:
-            return changes
         more = [self._under(change, step) for step in self._steps for change in changes.changes]
         states = changes.states and tuple(under_names(changes.states, self._steps, self._renamed))
         return changes._replace(changes=(*changes.changes, *more), states=states)

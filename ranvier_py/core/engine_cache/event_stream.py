@@ -319,7 +319,8 @@ class EventStream:
         complete = changes.complete and not frozen and not self._waiting
         self._settle_at = None if complete else now + FROZEN_S * frozen
         if self.is_open:
-            self._engine_caches.changed(self.source, self.names.reported(changes._replace(complete=complete)), now)
+            found = changes._replace(complete=complete)
+            self._engine_caches.changed(self.source, self.names.reported(found) if self.names.several else found, now)
         self._report_level(now)
 
     def _report_level(self, now: float) -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-import xxhash
-
 from ranvier_py.core.engine_cache.snapshot import Snapshot
 from ranvier_py.core.metrics import counter
 
@@ -153,8 +151,3 @@ class Messages:
         """Remove and return all messages."""
         messages, self.by_seq, self._bytes = self.by_seq, {}, 0
         return messages
-
-
-def digest_of(payload: bytes) -> int:
-    """Return a digest that distinguishes a repeated message from another one with its number, after a restart."""
-    return xxhash.xxh3_64_intdigest(payload)

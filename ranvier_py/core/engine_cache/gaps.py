@@ -10,6 +10,8 @@ up, and counted.
 
 from __future__ import annotations
 
+from xxhash import xxh3_64_intdigest
+
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.gap_values import (
     DIGESTS_MAX,
@@ -27,7 +29,6 @@ from ranvier_py.core.engine_cache.gap_values import (
     Replay,
     SnapshotAsked,
     StreamReset,
-    digest_of,
 )
 from ranvier_py.core.engine_cache.snapshot import Snapshot
 
@@ -43,7 +44,9 @@ class GapMachine:
         self._next = 0
         self._held = Messages(self._settings)  # behind a gap
         self._kept = Messages(self._settings)  # applied since a snapshot was asked for, to be applied on top of it
-        self._digests: BoundedDict[int, int] = BoundedDict(DIGESTS_MAX)  # of the messages applied last
+        self._digests: BoundedDict[int, int] = BoundedDict(
+            DIGESTS_MAX
+        )  # of the last messages: another one is of a new run
         self._live_last = -1
         self._loss = EventLoss.ALL
         self._loss_end = 0  # the first number after the lost messages
@@ -209,11 +212,16 @@ class GapMachine:
     def _contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether a different message is known under this number."""
         known = self._digests.get(seq)
-        return (known is not None and known != digest_of(payload)) or self._held.by_seq.get(seq, payload) != payload
+        return (known is not None and known != xxh3_64_intdigest(payload)) or self._held.by_seq.get(
+            seq, payload
+        ) != payload
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
         if seq < self._next or seq in self._held.by_seq:
             self.counters.repeated += 1
+            return
+        if seq == self._next and self._replay is None and not self._held.by_seq:  # as a rule
+            self._apply(seq, payload, now)
             return
         self._held.add(seq, payload)
         self._drain(now)
@@ -243,7 +251,7 @@ class GapMachine:
     def _apply(self, seq: int, payload: bytes, now: float) -> None:
         self._outbox.append(Apply(seq, payload))
         self._next = seq + 1
-        self._digests[seq] = digest_of(payload)
+        self._digests[seq] = xxh3_64_intdigest(payload)
         self.counters.applied += 1
         self._run += 1
         if seq == 0:

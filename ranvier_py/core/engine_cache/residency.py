@@ -256,12 +256,14 @@ class Residency:
             data = b""
         if data:
             self.block_tokens = event.block_tokens
-        salt, opaque_from = salt_and_media(event)
+        salt, opaque_from = salt_and_media(event) if event.extra_keys or event.media else (event.salt, len(hashes))
         tier, weight = event.tier, self._weight_of(event.block_tokens)
         self._make_room(event, weight * len(hashes))
         parent = self._parent_of(event, salt)
-        repeated = event.reused or (self._repeats and self._repeated.has(event, self._index))
-        unplaced = unplaced_in(event, salt, has_tokens=bool(data))
+        repeated, unplaced = event.reused, 0
+        if event.parent is None:
+            repeated = repeated or (self._repeats and self._repeated.has(event, self._index))
+            unplaced = unplaced_in(event, salt, has_tokens=bool(data))
         index, blocks, fresh, counters = self._index, self._index.blocks, self._fresh, self.counters
         entries_max = self._entries_max
         for place, key in enumerate(hashes):

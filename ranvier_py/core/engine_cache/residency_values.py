@@ -54,13 +54,11 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
 
 
 def unplaced_in(event: BlocksStored, salt: str | None, *, has_tokens: bool) -> int:
-    """Return how many of the event's first blocks come without the block that they continue.
+    """Return how many of the first blocks of an event without a parent come without the one that they continue.
 
     vLLM names blocks that it promotes from storage to the CPU one by one: without parent and tokens, or with them but
     without the salt of a prompt's start. Later stores in the GPU show where these blocks belong.
     """
-    if event.parent is not None:
-        return 0
     if not has_tokens:
         return len(event.hashes)
     return int(event.tier is not Tier.GPU and salt is None and not event.extra_keys)
@@ -127,8 +125,8 @@ class RepeatedRuns:
         self._latest: BoundedDict[EngineHash, Tier] = BoundedDict(REPEATED_MAX)
 
     def has(self, event: BlocksStored, index: BlockIndex) -> bool:
-        """Whether this event only reports blocks that were reused."""
-        if event.parent is not None or self._doubles:
+        """Whether this event, which has no parent, only reports blocks that were reused."""
+        if self._doubles:
             return False
         first = index.blocks.get(event.hashes[0]) if event.hashes else None
         if first is None or not first.count(event.tier):

@@ -19,8 +19,7 @@ from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, 
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import ROOTS_MAX, SnapshotState
-from ranvier_py.core.engine_cache.sources.event_fields import HASH_BYTES_MAX
-from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, EngineHash, Tier
+from ranvier_py.core.engine_cache.sources.event_values import HASH_BYTES_MAX, HELD_TIERS, EngineHash, Tier
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anchor

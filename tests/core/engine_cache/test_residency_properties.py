@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.sources.event_fields import ARRAY_FIELDS
 from ranvier_py.core.engine_cache.sources.event_values import (
+    ARRAY_FIELDS,
     HELD_TIERS,
     BlocksRemoved,
     BlocksStored,

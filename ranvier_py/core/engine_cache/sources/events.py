@@ -17,10 +17,16 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ranvier_py.core.engine_cache.sources.event_fields import (
+from ranvier_py.core.engine_cache.sources.event_frames import LOAD_STAT, BadBatch, event_in, frame_of
+from ranvier_py.core.engine_cache.sources.event_values import (
     ARRAY_FIELDS,
     MAP_FIELDS,
     READERS,
+    Batch,
+    BlocksRemoved,
+    BlocksStored,
+    EngineLoad,
+    Event,
     Unreadable,
     extra_keys_of,
     hash_of,
@@ -28,8 +34,6 @@ from ranvier_py.core.engine_cache.sources.event_fields import (
     salt_in,
     tokens_of,
 )
-from ranvier_py.core.engine_cache.sources.event_frames import LOAD_STAT, BadBatch, event_in, frame_of
-from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksRemoved, BlocksStored, EngineLoad, Event
 from ranvier_py.core.metrics import counter
 
 EVENT_BYTES_MAX = 2 << 20
