@@ -118,10 +118,12 @@ FAILS: dict[str, list[Step]] = {
     "hangs": [HANG],
     "garbled": [b"zz\r\n"],
 }
+OTHER_ROLE = event({"id": "other", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 FOLLOWS: dict[str, list[Step]] = {
-    "in chunks": [STREAM_HEAD + ROLE + TOKEN, TOKEN + END],
-    "until the connection ends": [CLOSED_HEAD + payload_of(ROLE + TOKEN + TOKEN + END), CLOSE],
-    "with a length": [answer(payload_of(ROLE + TOKEN + TOKEN + END), b"content-type: text/event-stream")],
+    "in chunks": [STREAM_HEAD + OTHER_ROLE + TOKEN, TOKEN + END],
+    "in pieces": [STREAM_HEAD, chunk(PING) + OTHER_ROLE[:30], OTHER_ROLE[30:] + TOKEN, TOKEN + END],
+    "until the connection ends": [CLOSED_HEAD + payload_of(OTHER_ROLE + TOKEN + TOKEN + END), CLOSE],
+    "with a length": [answer(payload_of(OTHER_ROLE + TOKEN + TOKEN + END), b"content-type: text/event-stream")],
 }
 
 
@@ -152,9 +154,21 @@ async def test_another_engine_continues_a_stream_of_which_only_head_and_comments
             await wire.rest()
             payload = wire.seen.partition(HEAD_END)[2]
         outcomes = (await at_rest(node))["outcomes"]
-    assert without_ours(payload) == PING + payload_of(ROLE + TOKEN + TOKEN + END)
+    role = payload_of(begun or OTHER_ROLE)
+    assert without_ours(payload).replace(PING, b"") == role + payload_of(TOKEN + TOKEN + END)
     assert outcomes.pop("success") == 1
     assert sum(outcomes.values()) == 1
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_a_stream_is_announced_once_whichever_engine_answers(path: bytes) -> None:
+    failed = trio.Event()
+    both = engines([STREAM_HEAD + OPENINGS[path], failed, CLOSE], [STREAM_HEAD + OPENINGS[path], FIRST[path] + END])
+    async with lab(*both, sse_keepalive_s=0.1, ask_usage=False) as node, await node.wire() as wire:
+        await wire.send(post(json.dumps({**QUESTIONS[path], "stream": True, "store": False}).encode(), target=path))
+        await wire.until(payload_of(OPENINGS[path]))
+        failed.set()
+        assert without_ours(await ended(wire)) == payload_of(OPENINGS[path] + FIRST[path] + END)
 
 
 async def test_the_line_is_held_while_another_engine_computes_before_it_sends_a_head() -> None:
@@ -226,7 +240,7 @@ async def test_if_none_can_continue_it_the_failure_is_an_event_in_the_shape_of_i
         await wire.send(post(json.dumps({**QUESTIONS[path], "stream": True, "store": False}).encode(), target=path))
         await wire.until(OURS)
         failed.set()
-        events = events_of(await ended(wire))
+        events = events_of(await ended(wire))[len(events_of(payload_of(OPENINGS.get(path, b"")))) :]
         routes = await at_rest(node)
     assert "success" not in routes["outcomes"]
     assert routes["rows"] == 0

@@ -14,7 +14,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.node.parts import request_parts
 from ranvier_py.proxy import failed_tries
-from ranvier_py.proxy.stages import relay
+from ranvier_py.proxy.answers import awaited_stream
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
     CHUNKED_HEAD,
@@ -156,7 +156,7 @@ async def test_busy_and_broken_backends_are_passed_over_and_their_last_word_is_p
 async def test_a_client_that_leaves_ends_the_attempt_and_teaches_what_a_token_has_proved(
     script: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "HELD_S", 0.05)
+    monkeypatch.setattr(awaited_stream, "HELD_S", 0.05)
     backend = Scripted(*script)
     async with lab(backend) as node:
         async with await node.wire() as client:

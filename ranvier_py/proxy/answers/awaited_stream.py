@@ -1,18 +1,19 @@
 """A stream of which the client waits for the first event, whichever engine answers in the end.
 
-Rules: head and comments are held for HELD_S; then they go out, and from then on a comment of ours every `keepalive_s`,
-until an answer begins: proxies in front cut lines that are silent. Events that begin nothing are held
-longer, so that another engine's stream may follow the same head. Once that is out, all else leaves in frames of ours.
+Rules: the head and what begins nothing is held for HELD_S; then it goes out, and from then on a comment of ours every
+`keepalive_s`, until an answer begins: proxies in front cut lines that are silent. Until then another engine's stream
+may follow the same head, without what announces it if that went out for another one. All of it is in frames of ours.
 Bound: HELD_BYTES_MAX, then they go on, and no other engine can follow (test_awaited_streams.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ranvier_py.core.answers.answer_reader import EVENT_END, HELD_BYTES_MAX, AnswerReader, StreamReader
+from ranvier_py.core.answers.answer_reader import EVENT_END, HELD_BYTES_MAX, AnswerReader, StreamReader, end_of_events
 from ranvier_py.core.answers.chunked import payload_of
+from ranvier_py.core.answers.failed_answers import AnswerEvent
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead
@@ -29,7 +30,10 @@ LAST_CHUNK = b"0\r\n\r\n"
 class AwaitedStream:
     """`client` has the timer, `sink` gets what goes out."""
 
-    __slots__ = ("_client", "_exchange", "_held", "_in_chunks", "_keepalive_s", "_reader", "_shown", "_sink", "is_open")
+    __slots__ = (
+        *("_announcer", "_client", "_exchange", "_held", "_in_chunks", "_keepalive_s"),
+        *("_reader", "_shown", "_sink", "is_open"),
+    )
 
     def __init__(self, client: Client, sink: Client | SharedAnswer, keepalive_s: float) -> None:
         self._client, self._sink, self._keepalive_s = client, sink, keepalive_s
@@ -37,6 +41,7 @@ class AwaitedStream:
         self._reader: AnswerReader
         self._shown: Callable[[], tuple[HttpResponseHead, Fields]]
         self._held = b""  # what came of it, in its frames until the head is out
+        self._announcer: Exchange | None = None  # the stream of which more than head and comments went out
         self._in_chunks = False
         self.is_open = False  # the client has a head, and any engine may still answer
 
@@ -48,16 +53,22 @@ class AwaitedStream:
         shown: Callable[[], tuple[HttpResponseHead, Fields]],
     ) -> None:
         """Hold what a stream begins with. `shown`: its head as the client gets it, and what is added."""
-        self._exchange, self._reader, self._shown, self._held = exchange, reader, shown, b""
-        self.add(held)
+        self._exchange, self._reader, self._shown, self._held = exchange, reader, shown, held
         if not self.is_open and isinstance(reader, StreamReader) and exchange.head.framing in ("chunked", "close"):
             self._call_in(HELD_S, self._go_out)
 
     def add(self, data: bytes) -> None:
         self._held += data
-        if self.is_open:
-            comments, self._held = comments_in(self._held)
-            self._try(comments)
+
+    def pass_on(self) -> None:
+        """Send what is held and begins nothing, if the head is out."""
+        if self.is_open and self._held:
+            end = end_of_events(self._held, 0, len(self._held))
+            events, self._held = self._held[:end], self._held[end:]
+            comments = comments_in(events)
+            if comments != events and self._announcer is None:
+                self._announcer = self._exchange
+            self._try(events if self._announcer is self._exchange else comments)
 
     @property
     def is_full(self) -> bool:
@@ -69,6 +80,12 @@ class AwaitedStream:
         if not self.is_open:
             self.close()
         return held
+
+    def begin(self, exchange: Exchange, payload: bytes) -> None:
+        """Let this be the answer. Raises ClientGone."""
+        self.close()
+        is_second = self._announcer is not None and self._announcer is not exchange
+        self.send(without_announcement(payload) if is_second else payload)
 
     def send(self, data: bytes) -> None:
         """Send more behind a head that went out. Raises ClientGone."""
@@ -101,7 +118,7 @@ class AwaitedStream:
         except ClientGone as error:
             self._client.interrupt(error)
             return
-        self.add(b"")
+        self.pass_on()
         self._call_in(self._keepalive_s, self._keep_alive)
 
     def _keep_alive(self) -> None:
@@ -120,10 +137,24 @@ class AwaitedStream:
             self._client.watchdog.call_at(self._client, self._client.watchdog.clock() + seconds, call)
 
 
-def comments_in(payload: bytes) -> tuple[bytes, bytes]:
-    """Return the whole events of a payload that are comments and nothing else, and the rest."""
-    comments, rest, at = list[bytes](), list[bytes](), 0
+def comments_in(events: bytes) -> bytes:
+    """Return those of whole events that are comments and nothing else."""
+    return b"".join([event for event in events_of(events) if COMMENTS.fullmatch(event)])
+
+
+def without_announcement(payload: bytes) -> bytes:
+    """Return what is left of a payload from the event on that begins an answer, or is an error."""
+    at = 0
+    for event in events_of(payload):
+        found = AnswerEvent.of(event)
+        if found.begins or found.failure is not None:
+            break
+        at += len(event)
+    return payload[at:]
+
+
+def events_of(payload: bytes) -> Iterator[bytes]:
+    at = 0
     for end in EVENT_END.finditer(payload):
-        event, at = payload[at : end.end()], end.end()
-        (comments if COMMENTS.fullmatch(event) else rest).append(event)
-    return b"".join(comments), b"".join((*rest, payload[at:]))
+        yield payload[at : end.end()]
+        at = end.end()

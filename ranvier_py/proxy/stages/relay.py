@@ -48,6 +48,7 @@ class RelayStage:
         awaited.wait(exchange, reader, held, partial(self._shown, call, attempt, exchange.head))
         try:
             while not (reader.begun or reader.failure or exchange.complete or awaited.is_full):
+                awaited.pass_on()
                 piece = yield from self._next(call, exchange)
                 if piece or exchange.complete:
                     attempt.target.seen.received_at = time.monotonic()
@@ -99,8 +100,7 @@ class RelayStage:
             if not may_follow(exchange.head) or reader.failure is EMPTY:
                 self.fail(call, held)
                 return
-            awaited.close()
-            awaited.send(held)
+            awaited.begin(exchange, held)
             send = awaited.send
         else:
             awaited = None
