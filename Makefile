@@ -24,7 +24,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
-.PHONY: help up test test-fast test-engines test-clients check house bench chaos soak lock clean
+.PHONY: help up test test-fast test-engines test-clients test-upgrade check house bench chaos soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-engines: $(STAMP) ## tests against real engines, in environments of their o
 test-clients: $(STAMP) ## real agents from npm and PyPI, in a folder of their own, through nodes to the lab's engines: 1 GB, some minutes
 	@$(BIN)/python tests/clients/real_agents.py
 	@TEST_CLIENTS=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/clients $(ARGS)
+
+test-upgrade: $(STAMP) ## nodes of the previous protocol version beside this one, then replaced under load, from two git worktrees: 3 minutes
+	@$(BIN)/python -m cluster upgrade $(ARGS)
 
 check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .

@@ -14,6 +14,7 @@ COMMANDS = {
     "load": "multi-turn chats against a router or an engine, with a report by engine truth",
     "sim": "whole clusters in virtual time from a seed, with faults and checkers; replays and shrinks what fails",
     "up": "nodes behind DNS round-robin, engines, and traffic, with a live table",
+    "upgrade": "a cluster of the previous protocol version, upgraded under load node by node",
 }
 
 MODULES = {
@@ -25,6 +26,7 @@ MODULES = {
     "load": "load.load_command",
     "sim": "simulation.simulate",
     "up": "demo.up",
+    "upgrade": "processes.upgrade",
 }
 
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from cluster.dns.addresses import NamesError
 from cluster.processes.chaos_run import Options, Outcome, run_scenario
-from cluster.processes.children import GUARD, ChildNotReady, end_on_signal
+from cluster.processes.children import GUARD, ROOT, ChildNotReady, end_on_signal
 from cluster.processes.link_control import LINK_MODES, PRIVATE_FLAG, CannotDo, LinkMode, choose, enter_private
 from cluster.scenario import Scenario, ScenarioError, scenario_names, settled, without_faults
 from ranvier_py.core.errors import leaves
@@ -57,6 +57,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--no-faults",
         action="store_true",
         help="the same load on engines and nodes to which nothing happens, for comparison",
+    )
+    add(
+        "--first-tree",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="a checkout that nodes run until they are restarted",
     )
     add("--logs", type=Path, metavar="DIR", help="keep logs and files there (a folder, removed when all is well)")
     add("--json", type=Path, metavar="FILE", help="write the outcomes there")
@@ -131,7 +138,7 @@ def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     report(f"{scenario.name}: {scenario.about}")
     report(f"seed {options.seed}; links: {mode.name} ({mode.why}); files: {folder}")
-    settings = Options(options.seed, not options.no_gossip, options.hits_without_faults)
+    settings = Options(options.seed, not options.no_gossip, options.hits_without_faults, first_tree=options.first_tree)
     outcome, code = None, INTERRUPTED
     try:
         outcome = trio.run(supervised, scenario, mode, settings, folder, report)
@@ -169,6 +176,7 @@ def again(scenario: Scenario, options: argparse.Namespace) -> str:
     words += ["--links", options.links] if options.links != "auto" else []
     words += ["--no-gossip"] if options.no_gossip else []
     words += ["--no-faults"] if options.no_faults else []
+    words += [f"--first-tree {options.first_tree}"] if options.first_tree != ROOT else []
     return " ".join(words)
 
 

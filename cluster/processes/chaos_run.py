@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -34,6 +34,7 @@ from cluster.processes.chaos_plan import (
     node_command,
     write_keys,
 )
+from cluster.processes.children import ROOT
 from cluster.processes.commands import EnginePlace, Engines, engine_command
 from cluster.processes.engine_watch import EngineWatch
 from cluster.processes.fleet import Fleet, Member
@@ -71,6 +72,7 @@ class Options:
     hits_without_faults: float | None = None  # hit rate of a run of the same load in which nothing happens
     engines: Engines = field(default_factory=Engines)
     recorder: Recorder | None = None  # only the relay can record
+    first_tree: Path = ROOT  # the checkout whose code nodes run until they are restarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class Run:
     def node(self, place: NodePlace) -> Any:
         label, prefix = self.labels.get(place.number, ""), self.control.prefix(place.number)
         gossip = self.options.gossip
-        return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
+        command = node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
+        return replace(command, tree=self.options.first_tree) if self.nodes[place.number].generation == 1 else command
 
     def engine(self, place: EnginePlace) -> Member:
         return Member(place.name, place.name, partial(engine_command, self.options.engines, place))

@@ -58,6 +58,7 @@ class Command:
     ready_host: str
     ready_port: int
     ready_path: str
+    tree: Path = ROOT  # the checkout whose code runs
 
 
 class Child:
@@ -88,7 +89,7 @@ def start(command: Command, logs: Path) -> Child:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*guard, *command.argv],
-            cwd=ROOT,
+            cwd=command.tree,
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cluster.scenario import Cluster
 from cluster.simulation.node_streams import NodeStreams
 from cluster.simulation.sim_router import KEY, TABLE_ROWS, Birth, SimRouter
-from ranvier_py.core.mesh.contact.known_sessions import SESSIONS_MAX
+from ranvier_py.core.mesh.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.mesh.membership.contacts import CONTACTS_MAX
 from ranvier_py.core.mesh.membership.member_table import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.mesh.membership.profile import LAN, WAN

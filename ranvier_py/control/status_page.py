@@ -95,7 +95,7 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
 
 MEMBER_COLUMNS = (
     *("name", "state", "address", "public", "incarnation", "since_s", "silent_s", "rtt_ms"),
-    *("datagrams", "routes"),
+    *("datagrams", "routes", "release", "protocol"),
 )
 CLUSTER_FACTS = (
     *("lag_ms", "routes", "route_sync", "facts", "sessions", "refused"),
@@ -112,6 +112,8 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {host} speaks gossip protocol {protocol}: nothing is shared with it" for host, protocol in others.items()
     ]
+    differing = cluster.get("backend_sets", {}).get("differing", {})
+    lines += [f"  {name} has other backends: {word(how, ADVICE_CHARACTERS_MAX)}" for name, how in differing.items()]
     traffic = [
         {"topic": topic, **{f"{name}_{what}": found[what] for name, found in each.items() for what in found}}
         for topic, each in cluster["topics"].items()

@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from ranvier_py import __version__
 from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
@@ -119,6 +120,7 @@ class ClusterParts(Part):
         port.send_stream = self._outbound.send
         self.rates = TrafficRates()
         self._given_up = self._untimely = 0
+        self._differing: Mapping[int, str] = {}
         peer.woken = port.poke
         join = endpoints.join if (endpoints := gossip_endpoints(config)) is not None else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
@@ -165,6 +167,7 @@ class ClusterParts(Part):
             text = f"gossip.version nothing is shared with nodes of other protocols than {PROTOCOL_VERSION}: {listed}"
             if self.port.complain("version", text):
                 others.clear()
+        self._log_backend_sets()
         given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
@@ -174,6 +177,13 @@ class ClusterParts(Part):
             text = "gossip.command_time peers sent commands signed long ago or in the future: do the clocks agree?"
             self.port.complain("command_time", text)
         self._untimely = commands.refused["time"]
+
+    def _log_backend_sets(self) -> None:
+        before, self._differing = self._differing, self.peer.backend_sets.differing
+        for session in [one for one in self._differing if self._differing[one] != before.get(one)]:
+            log.warning("gossip.backends_differ %s: %s", self.peer.name_of(session), self._differing[session])
+        for session in [one for one in before if one not in self._differing]:
+            log.info("gossip.backends_agree %s, or it is gone", self.peer.name_of(session))
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:
@@ -290,6 +300,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         session=secrets.randbits(64) or 1,
         label=config.cluster_name,
         public=public_address(config.listen, host),
+        release=__version__,
         wall_ms=wall_ms(),
         state=state,
         datagrams=config.gossip_udp,

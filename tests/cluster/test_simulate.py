@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from cluster.scenario import Expect, Load, load_scenario, scenario_names
-from cluster.simulation.sim_node import sim_nodes
+from cluster.simulation.sim_node import SimNode, sim_nodes
+from cluster.simulation.sim_router import Birth
 from cluster.simulation.sim_run import simulate
 from cluster.simulation.simulate import RunRequest, command_of, main, run, scenario_of
+from ranvier_py.core.mesh.wire.frame import SPOKEN
 from tests.examples import some
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,22 @@ def test_the_invariants_hold_for_many_seeds() -> None:
 def test_a_cluster_lives_through(name: str) -> None:
     result = simulate(load_scenario(name), 1, sim_nodes())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
+
+
+@pytest.mark.parametrize("name", some(["upgrade_half", "rolling_restart", "kv_owner_killed_rolled", "chaos"], 2))
+def test_a_cluster_lives_through_an_upgrade(name: str) -> None:
+    """Nodes speak the previous version of the protocol until they are restarted."""
+    make, begun = sim_nodes(), dict[int, SimNode]()
+
+    def upgraded(birth: Birth) -> SimNode:
+        node = make(birth)
+        if begun.setdefault(birth.number, node) is node:
+            node.peer.sessions.about = SPOKEN[0], ""
+        return node
+
+    result = simulate(load_scenario(name), 1, upgraded)
+    assert result.violation is None, result.violation
+    assert all(node.peer.counters.unspoken for node in begun.values()), "what is new is sent to none of them"
 
 
 @pytest.mark.slow

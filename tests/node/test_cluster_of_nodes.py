@@ -9,14 +9,17 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py import __version__
 from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.control.status_page import cluster_lines
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.mesh.wire.records import pack_record
 from ranvier_py.core.peer.router_peer import RouterPeer
+from ranvier_py.core.routing.backend_state import backend_sets
 from ranvier_py.io import discovery
 from ranvier_py.io.gossip.gossip_port import open_sockets
 from ranvier_py.node.cluster_parts import own_address, public_address
@@ -223,6 +226,31 @@ async def test_a_node_of_another_protocol_is_named_from_its_first_packet(
         page = (await place.http.get(f"{node.control}/metrics")).text
         assert "ranvier_gossip_other_protocols 1" in page
         assert (len(lines), f"{host} (1)" in lines[0]) == (1, True)
+
+
+async def test_a_node_that_lacks_a_backend_is_named_by_its_peers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In log, status and metrics, with the backend; it shows which release it is, too."""
+    monkeypatch.setattr(backend_sets, "ASK_S", 0.1)
+    monkeypatch.setattr(backend_sets, "DIFFERS_S", 0.3)
+    caplog.set_level("INFO")
+    async with cluster_lab(tmp_path, engines=2) as place:
+        node, lacking = await place.start(), await place.start(backend=place.engines[:1])
+        (name,) = [member["name"] for member in (await node.until("/admin/cluster", states))["members"]]
+        missing = place.engines[1].removeprefix("http://")
+        view = await node.until("/admin/cluster", lambda view: missing in str(view["backend_sets"]["differing"]))
+        assert f"{name} has other backends: 1 there, 2 here; lacks {missing}" in "\n".join(cluster_lines(view))
+        assert [(each["release"], each["protocol"]) for each in view["members"]] == [(__version__, PROTOCOL_VERSION)]
+        while f"gossip.backends_differ {name}: 1 there" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+            await trio.sleep(BETWEEN_LOOKS_S)
+        page = (await place.http.get(f"{node.control}/metrics")).text
+        assert "ranvier_gossip_backend_sets_differing 1" in page
+        added = await place.http.post(f"{lacking.control}/admin/backends", json={"url": place.engines[1]})
+        assert added.is_success, added.text
+        await node.until("/admin/cluster", lambda view: not view["backend_sets"]["differing"])
+        while f"gossip.backends_agree {name}" not in caplog.text:  # noqa: ASYNC110  # as above
+            await trio.sleep(BETWEEN_LOOKS_S)
 
 
 async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_and_that_is_reported(

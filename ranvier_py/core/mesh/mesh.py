@@ -51,6 +51,7 @@ class MeshSettings:
     label: str = "ranvier"
     public: str = ""
     wall_ms: int = 0
+    release: str = ""
     datagrams: bool = True
     profile: Profile = LAN
 
@@ -76,6 +77,7 @@ class MeshCounters:
     packets_received: dict[str, int] = counter("Gossip packets received, by what they are about.", label="topic")
     bytes_received: dict[str, int] = counter("Bytes of gossip received, by what it is about.", label="topic")
     oversized: int = counter("Gossip messages dropped because they are too long for one packet.")
+    unspoken: int = counter("Gossip messages not sent to nodes whose version of the protocol has no such message.")
     other_protocols: int = gauge("Hosts whose packets of another gossip protocol came within the last minute.")
 
     def begin(self, topics: Iterable[str]) -> None:
@@ -107,7 +109,7 @@ class Mesh:
         self.sealer = sealer
         self.counters = MeshCounters(sealer.refused, sealer.sealed, sealer.opened)
         self.counters.begin((*codec.topic_of.values(), UNKNOWN_TOPIC))
-        self.sessions = Sessions(me, self.outbox, rng, codec)
+        self.sessions = Sessions(me, self.outbox, rng, codec, release=settings.release)
         self.live_members = LiveMembers(self.members, self._meet)
         self.wrong_key_source: Address | None = None
         self.machines: Sequence[Machine] = ()
@@ -274,15 +276,18 @@ class Mesh:
 
     def _seal(self, now: float) -> None:
         """Encode and seal the messages of the outbox into effects. A message to several peers is encoded once."""
-        sends, counters, last, kind, body = self.outbox, self.counters, None, 0, b""
+        sends, counters, last, written, kind, body = self.outbox, self.counters, None, 0, 0, b""
         for outgoing in sends:  # `sessions.sent` may append a greeting while this runs
             to, session, plane, message = outgoing
-            self.sessions.sent(outgoing, now)
+            version = self.sessions.sent(outgoing, now)
+            if type(message) not in self._codec.written[version]:
+                counters.unspoken += 1
+                continue
             try:
-                if message is not last:
-                    kind, body = self._codec.encode(message)
-                    last = message
-                data = self.sealer.seal(plane, session, kind, body)
+                if message is not last or version != written:
+                    kind, body = self._codec.encode(message, version)
+                    last, written = message, version
+                data = self.sealer.seal(plane, session, kind, body, version)
             except ValueError:
                 counters.oversized += 1
                 continue

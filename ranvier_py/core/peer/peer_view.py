@@ -7,6 +7,7 @@ from typing import Any
 
 from ranvier_py.core.addresses import spelled
 from ranvier_py.core.mesh.membership.roster import Member
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import values
 from ranvier_py.core.peer.router_peer import RouterPeer
 
@@ -23,8 +24,10 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
         "incarnation": me.incarnation,
         "state": me.state.name.lower(),
         "address": spelled((me.host, me.port)),
+        "release": peer.settings.release,
+        "protocol": PROTOCOL_VERSION,
         "synced": peer.synced,
-        "members": [member_view(each, me.schema, now) for each in peer.members.everybody()],
+        "members": [member_view(each, me.schema, now) | spoken(peer, each) for each in peer.members.everybody()],
         "topics": {
             topic: {
                 "sent": {"packets": counters.packets_sent[topic], "bytes": counters.bytes_sent[topic]},
@@ -63,6 +66,12 @@ def member_view(member: Member, schema: int, now: float) -> dict[str, Any]:
         "datagrams": member.datagrams,
         "routes": record.schema == schema,
     }
+
+
+def spoken(peer: RouterPeer, member: Member) -> dict[str, Any]:
+    """Return the release of a member's software, and the version of the protocol in which it is written to."""
+    known = peer.sessions.known(member.session)
+    return {"release": known.release if known else None, "protocol": known.version if known else None}
 
 
 def rounded(value: float, digits: int) -> float | None:

@@ -28,6 +28,7 @@ from ranvier_py.core.mesh.wire.messages import Members, Record
 from ranvier_py.core.mesh.wire.seal import Sealer, Subkeys
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
+from ranvier_py.core.routing.backend_state.backend_sets import BackendSets
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.backend_state.prefills import PrefillGossip
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
@@ -40,7 +41,7 @@ from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
-    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip),
+    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -107,10 +108,11 @@ class RouterPeer(Mesh):
         )
         self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
         self.prefills = PrefillGossip(router.speculation, self.backends, outbox, now)
+        self.backend_sets = BackendSets(self.backends, outbox, rng, now)
         self.use(
             *(self.routes, self.backends, self.signed_commands),
             *(self.streams, self.streams.claims, self.streams.transfers),
-            *(self.answers, self.verdicts, self.prefills),
+            *(self.answers, self.verdicts, self.prefills, self.backend_sets),
             Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
         )
         self.woken: Callable[[], object] = lambda: None

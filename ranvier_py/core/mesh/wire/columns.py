@@ -19,10 +19,14 @@ SIGNATURE_BYTES = 32
 
 
 class Field(NamedTuple):
-    """How one member of a message becomes a field (None: as it is), and how a field is checked and read back."""
+    """How one member of a message becomes a field (None: as it is), and how a field is checked and read back.
+
+    `since`: the version that added it behind all others; a message without it has its default. 0: it must be there.
+    """
 
     pack: Callable[[Any], object] | None
     unpack: Callable[[Any], object]
+    since: int = 0
 
 
 U16, U32, U64, IDENTITY, FLAG = (Field(None, check) for check in (u16, u32, u64, identity, flag))
@@ -108,8 +112,8 @@ def packed(fields: Sequence[Field], values: Iterable[Any]) -> bytes:
 
 
 def unpacked(fields: Sequence[Field], data: bytes) -> list[Any]:
-    """Return the values in such a byte string. Raises BadFrame."""
+    """Return the values in such a byte string; a later version may have added more behind them. Raises BadFrame."""
     found = fields_of(data)
-    if len(found) != len(fields):
+    if len(found) < len(fields):
         bad("number of fields")
-    return [field.unpack(value) for field, value in zip(fields, found, strict=True)]
+    return [field.unpack(value) for field, value in zip(fields, found, strict=False)]

@@ -19,7 +19,9 @@ from typing import Any, Never
 import msgpack  # type: ignore[import-untyped]
 
 MAGIC = b"RG"
-PROTOCOL_VERSION = 4  # packets of another version are refused and counted
+SPOKEN = (4, 5)  # the versions of the protocol that a node speaks: the previous one and its own
+PROTOCOL_VERSION = SPOKEN[-1]
+BASE_VERSION = 4  # as which all later versions seal packets and write what is about contact
 HEADER = Struct("<2sBBQBQ")
 INNER = Struct("<QB")
 TAG_BYTES = 16
@@ -121,6 +123,11 @@ u16, u32, u64 = (unsigned((1 << bits) - 1) for bits in (16, 32, 64))
 def identity(value: object) -> int:
     """Check a session or a challenge: 64 bits, not 0."""
     return u64(value) or bad("0 where somebody is meant")
+
+
+def common_version(one: int, other: int) -> int:
+    """Return the highest version of two nodes that each speak this one and the one before; 0 if there is none."""
+    return min(one, other) if abs(one - other) < len(SPOKEN) else 0
 
 
 def flag(value: object) -> bool:

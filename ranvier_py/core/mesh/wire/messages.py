@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from ranvier_py.core.mesh.wire.frame import BASE_VERSION
+
 Message = tuple[Any, ...]
 """A named tuple of one of the kinds that the codec knows."""
 
@@ -52,6 +54,8 @@ class Hello(NamedTuple):
 
     record: Record
     challenge: int  # u64, not 0: to be echoed
+    speaks: int = BASE_VERSION  # the highest version; the sender speaks the one before it as well
+    release: str = ""  # of the sender's software, to be shown; at most 32 bytes
 
 
 class Echo(NamedTuple):
@@ -60,6 +64,8 @@ class Echo(NamedTuple):
     record: Record
     nonce: int
     challenge: int
+    speaks: int = BASE_VERSION  # as in Hello
+    release: str = ""
 
 
 class Challenge(NamedTuple):

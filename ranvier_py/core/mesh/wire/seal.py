@@ -1,6 +1,6 @@
 """Sealed packets: AES-256-GCM-SIV under a key of the sender's session, derived from the cluster's key.
 
-    subkey  HKDF-SHA256(cluster key, salt = session, info = label | protocol version)
+    subkey  HKDF-SHA256(cluster key, salt = session, info = label | BASE_VERSION)
     nonce   4 plane | 8 counter: one counter serves all planes      AAD  header | label
 
 Rules: a session is a fresh random number in each run, so a restart can't repeat a nonce. A copy of a machine can: in
@@ -21,7 +21,17 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX, Plane
-from ranvier_py.core.mesh.wire.frame import HEADER, INNER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, BadFrame, Reason
+from ranvier_py.core.mesh.wire.frame import (
+    BASE_VERSION,
+    HEADER,
+    INNER,
+    MAGIC,
+    OVERHEAD_BYTES,
+    PROTOCOL_VERSION,
+    SPOKEN,
+    BadFrame,
+    Reason,
+)
 from ranvier_py.core.mesh.wire.keyring import KEY_BYTES, KeyRing
 
 NONCE = Struct("<IQ")
@@ -42,6 +52,7 @@ class Opened(NamedTuple):
     kind: int
     body: bytes
     key_id: int
+    version: int = PROTOCOL_VERSION  # in which the body is written
 
 
 class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCMSIV]):
@@ -61,7 +72,7 @@ class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCMSIV]):
 
     def derive(self, key: bytes, label: bytes, session: int) -> AESGCMSIV:
         self.derived += 1
-        info = label + bytes((PROTOCOL_VERSION,))
+        info = label + bytes((BASE_VERSION,))
         hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=session.to_bytes(8, "little"), info=info)
         return self._make(hkdf.derive(key))
 
@@ -99,14 +110,15 @@ class Sealer:
             self.sealed.setdefault(key_id, 0)
             self.opened.setdefault(key_id, 0)
 
-    def seal(self, plane: Plane, receiver: int, kind: int, body: bytes) -> bytes:
-        """Return the packet. `receiver` is a session, 0 for any. Raises ValueError when the body is too long."""
+    def seal(self, plane: Plane, receiver: int, kind: int, body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+        """Return the packet. `receiver` is a session, 0 for any; `version` that of the body. Raises ValueError when the
+        body is too long."""
         if len(body) > BODY_BYTES_MAX[plane]:
             raise ValueError(f"a body of {len(body)} bytes is too long for {plane.name}")
         self._counter += 1
         key_id = self._ring.primary
         self.sealed[key_id] += 1
-        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, key_id, self.session, plane, self._counter)
+        header = HEADER.pack(MAGIC, version, key_id, self.session, plane, self._counter)
         nonce = NONCE.pack(plane, self._counter)
         return header + self._own.encrypt(nonce, INNER.pack(receiver, kind) + body, header + self._label)
 
@@ -126,7 +138,7 @@ class Sealer:
         magic, version, key_id, session, sealed_for, counter = HEADER.unpack_from(packet)
         if magic != MAGIC or not session:
             raise BadFrame(Reason.MAGIC)
-        if version != PROTOCOL_VERSION:
+        if version not in SPOKEN:
             raise BadFrame(Reason.VERSION, str(version))
         if sealed_for != plane:
             raise BadFrame(Reason.PLANE)
@@ -145,4 +157,4 @@ class Sealer:
         if known is None:
             self._subkeys[key, self._label, session] = cipher
         receiver, kind = INNER.unpack_from(plain)
-        return Opened(session, plane, counter, receiver, kind, plain[INNER.size :], key_id)
+        return Opened(session, plane, counter, receiver, kind, plain[INNER.size :], key_id, version)

@@ -71,7 +71,7 @@ class RegistrySync(Machine):
         self.transitions: list[Transition] = []  # for the log; drained by the owner
         self.lacked: Callable[[float], object] = lambda _: None  # called when claims that were ignored can be taken
         self._key = key
-        self._seen: dict[int, Seen] = {}  # by key
+        self.own: dict[int, Seen] = {}  # our backends by key; another dict whenever one comes or goes
         self._keys: dict[BackendId, int] = {}
         self._version = NEVER
         self._restarts = 0  # number of restarts that the facts include
@@ -87,7 +87,7 @@ class RegistrySync(Machine):
         return self._keys.get(backend)
 
     def find(self, key: int) -> Backend | None:
-        seen = self._seen.get(key)
+        seen = self.own.get(key)
         return seen.backend if seen is not None and not seen.backend.removed else None
 
     def name_of(self, backend: BackendId, generation: int) -> tuple[int, int] | None:
@@ -105,7 +105,7 @@ class RegistrySync(Machine):
         shared = np.zeros(len(slots), np.uint64)
         generations = np.full(len(slots), -1, np.int32)
         for backend, key in self._keys.items():
-            seen = self._seen[key]
+            seen = self.own[key]
             if not seen.backend.removed and seen.backend.generation == seen.generation:
                 keys[backend], shared[backend] = key, self.facts.of(key).generation
                 generations[backend] = seen.generation
@@ -118,7 +118,7 @@ class RegistrySync(Machine):
         counted now: otherwise routes of the process before, which had that number, would pass for the new one's. For
         the same reason this returns None until a peer has sent its count of the backend, with the start time.
         """
-        seen, facts = self._seen.get(key), self.facts
+        seen, facts = self.own.get(key), self.facts
         if seen is None or seen.backend.removed or seen.backend.behind.names.strangers:
             return None
         known, backend = facts.backends.get(key, UNKNOWN), seen.backend
@@ -150,11 +150,11 @@ class RegistrySync(Machine):
             is_first = self._version == NEVER
             self._version = self._registry_version
             newcomers = self._rename(now)
-            self._passed_over = {key: None for key in self._passed_over if key in self._seen}
+            self._passed_over = {key: None for key in self._passed_over if key in self.own}
             if not is_first:  # a node that starts copies a whole table
                 self._passed_over |= newcomers
         loads: dict[int, Load] = {}
-        for key, seen in self._seen.items():
+        for key, seen in self.own.items():
             backend = seen.backend
             if backend.work.own.inflight:
                 loads[key] = backend.work.own.load
@@ -172,7 +172,7 @@ class RegistrySync(Machine):
         peer saw, too, would otherwise count twice."""
         if self._restarts != self.registry.counters.backend_restarts:
             self._restarts = self.registry.counters.backend_restarts
-            for key, seen in self._seen.items():
+            for key, seen in self.own.items():
                 if not seen.backend.removed:
                     self._settle(key, seen, now)
 
@@ -189,23 +189,23 @@ class RegistrySync(Machine):
 
     def _rename(self, now: float) -> dict[int, None]:
         """Note that backends came or went. A newcomer takes over what peers sent of it. Returns the newcomers' keys."""
-        before, self._seen, self._keys = self._seen, {}, {}
+        before, self.own, self._keys = self.own, {}, {}
         newcomers: dict[int, None] = {}
         for backend in self.registry:
             key = keyed(self._key, backend.url)
             self._keys[backend.id] = key
             old = before.get(key)
             if old is not None and old.backend is backend:
-                self._seen[key] = old
+                self.own[key] = old
                 continue
             newcomers[key] = None
             if self.facts.drains(key, now):
                 self.registry.drain(backend.url)
             # the facts' state: so `look` takes back an order that has ended, and sends one given before this look
-            self._seen[key] = Seen(backend, backend.generation, self.facts.of(key).draining)
+            self.own[key] = Seen(backend, backend.generation, self.facts.of(key).draining)
             self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
         for key in before:
-            if key not in self._seen:
+            if key not in self.own:
                 self.facts.left(key, now)
         return newcomers
 
@@ -223,7 +223,7 @@ class RegistrySync(Machine):
             self._take_marks(now)
         changes, facts.changes = facts.changes, []
         for each in changes:
-            seen = self._seen.get(each.backend)
+            seen = self.own.get(each.backend)
             if seen is not None and not seen.backend.removed:
                 self._apply(seen, each, now)
             elif isinstance(each, KnownStart):

@@ -64,9 +64,9 @@ class Node:
         deliveries = []
         while self.outbox:
             out = self.outbox.pop(0)
-            self.sessions.sent(out, now)
-            kind, body = CODEC.encode(out.message)
-            data = self.sealer.seal(out.plane, out.session, kind, body)
+            version = self.sessions.sent(out, now)
+            kind, body = CODEC.encode(out.message, version)
+            data = self.sealer.seal(out.plane, out.session, kind, body, version)
             deliveries.append(Delivery(data, self.address, out.to, out.plane, out))
         return deliveries
 

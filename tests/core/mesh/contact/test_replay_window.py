@@ -7,7 +7,7 @@ from sys import getsizeof
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.mesh.contact.known_sessions import WINDOW, ReplayWindow
+from ranvier_py.core.mesh.contact.sessions import WINDOW, ReplayWindow
 from tests.examples import examples
 
 

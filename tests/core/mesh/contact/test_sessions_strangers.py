@@ -8,8 +8,9 @@ import pytest
 
 from ranvier_py.core.mesh.contact.sessions import ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL, RESEND_S, Incoming
 from ranvier_py.core.mesh.mesh_values import Peer, Plane
-from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES
+from ranvier_py.core.mesh.wire.frame import OVERHEAD_BYTES, PROTOCOL_VERSION, pack
 from ranvier_py.core.mesh.wire.messages import Challenge, Echo, Hello, Message, Nack, Ping, Push
+from ranvier_py.core.mesh.wire.records import pack_record
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.peers.route_messages import RouteUpdates
 from tests.core.mesh.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
@@ -46,8 +47,7 @@ def test_no_answer_to_a_stranger_is_longer_than_what_it_sent() -> None:
 def test_a_hello_that_is_too_short_for_its_answer_gets_none() -> None:
     """Only a later version, or somebody who wants us to shout, would send one."""
     one, two, world = pair()
-    kind, body = CODEC.encode(Echo(one.record, 5, 0))  # the fields of a Hello, and a third: without the padding
-    assert kind != CODEC.number_of[Hello]
+    body = pack(pack_record(one.record), 5)  # a Hello without the padding
     packet = one.sealer.seal(Plane.DATAGRAM, 0, CODEC.number_of[Hello], body)
     two.sessions.me = LONGEST._replace(session=two.session)
     assert two.receive(packet, one.address, Plane.DATAGRAM, world.now) is None
@@ -178,5 +178,5 @@ def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
     (delivery,) = two.drain(world.now)
     assert one.receive(delivery.data, ELSEWHERE, delivery.plane, world.now) == Incoming(Peer(two.session, two.address))
     assert [(answer.to, answer.out.message) for answer in one.drain(world.now)] == [
-        (two.address, Echo(one.record, 5, 0))
+        (two.address, Echo(one.record, 5, 0, PROTOCOL_VERSION))
     ]

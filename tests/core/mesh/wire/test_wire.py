@@ -19,7 +19,7 @@ from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX, Plane
 from ranvier_py.core.mesh.transfer import TransferPart
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire.codec import BODY_BYTES_MIN, HELLO_BODY_BYTES_MIN
-from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION, BadFrame, Reason
+from ranvier_py.core.mesh.wire.frame import SPOKEN, BadFrame, Reason
 from ranvier_py.core.mesh.wire.records import ROWS_MAX, pack_record, size_of, unpack_row
 from ranvier_py.core.mesh.wire.seal import BODY_BYTES_MAX
 from ranvier_py.core.peer.router_peer import CODEC
@@ -78,9 +78,12 @@ def test_every_message_has_a_kind_and_all_its_members_travel() -> None:
 
 
 def test_what_is_written_otherwise_is_another_version_of_the_protocol() -> None:
-    written = [bytes((kind,)) + body for kind, body in map(CODEC.encode, EXAMPLES)]
-    digest = blake2b(b"".join(written), digest_size=8).hexdigest()
-    assert (PROTOCOL_VERSION, digest) == WRITTEN, "nodes of one version would read each other's messages as others"
+    digests = {}
+    for version in SPOKEN:
+        known = [example for example in EXAMPLES if CODEC.speaks(example, version)]
+        written = [bytes((kind,)) + body for kind, body in (CODEC.encode(example, version) for example in known)]
+        digests[version] = blake2b(b"".join(written), digest_size=8).hexdigest()
+    assert digests == WRITTEN, "nodes of one version would read each other's messages as others"
 
 
 @pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
@@ -96,9 +99,12 @@ def test_a_message_comes_back_as_it_was(make: type) -> None:
 
 
 def test_a_message_with_a_field_missing_is_refused() -> None:
+    """But for those that a later version added."""
     for (_, _, _, layout, *_), message in zip(CODEC.kinds, EXAMPLES, strict=True):
         kind, values = fields(message)
-        assert refuses(kind, msgpack.packb(values[: len(layout) - 1])).reason is Reason.BODY
+        required = sum(not field.since for field in layout)
+        assert refuses(kind, msgpack.packb(values[: required - 1])).reason is Reason.BODY
+        CODEC.decode(kind, msgpack.packb(values[:required]))
 
 
 def test_a_kind_that_does_not_exist_is_refused() -> None:
@@ -174,6 +180,8 @@ def test_every_field_is_checked_for_its_type() -> None:
     passed = []
     for (_, _, make, layout, *_), message in zip(CODEC.kinds, EXAMPLES, strict=True):
         for index, value in product(range(len(layout)), strange):
+            if make._fields[index] == "release" and value == "text":
+                continue  # the only text that is one on the wire
             kind, body = changed(message, index, value)
             try:
                 CODEC.decode(kind, body)
@@ -189,7 +197,7 @@ def test_every_field_is_checked_for_its_type() -> None:
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"),
-        ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
+        ("BackendSet", "digest"), ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
     }  # fmt: skip
 
 

@@ -13,10 +13,12 @@ from ranvier_py.core.mesh.transfer import Refused, TransferPart, Wanted
 from ranvier_py.core.mesh.wire import codec
 from ranvier_py.core.mesh.wire import messages as m
 from ranvier_py.core.mesh.wire.columns import COLUMN, FLAG, IDENTITY, U16, U32, U64, Field
+from ranvier_py.core.mesh.wire.frame import BASE_VERSION, PROTOCOL_VERSION
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerDigest
+from ranvier_py.core.routing.backend_state.backend_sets import BackendSet
 from ranvier_py.core.routing.backend_state.facts import Fact, Facts
 from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.backend_state.prefills import Prefills, SharedPrefill
@@ -36,8 +38,8 @@ UPDATES = (m.Update(RECORD), m.Update(IPV6, 77), m.Update(LONGEST))
 
 
 EXAMPLES: tuple[m.Message, ...] = (
-    m.Hello(RECORD, 0x0102030405060708),
-    m.Echo(IPV6, 1, 0),
+    m.Hello(RECORD, 0x0102030405060708, PROTOCOL_VERSION, "1.2.3"),
+    m.Echo(IPV6, 1, 0, PROTOCOL_VERSION, "1.2.3"),
     m.Challenge(U64_MAX),
     m.Ping(4_000_000_000, UPDATES),
     m.Ack(1),
@@ -63,10 +65,11 @@ EXAMPLES: tuple[m.Message, ...] = (
     TransferPart(1, 6, 3, True, b"some of it"),
     Refused(1, 6, True),
     RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
+    BackendSet(2, U64_MAX, True, bytes(16)),
 )
 
-WRITTEN = (4, "db70110a4ed10540")
-"""The protocol version, and a digest of the examples as it writes them. A new kind changes only that."""
+WRITTEN = {4: "4f50efb864106d9b", 5: "78fcdbc1e30cea47"}
+"""By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 identities = st.integers(1, U64_MAX)
@@ -135,6 +138,8 @@ OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
     codec.UPDATES: updates,
     codec.HOST: hosts,
     codec.PORT: ports,
+    codec.ABOUT[0]: st.integers(BASE_VERSION, 255),
+    codec.ABOUT[1]: texts(32),
     r.ENTRIES: many(entries),
     r.VECTOR: many(pairs),
 }
@@ -144,6 +149,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Loads: st.builds(Loads, u32, many(st.tuples(u64, u16, u16, u32))),
     Prefills: st.builds(Prefills, many(prefills, 3), numbers),
     Facts: st.builds(Facts, many(facts)),
+    BackendSet: st.builds(BackendSet, u32, u64, st.booleans(), digests),
     Commands: st.builds(Commands, many(commands, 3)),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
