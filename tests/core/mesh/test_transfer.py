@@ -127,10 +127,10 @@ class Net(MachineNet[Thing]):
         left = list(numbers)
 
         def drop(_source: int, _target: int, message: object) -> bool:
-            is_lost = isinstance(message, TransferPart) and message.number in left
-            if is_lost and isinstance(message, TransferPart):
-                left.remove(message.number)
-            return is_lost
+            if not isinstance(message, TransferPart) or message.number not in left:
+                return False
+            left.remove(message.number)
+            return True
 
         self.drop = drop
 

@@ -180,12 +180,9 @@ def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> lis
 
 
 def wanted(net: Net, source: int = 0, *, side: bool = False) -> list[Wanted]:
-    """The first message of each question for rows, or for side state."""
-    found: dict[int, Wanted] = {}
-    for message in sent(net, Wanted, source):
-        if isinstance(message, Wanted) and not message.cursor and (message.subject == SIDE_STATE) is side:
-            found.setdefault(message.request, message)
-    return list(found.values())
+    """The first message of each question for rows, or for side state, however often it was sent."""
+    asked = [message for message in sent(net, Wanted, source) if isinstance(message, Wanted) and not message.cursor]
+    return list({one.request: one for one in asked if (one.subject == SIDE_STATE) is side}.values())
 
 
 def is_part(net: Net, target: int, message: object, *, side: bool = False) -> bool:
@@ -194,20 +191,12 @@ def is_part(net: Net, target: int, message: object, *, side: bool = False) -> bo
     return isinstance(message, TransferPart) and message.request in asked
 
 
-def parts(
-    net: Net, source: int = 0, target: int = 0, *, side: bool = False
-) -> list[tuple[float, int, int, TransferPart, int]]:
-    """What was sent of rows, or of side state."""
-    return [
-        (at, origin, to, message, size)
-        for at, origin, to, message, size in net.sent
-        if isinstance(message, TransferPart)
-        and source in (0, origin)
-        and target in (0, to)
-        and is_part(net, to, message, side=side)
-    ]
+def parts(net: Net, source: int = 0, target: int = 0, *, side: bool = False) -> list[tuple[int, TransferPart, int]]:
+    """The sender, message and bytes of each part with rows, or with side state."""
+    found = [each[1:] for each in net.sent if source in (0, each[1]) and target in (0, each[2])]
+    return [(origin, part, size) for origin, to, part, size in found if is_part(net, to, part, side=side)]
 
 
 def claims(net: Net, source: int = 0, target: int = 0) -> int:
     """How many rows were sent."""
-    return sum(len(unpack_rows(part.data).age_s) // 2 for *_, part, _ in parts(net, source, target))
+    return sum(len(unpack_rows(part.data).age_s) // 2 for _, part, _ in parts(net, source, target))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from ranvier_py.core.mesh.transfer import PROGRESS_S, RESUMES_MAX, Refused, TransferPart, Wanted
+from ranvier_py.core.mesh.transfer import PROGRESS_S, RESUMES_MAX, TransferPart, Wanted
 from ranvier_py.core.routing.peers.pull import ALONE_S
 from ranvier_py.core.routing.peers.route_messages import SIDE_STATE, TABLES
 from ranvier_py.core.routing.peers.route_sync import PIECE_MAX
 from ranvier_py.core.routing.peers.route_updates import decode_process, unpack_entries
 from ranvier_py.core.routing.peers.side_state import FAILED_MAX_S, FAILED_S
-from tests.core.routing.peers.route_net import GossipNode, Net, is_part, parts, sent, turn, wanted
+from tests.core.routing.peers.route_net import GossipNode, Net, is_part, parts, turn, wanted
 
 HOUR_S = 3600.0
 TRY_S = PROGRESS_S * (RESUMES_MAX + 1) + FAILED_S  # at a peer that does not answer
@@ -113,23 +113,6 @@ def test_much_of_it_comes_in_pieces_within_the_budget_for_rows() -> None:
     assert len(found) > 3
     assert [part.last for *_, part, _ in found].count(True) == 1
     assert max(size for *_, size in found) < 24_000
-
-
-def test_a_node_answers_few_peers_at_a_time_and_those_that_are_gone_not_at_all() -> None:
-    net = cluster(TABLES.given_max + 3)
-    keep(net, 1, 10)
-    net.run(1.0)
-    net.sent.clear()
-    for session in range(2, TABLES.given_max + 4):
-        question = Wanted(TABLES.what, session, 0, SIDE_STATE)
-        net.nodes[1].gossip.transfer.receive(net.nodes[session].peer, question, net.now)
-    net.kill(2)
-    net.run(1.0)
-    answered = [
-        target for _, source, target, message, _ in net.sent if isinstance(message, TransferPart) and source == 1
-    ]
-    assert answered == list(range(3, TABLES.given_max + 2))
-    assert len(sent(net, Refused, 1)) == 2, "they ask another peer"
 
 
 def test_an_answer_is_encoded_piece_by_piece_as_it_leaves_with_the_ages_of_that_moment() -> None:
