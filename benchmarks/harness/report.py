@@ -54,6 +54,13 @@ def request_cost(result: Result) -> Iterator[Row]:
         yield Row(f"{name}: a warm turn until its answer's end", figure, "400 calls" if met is not None else "", met)
 
 
+def held_heads(result: Result) -> Iterator[Row]:
+    held, together, more = result["held"], result["together"], result["more"]
+    for name in ("p50", "p99"):
+        figure = f"{held[name]} µs; {together[name]} with the head: {more[name]:+} µs"
+        yield Row(f"first event of a stream whose head was held, {name}", figure, "+20 µs", more[name] <= 20)
+
+
 def response_cache(result: Result) -> Iterator[Row]:
     misses, hits, once = result["misses"], result["hits"], result["equal_at_once"]
     more_us, hit_us = misses["more_us"], hits["on"]["processor_us"]
@@ -215,7 +222,8 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
             *(replays.hit_rate, replays.policies, replays.shapes, replays.engine_caches, replays.stale),
             *(replays.route_eviction, replays.nodes, replays.flash_crowd, replays.marconi, replays.hybrid),
             replays.replay_speed,
-            *(clients, data_plane, request_cost, response_cache, decision, tokenize, residency, gossip_cost),
+            *(clients, data_plane, request_cost, held_heads, response_cache, decision, tokenize),
+            *(residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )
     }

@@ -1,6 +1,6 @@
 """What does it add to the time of a stream's first event that its head is held until then?
 
-    python -m benchmarks.request_cost.held_heads [--rounds 40] [--turns 200] [--dry]
+    python -m benchmarks.request_cost.held_heads [--rounds 150] [--turns 60] [--dry]
 
 The node of `request_cost`, in lockstep with this process, its client and its engine. By turns the engine sends the head
 alone, pauses, and sends the first event, or pauses and sends both together, so that nothing is held. Measured is the
@@ -75,8 +75,8 @@ def round_of(peer: Peer, turns: int) -> dict[str, dict[str, float]]:
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=200, help="of a round")
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--turns", type=int, default=60, help="of a round")
     options = parser.parse_args()
     found = measured(options.rounds, options.turns)
     show_row(found)

@@ -267,6 +267,20 @@ async def test_a_stream_without_a_first_event_in_time_ends_with_such_an_event() 
         assert (await at_rest(node))["outcomes"] == {"timeout": 1}
 
 
+async def test_comments_and_pings_of_an_engine_count_as_life() -> None:
+    beats = [trio.Event() for _ in range(5)]
+    steps = [step for number, beat in enumerate(beats) for step in (beat, chunk(b": %d\n\n" % number))]
+    engine = Scripted(STREAM_HEAD, *steps, TOKEN + END)
+    settings = {"sse_keepalive_s": 0.25, "first_event_timeout_s": 0.9}
+    async with lab(engine, **settings, ask_usage=False) as node, await node.wire() as wire:
+        await wire.send(post(chat(stream=True)))
+        for number, beat in enumerate(beats):  # at least 0.25 s each
+            await wire.until(OURS)
+            beat.set()
+            await wire.until(b": %d\n\n" % number)
+        assert (await ended(wire)).endswith(payload_of(TOKEN + END))
+
+
 async def test_what_is_too_long_to_be_held_goes_out_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awaited_stream, "HELD_S", 1000.0)
     many, computed = event({"type": "ping", "pad": "x" * 70_000}), trio.Event()
