@@ -1,6 +1,6 @@
 """What does it add to the time of a stream's first event that its head is held until then?
 
-    python -m benchmarks.request_cost.held_heads [--rounds 150] [--turns 60] [--dry]
+    python -m benchmarks.held_heads [--rounds 150] [--turns 60] [--dry]
 
 The node of `request_cost`, in lockstep with this process, its client and its engine. By turns the engine sends the head
 alone, pauses, and sends the first event, or pauses and sends both together, so that nothing is held. Measured is the
