@@ -143,12 +143,12 @@ class NodeStreams:
     # --- what the truth asks ----------------------------------------------------------------------------------------
 
     def _generation_of(self, backend: BackendId) -> int:
-        known = self._registry.slots[backend]
+        known = self._registry.ids.slots[backend]
         return -1 if known is None or known.removed else known.generation
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
-        self._registry.restart_reported(known, 0.0, now, why)
+        self._registry.changes.restart_reported(known, 0.0, now, why)
         return known.generation
 
     def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:  # noqa: ARG002

@@ -94,11 +94,11 @@ class SimRouter:
         self.router.finish_attempt(trip.attempt, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
 
     def probed(self, engine: int, result: ProbeResult, now: float) -> None:
-        self.registry.probed(self.ids[engine], result, now)
+        self.registry.changes.probed(self.ids[engine], result, now)
 
     def generations(self) -> list[int]:
         """Return the generations of all backends, whether they may serve now or not."""
-        return [-1 if backend is None else backend.generation for backend in self.registry.slots]
+        return [-1 if backend is None else backend.generation for backend in self.registry.ids.slots]
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
         """Whether the route table would now send a prompt that ends with this fingerprint to this engine."""

@@ -59,7 +59,7 @@ class NameParts(Part):
         compared = (backend.id, addresses, counters.backends_added, counters.backends_removed)
         if self._compared.get(backend.url) == compared:
             return
-        self._compared = {url: known for url, known in self._compared.items() if url in self._registry.by_url}
+        self._compared = {url: known for url, known in self._compared.items() if url in self._registry.ids.by_url}
         self._compared[backend.url] = compared
         found = [
             other.id
@@ -86,7 +86,7 @@ class NameParts(Part):
         except RequestError:
             return
         known: dict[str, frozenset[str]] = {}
-        while url not in self._registry.by_url:
+        while url not in self._registry.ids.by_url:
             near = [each for each in self._registry if url and may_share_a_place(url, each.url)]
             hosts = {place: host_and_port(place)[0] for place in (url, *(each.url for each in near))} if near else {}
             if missing := set(hosts.values()) - known.keys():

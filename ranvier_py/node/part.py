@@ -169,7 +169,7 @@ class Node:
     @property
     def generations(self) -> list[int]:
         """The generation of each backend by its id, -1 for one that is gone."""
-        return [each.generation if each is not None and not each.removed else -1 for each in self.registry.slots]
+        return [each.generation if each is not None and not each.removed else -1 for each in self.registry.ids.slots]
 
     async def start(self, nursery: trio.Nursery) -> Mapping[str, Any]:
         """Start the parts in order. Returns what each reported, by name."""
@@ -202,7 +202,7 @@ class Node:
 
     def remove_backend(self, name_or_url: str) -> None:
         """Have each part forget the backend and its ranks, even if another part raises. Raises NotFound."""
-        for each in self.registry.known(name_or_url).behind.as_ranks:
+        for each in self.registry.ids.known(name_or_url).behind.as_ranks:
             self.remove_backend(each.name)
         backend = self.registry.remove(name_or_url)
         with ExitStack() as steps:

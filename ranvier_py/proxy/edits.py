@@ -32,14 +32,16 @@ class LegEdits:
     ) -> tuple[HttpRequest, bool]:
         """Return the request as this leg's backend gets it, and whether it is asked for counts."""
         request, prompt, splices = read.request, attempt.prompt, list[Splice]()
-        if read.unmended is not None and attempt.target.hosted:  # a provider that was added since the body was read
+        if (
+            read.unmended is not None and attempt.target.catalog.hosted
+        ):  # a provider that was added since the body was read
             request = read.unmended
         body = request.body
         usage = self.asking.splice(prompt, body, attempt.target.id, attempt.generation) if asks else None
         if usage is not None:
             splices.append(usage)
         if prompt.salt:
-            if attempt.target.takes_salt(request.path):
+            if attempt.target.catalog.takes_salt(request.path):
                 splices += salt_splices(body, prompt.salt)
             else:  # by its model cards it keeps no prompts apart
                 self.counters.unsalted += 1

@@ -119,7 +119,7 @@ class FailedTries:
     def settle(self, outcome: Outcome, now: float) -> Sequence[Transition]:
         """Settle who is to blame for the failures so far, since the request ends so, or is being served."""
         registry = self._router.registry
-        changes = [change for fault in self._suspects.settle(outcome) for change in registry.blamed(fault, now)]
+        changes = [change for fault in self._suspects.settle(outcome) for change in registry.changes.blamed(fault, now)]
         if outcome is Outcome.SUCCESS:
             refused, self._refused = self._refused, []
             for each in refused:
@@ -151,7 +151,7 @@ class FailedTries:
                 refusals.shared(each.target, kind, each.reply.status)
             return None
         tried = (*self._budget.tried, attempt.target.id)
-        others = [backend for backend in registry if backend.id not in tried and backend.serves(model)]
+        others = [backend for backend in registry if backend.id not in tried and backend.catalog.serves(model)]
         is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
         is_alike = any(each.reply.status == attempt.reply.status for each in earlier)
         refusals.refused(target, kind, attempt.reply.status, time.monotonic())
@@ -159,7 +159,7 @@ class FailedTries:
             return None
         earlier.append(attempt)
         worse = refusals.worse_opinions(kind, others)
-        unfit = registry.models.unfit(self._request.path, model)
+        unfit = registry.pools.names.unfit(self._request.path, model)
         attempt.prompt.avoid = tuple(sorted({*worse, *unfit, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, judgement.outcome)
 
@@ -250,10 +250,10 @@ def passed_over(
     then it avoids all others."""
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
-    avoid += (unfit := registry.models.unfit(request.path, prompt.model))
+    avoid += (unfit := registry.pools.names.unfit(request.path, prompt.model))
     if registry.refusals and not prompt.response_key:
         kind = kind_of(request.path, prompt.model)
-        able = [each for each in registry.pool(prompt.model, now).ids if each not in unfit]
+        able = [each for each in registry.pools.pool(prompt.model, now).ids if each not in unfit]
         probed = None if dry else registry.refusals.probe(kind, able, now)
         if probed is not None:
             return tuple(each for each in able if each != probed)
@@ -263,6 +263,6 @@ def passed_over(
 
 def known_short(registry: Registry, prompt: Prompt) -> Sequence[BackendId]:
     """Return the backends that are known to be too short for the prompt."""
-    if prompt.end.length <= registry.shortest:  # known tokens are no more than estimated ones
+    if prompt.end.length <= registry.pools.shortest:  # known tokens are no more than estimated ones
         return ()
     return too_short(registry, prompt.model, prompt.end.known_tokens())

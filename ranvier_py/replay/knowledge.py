@@ -74,7 +74,7 @@ class Calibrated:
                 router.routes,
                 block_tokens=block_tokens,
                 checkpoints=router.checkpoints,
-                judged=router.registry.reconsider,
+                judged=router.registry.changes.reconsider,
             )
             for router in routers
         ]
@@ -207,5 +207,5 @@ def engine_caches_of(router: Router, block_tokens: int) -> EngineCaches:
 
 def restarted(registry: Registry, backend: BackendId, why: str, now: float) -> int:
     known = registry[backend]
-    registry.restart_reported(known, 0.0, now, why)
+    registry.changes.restart_reported(known, 0.0, now, why)
     return known.generation

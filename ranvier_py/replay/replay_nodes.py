@@ -97,7 +97,7 @@ class Nodes(Placer):
 
     def _probe(self, node: int, engine: int, now: float) -> Health:
         registry = self.routers[node].registry
-        registry.probed(BackendId(engine), ProbeResult(ok=True, started_at=self._started_at[engine]), now)
+        registry.changes.probed(BackendId(engine), ProbeResult(ok=True, started_at=self._started_at[engine]), now)
         return registry[BackendId(engine)].health
 
     def place(self, item: Prepared, now: float) -> Placed:

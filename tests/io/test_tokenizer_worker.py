@@ -190,7 +190,7 @@ async def test_a_prompt_is_tokenized_as_the_engines_of_its_model_print_it(
     router, worker = make(embedded)
     for number, owner in enumerate(owners):
         card = {"id": "m", "owned_by": owner}
-        router.registry.probed(BackendId(number), ProbeResult(True, models=("m",), cards=(card,)), 0)
+        router.registry.changes.probed(BackendId(number), ProbeResult(True, models=("m",), cards=(card,)), 0)
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     first, answer, last = ("user", parts), ("assistant", "three"), ("user", parts)
     for number, turns in enumerate([(first,), (first, answer, last)]):  # the second one as a tail of the first

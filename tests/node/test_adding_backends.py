@@ -85,7 +85,7 @@ async def polling(clustering: Clustering | None = None, **settings: Any) -> Asyn
 
 def leaving(node: Node) -> int:
     """How many removed backends still have requests in flight."""
-    return sum(backend is not None for backend in node.registry.slots) - len(node.registry)
+    return sum(backend is not None for backend in node.registry.ids.slots) - len(node.registry)
 
 
 def known(node: Node) -> tuple[list[str], list[str], int]:
@@ -116,7 +116,7 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
                 admin.add(FIELDS)
             assert known(node) == ([FIRST], [FIRST], 0)
             assert clustering.ordered == []
-            assert node.registry.find("second") is None
+            assert node.registry.ids.find("second") is None
             assert probes == 0
             planted.undo()
             assert admin.add(FIELDS)["name"] == "second"
@@ -164,7 +164,7 @@ async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_no
     async with polling() as node, trio.open_nursery() as nursery:
         events, (backend,) = node.part(EngineEvents), list(node.registry)
         await nursery.start(events.run)
-        node.registry.probed(backend.id, ProbeResult(True, models=("m",)), 0.0)
+        node.registry.changes.probed(backend.id, ProbeResult(True, models=("m",)), 0.0)
         first, second = of_operator("tcp://127.0.0.1:9", "", 2, "127.0.0.1")
         events.found(backend.id, (first,))
         events.look(time.monotonic())
@@ -183,7 +183,7 @@ async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_no
 
 async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow() -> None:
     async with polling(policy="ttft", shadow=["affinity", "round_robin"]) as node:
-        slow, first = node.add_backend("http://127.0.0.1:10", 1.0, "slow"), node.registry.by_url[FIRST].id
+        slow, first = node.add_backend("http://127.0.0.1:10", 1.0, "slow"), node.registry.ids.by_url[FIRST].id
         shadows = node.part(ShadowPolicies).shadows
         assert shadows is not None
         policies = (node.router.policy, *(each.router.policy for each in shadows.shadows), shadows.judge)
@@ -207,7 +207,7 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
 async def test_what_a_removed_worker_reported_is_not_believed_of_the_engine_that_has_its_id() -> None:
     async with polling() as node:
         worker, reports = node.add_backend("http://127.0.0.1:10", 1.0, "w"), node.part(WorkerReports)
-        node.registry.probed(worker, ProbeResult(True, models=("m",)), 0.0)
+        node.registry.changes.probed(worker, ProbeResult(True, models=("m",)), 0.0)
         answer = await reports.batched(read_events({"worker_id": "w", "begins": True}))
         await reports.batched(read_events({"worker_id": "w", "ask": answer["replay"]["ask"], "ended": True}))
         await reports.synced(read_sync({"worker_id": "w", "active_hashes": ["5f" * 32]}))

@@ -53,7 +53,7 @@ async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineEvents]
 
 def serves(made: EngineEvents, *cards: dict[str, Any]) -> None:
     backend = made._registry[ENGINE]
-    backend.models, backend.cards = tuple(card["id"] for card in cards), cards
+    backend.catalog.models, backend.catalog.cards = tuple(card["id"] for card in cards), cards
 
 
 def publishers(*topics: str) -> tuple[Publisher, ...]:

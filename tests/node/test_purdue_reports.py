@@ -37,7 +37,7 @@ class World:
         registry = Registry(BackendLimits())
         for number in range(workers):
             backend = registry.add(f"http://10.0.0.{number + 1}:8000", name=f"w{number}")
-            registry.probed(backend.id, ProbeResult(True, models=models), 0.0)
+            registry.changes.probed(backend.id, ProbeResult(True, models=models), 0.0)
         inbox = KeyInbox(KEY, 16, "sticky_least_loaded")
         memory = PromptMemory()
         reader = PromptReader(TextHasher(KEY), inbox.hasher, memory, identity="t", bytes_per_token=4.0, digest_seed=3)
@@ -75,7 +75,7 @@ class World:
 
     def busy(self, worker: str, requests: int = 5) -> None:
         """So many requests of somebody else's."""
-        backend = self.router.registry.find(worker)
+        backend = self.router.registry.ids.find(worker)
         assert backend is not None
         for _ in range(requests):
             self.router.registry.dispatched(backend.id, self.now)
@@ -261,8 +261,8 @@ async def test_claims_of_what_is_held_outlive_their_time_to_live() -> None:
 async def test_a_restarted_engine_holds_nothing_whatever_its_reporter_still_believes() -> None:
     world = World(2)
     await world.sync("w0", key(1))
-    backend = world.router.registry.by_name["w0"]
-    world.router.registry.restart(backend, "test", world.now)
+    backend = world.router.registry.ids.by_name["w0"]
+    world.router.registry.changes.restart(backend, "test", world.now)
     world.reports.tick(world.now)
     assert len(world.reports.map) == 0
     world.busy("w0")
@@ -296,7 +296,7 @@ async def test_what_a_removed_worker_did_not_hold_is_not_withdrawn_from_the_next
         world.reports.removed(gone)
         added = registry.add("http://10.0.0.9:8000", name="next")
         assert added.id == gone.id
-        registry.probed(added.id, ProbeResult(True, models=("m",)), world.now)
+        registry.changes.probed(added.id, ProbeResult(True, models=("m",)), world.now)
         await world.sync("next", *[key(number) for number in range(1, 9)])
     assert {world.start_attempt(prompt).decision.reason for prompt in prompts} == {"hit"}
 

@@ -260,11 +260,11 @@ async def test_a_large_log_is_replayed_in_several_reports() -> None:
 
 async def test_a_worker_whose_model_is_not_known_is_asked_to_wait() -> None:
     wire = Wire()
-    backend = wire.world.router.registry.by_name["w0"]
-    backend.models = ("m", "another")
+    backend = wire.world.router.registry.ids.by_name["w0"]
+    backend.catalog.models = ("m", "another")
     with pytest.raises(Unavailable, match="model"):
         await wire.post(wire.relays[0])
-    backend.models = ("m",)
+    backend.catalog.models = ("m",)
     await wire.run()
     assert wire.level is Level.EXACT
 

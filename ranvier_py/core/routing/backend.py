@@ -238,6 +238,50 @@ class Behind:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Catalog:
+    """Which models one backend serves, and what engine it is by its model cards."""
+
+    models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
+    cards: tuple[Card, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
+    any_model: bool = False  # its engine ignores the names of models, so that it serves each
+    # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
+    listed_hosted: bool | None = None
+
+    def takes_salt(self, path: bytes) -> bool:
+        """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
+        known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
+        return not self.cards or not known.isdisjoint(self.owned_by)
+
+    @property
+    def owned_by(self) -> frozenset[str]:
+        """What its model cards say that they are owned by, which shows what engine it is."""
+        return frozenset([str(card.get("owned_by")).lower() for card in self.cards])
+
+    @property
+    def hosted(self) -> bool:
+        """Whether it is a hosted provider's, whose requests no rule of `core/clients` may change."""
+        if self.listed_hosted is not None:
+            return self.listed_hosted
+        return not self.owned_by.isdisjoint(HOSTED_OWNED_BY)
+
+    def serves(self, model: str) -> bool:
+        """Whether it may serve this model, "" being any."""
+        return not model or self.models is None or model in self.models or self.any_model or self.has_adapter(model)
+
+    def has_adapter(self, model: str) -> bool:
+        """Whether an engine of SGLang's may serve what it does not list: the model of its own that it calls `default`,
+        or an adapter, `base:adapter`, of which only itself knows whether it is loaded."""
+        base, colon, _ = model.partition(":")
+        named = base == "default" or bool(colon and self.models is not None and base in self.models)
+        return named and "sglang" in self.owned_by
+
+    def lists_adapter(self, model: str) -> bool:
+        """Whether it lists the adapter of `base:adapter`: not every version of SGLang does."""
+        return self.models is not None and model.partition(":")[2] in self.models and self.has_adapter(model)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Backend:
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
@@ -248,12 +292,7 @@ class Backend:
     generation: int
     vitals: Vitals
     behind: Behind
-    models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
-    cards: tuple[Card, ...] = ()
-    lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
-    any_model: bool = False  # its engine ignores the names of models, so that it serves each
-    # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
-    listed_hosted: bool | None = None
+    catalog: Catalog
     load: int = 0  # own requests in flight + the peers' + foreign ones; an attribute because placement reads it often
     work: Work = field(default_factory=Work)
     seen: SeenOfBackend = field(default_factory=SeenOfBackend)
@@ -267,11 +306,6 @@ class Backend:
         behind = self.behind
         return advice(behind.processes, 1 if behind.as_ranks else behind.ranks, self.url) or behind.names.advice
 
-    def takes_salt(self, path: bytes) -> bool:
-        """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
-        known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
-        return not self.cards or not known.isdisjoint(self.owned_by)
-
     def key_changed(self, refused: str) -> list[Transition]:
         """Take in which pages it refuses to our key. Invariant: that is a state, with a transition where it begins and
         where it ends, and takes no request from it (test_keys_refused.py)."""
@@ -281,18 +315,6 @@ class Backend:
         names = (KEY_REFUSED, KEY_ACCEPTED) if before else (KEY_ACCEPTED, KEY_REFUSED)
         why = f"{refused}: see backend_api_key" if refused else "all its pages are given to us"
         return [Transition(self.id, self.name, "key", *names, why)]
-
-    @property
-    def owned_by(self) -> frozenset[str]:
-        """What its model cards say that they are owned by, which shows what engine it is."""
-        return frozenset([str(card.get("owned_by")).lower() for card in self.cards])
-
-    @property
-    def hosted(self) -> bool:
-        """Whether it is a hosted provider's, whose requests no rule of `core/clients` may change."""
-        if self.listed_hosted is not None:
-            return self.listed_hosted
-        return not self.owned_by.isdisjoint(HOSTED_OWNED_BY)
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
@@ -310,21 +332,6 @@ class Backend:
     @property
     def circuit(self) -> Circuit:
         return self.vitals.circuit
-
-    def serves(self, model: str) -> bool:
-        """Whether it may serve this model, "" being any."""
-        return not model or self.models is None or model in self.models or self.any_model or self.has_adapter(model)
-
-    def has_adapter(self, model: str) -> bool:
-        """Whether an engine of SGLang's may serve what it does not list: the model of its own that it calls `default`,
-        or an adapter, `base:adapter`, of which only itself knows whether it is loaded."""
-        base, colon, _ = model.partition(":")
-        named = base == "default" or bool(colon and self.models is not None and base in self.models)
-        return named and "sglang" in self.owned_by
-
-    def lists_adapter(self, model: str) -> bool:
-        """Whether it lists the adapter of `base:adapter`: not every version of SGLang does."""
-        return self.models is not None and model.partition(":")[2] in self.models and self.has_adapter(model)
 
 
 def normal_url(url: str) -> str:
@@ -402,8 +409,8 @@ def all_of_sglang(backends: Iterable[Backend], model: str) -> bool:
     """Whether all backends that may serve `model` are SGLang's, by their model cards."""
     serving = False
     for backend in backends:  # in most fleets the first one decides
-        if backend.serves(model):
-            if "sglang" not in backend.owned_by:
+        if backend.catalog.serves(model):
+            if "sglang" not in backend.catalog.owned_by:
                 return False
             serving = True
     return serving

@@ -154,11 +154,11 @@ class Router:
         if prompt.response_key:
             return self._found_keeper(prompt, now, tried, touch=touch)
         if touch:
-            pool = self.registry.pool(prompt.model, now, tried, prompt.avoid)
+            pool = self.registry.pools.pool(prompt.model, now, tried, prompt.avoid)
         else:
-            pool = self.registry.make_pool(prompt.model, (), prompt.avoid, now)
+            pool = self.registry.pools.make_pool(prompt.model, (), prompt.avoid, now)
         if not pool.ids:
-            raise self.registry.models.error(pool, prompt.model)
+            raise self.registry.pools.names.error(pool, prompt.model)
         unheld: list[PrefixKey] = []
         wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
         if hybrids and wanted:  # the deepest holder may have no checkpoint to go on from
@@ -171,14 +171,14 @@ class Router:
     def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId], *, touch: bool) -> PoolMatch:
         """Return a pool of one: the engine that keeps the response that the prompt names. No other may be asked."""
         owner = self.owners.find(prompt.response_key, now)
-        backend = self.registry.current(owner.backend) if owner is not None else None
+        backend = self.registry.ids.current(owner.backend) if owner is not None else None
         gone = backend is None or owner is None or backend.generation != owner.generation
         if owner is None and not self.owners.isolated and len(self.registry) == 1:  # it may be older than this node
             backend, gone = next(iter(self.registry)), False
         if backend is None or gone or backend.vitals.dead or backend.id in tried:
             self.owners.counters.lost += touch
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
-        pool = Pool([backend], len(self.registry.slots), last_resort=False, unknown=False)
+        pool = Pool([backend], len(self.registry.ids.slots), last_resort=False, unknown=False)
         return PoolMatch(pool, (), "none", 0, (), now)
 
     def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:

@@ -46,33 +46,19 @@ class MirroredRegistry:
     """Answers what a Router asks of a Registry: as the real one does, but with the shadow's own loads."""
 
     def __init__(self, real: Registry) -> None:
-        self._real = real
+        self.real = real
         self._backends: dict[BackendId, Mirrored] = {}
-        self._pools: dict[int, tuple[Pool, Pool]] = {}  # real, mirrored
         self.unseen = Unseen()
+        self.pools = MirroredPools(self)
 
     def __getitem__(self, id: BackendId) -> Mirrored:  # noqa: A002
-        return self.mirrored(self._real[id])
+        return self.mirrored(self.real[id])
 
     def mirrored(self, real: Backend) -> Mirrored:
         known = self._backends.get(real.id)
         if known is None or known.real is not real:  # an id is used again once its backend is gone
             known = self._backends[real.id] = Mirrored(real)
         return known
-
-    def pool(
-        self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
-    ) -> Pool:
-        self.unseen.settle(now)
-        real = self._real.pool(model, now, exclude, avoid)
-        known = self._pools.get(id(real))
-        if known is None or known[0] is not real:
-            if len(self._pools) >= POOLS_MAX:
-                self._pools.clear()
-            backends = cast("Sequence[Backend]", [self.mirrored(backend) for backend in real.backends])
-            pool = Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
-            known = self._pools[id(real)] = real, pool
-        return known[1]
 
     def dispatched(
         self,
@@ -103,3 +89,25 @@ class MirroredRegistry:
         """See `Registry.reported_hit`."""
         if generation == backend.real.generation:
             backend.reuse.apis.add(api)
+
+
+class MirroredPools:
+    """The real pools, of mirrored backends."""
+
+    def __init__(self, registry: MirroredRegistry) -> None:
+        self._registry = registry
+        self._mirrored: dict[int, tuple[Pool, Pool]] = {}  # real, mirrored
+
+    def pool(
+        self, model: str, now: float, exclude: Collection[BackendId] = (), avoid: Sequence[BackendId] = ()
+    ) -> Pool:
+        self._registry.unseen.settle(now)
+        real = self._registry.real.pools.pool(model, now, exclude, avoid)
+        known = self._mirrored.get(id(real))
+        if known is None or known[0] is not real:
+            if len(self._mirrored) >= POOLS_MAX:
+                self._mirrored.clear()
+            backends = cast("Sequence[Backend]", [self._registry.mirrored(backend) for backend in real.backends])
+            pool = Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
+            known = self._mirrored[id(real)] = real, pool
+        return known[1]

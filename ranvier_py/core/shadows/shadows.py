@@ -95,7 +95,7 @@ class Shadows(Observer):
 
     def _tried(self, attempt: Attempt, now: float) -> Collection[BackendId]:
         """Return the backends that may be asked now but were no candidates of this attempt: it tried them before."""
-        able, asked = self._registry.pool(attempt.prompt.model, now).ids, attempt.decision.candidates
+        able, asked = self._registry.pools.pool(attempt.prompt.model, now).ids, attempt.decision.candidates
         return () if able is asked or able == asked else [backend for backend in able if backend not in asked]
 
     def started(self, attempt: Attempt, now: float) -> None:

@@ -86,7 +86,7 @@ class CalibrationParts(Part):
             estimated=lambda backend: events is None or events.level(backend) is Level.ESTIMATED,
             contradicted=events.contradicted if events is not None else lambda _: None,
             checkpoints=router.checkpoints,
-            judged=router.registry.reconsider,
+            judged=router.registry.changes.reconsider,
         )
         self.configured: dict[BackendId, str] = {}
         self._polls, self._events, self._asking, self._clock = polls, events, asking, clock
@@ -119,12 +119,12 @@ class CalibrationParts(Part):
             self._log_reuse(known)
         for change in self.calibration.tick(now):
             log_change(change, name_of(self._registry, change.backend))
-        for id_ in [id_ for id_ in self.calibration.backends() if self._registry.current(id_) is None]:
+        for id_ in [id_ for id_ in self.calibration.backends() if self._registry.ids.current(id_) is None]:
             self.calibration.forget(id_)  # a last answer of a removed backend was counted
         for backend, look in list(self._looks.items()):
             if now - look.at > STALE_INTERVALS * max(self.metrics_interval_s, 1.0) + LOOK_S:
                 del self._looks[backend]
-                if self._registry.current(backend) is not None:
+                if self._registry.ids.current(backend) is not None:
                     self._registry.set_foreign_load(backend, 0)
 
     def _recognise(self, backend: Backend) -> None:
@@ -148,27 +148,27 @@ class CalibrationParts(Part):
             log.info("backend.reuses_prefixes %s again", backend.name)
 
     def server_info(self, backend: BackendId, caches: bool) -> None:
-        slot = self._registry.current(backend)
+        slot = self._registry.ids.current(backend)
         if slot is not None:
             slot.reuse.server_info_read(caches)
-            self._registry.reconsider(slot)
+            self._registry.changes.reconsider(slot)
 
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
-        names = [str(card.get("owned_by")) for card in backend.cards]
+        names = [str(card.get("owned_by")) for card in backend.catalog.cards]
         block = 0 if self._events is None else self._events.state_block(backend.id)
         return replace(
             backend.seen.signs,
             configured=self.configured.get(backend.id, AUTO),
             engine=backend.seen.signs.engine or next((name for name in names if name in ("vllm", "sglang")), ""),
-            models=tuple(str(card.get(name) or "") for card in backend.cards for name in ("id", "root")),
+            models=tuple(str(card.get(name) or "") for card in backend.catalog.cards for name in ("id", "root")),
             state_groups=block > 0,
             block_tokens=block or backend.seen.signs.block_tokens,
             step_tokens=(own.step_tokens if own is not None else 0) or (known.evidence.step_tokens if known else 0),
         )
 
     def measured(self, backend: BackendId, metrics: EngineMetrics) -> None:
-        slot = self._registry.current(backend)
+        slot = self._registry.ids.current(backend)
         if slot is None:
             return
         before = self._looks.get(backend)
@@ -180,7 +180,7 @@ class CalibrationParts(Part):
         slot.work.queue_read(metrics.running, metrics.waiting)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
-        self._registry.reconsider(slot)
+        self._registry.changes.reconsider(slot)
 
     def waiting(self, backend: BackendId) -> int:
         """Return how many requests wait in an engine's queue by the last look; 0 if there was none lately."""

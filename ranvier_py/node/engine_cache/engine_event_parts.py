@@ -100,7 +100,7 @@ class EngineEvents(Part):
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """Take where an engine publishes its events, as far as that is known now; of a rank only its own."""
-        if (known := self._registry.current(backend)) is not None:
+        if (known := self._registry.ids.current(backend)) is not None:
             if known.behind.rank is not None:
                 publishers = tuple(each for each in publishers if each.rank == known.behind.rank)
             ranks = max(known.behind.ranks, len(publishers))
@@ -159,7 +159,7 @@ class EngineEvents(Part):
                 self._offer(answer, now)
 
     def _look_at(self, id_: BackendId, engine: KnownEngine, now: float) -> None:
-        backend, wanted = self._registry.current(id_), dict[Publisher, tuple[str, ...]]()
+        backend, wanted = self._registry.ids.current(id_), dict[Publisher, tuple[str, ...]]()
         if engine.publishers and not (backend is not None and is_several(backend)):
             names = self._names(id_, engine)
             self.sharing.unable(id_, not self.subscriptions.can() or now < engine.lost_until, now)
@@ -182,15 +182,15 @@ class EngineEvents(Part):
         if not self._engine(backend).restarts.allows(now):
             self.restarts_unbelieved += 1
             return known.generation
-        log_transitions(self._registry.restart_reported(known, 0.0, now, why))
+        log_transitions(self._registry.changes.restart_reported(known, 0.0, now, why))
         return known.generation
 
     def _names(self, id_: BackendId, engine: KnownEngine) -> tuple[tuple[str, ...], ...]:
         """Return the model names for each publisher; () if they are unknown, or it is unclear which model it serves."""
-        backend, topics = self._registry.current(id_), [publisher.topic for publisher in engine.publishers]
-        if backend is None or backend.models is None:
+        backend, topics = self._registry.ids.current(id_), [publisher.topic for publisher in engine.publishers]
+        if backend is None or backend.catalog.models is None:
             return ()
-        models = base_models(backend.cards, backend.models)
+        models = base_models(backend.catalog.cards, backend.catalog.models)
         names, before = names_by_topic(models, topics), engine.unnamed
         engine.unnamed = None if names else models
         if engine.unnamed not in (None, before):

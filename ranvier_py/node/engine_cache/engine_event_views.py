@@ -75,8 +75,10 @@ class EngineEventViews(Part):
         for one in self._events.streams.get(backend.id, {}).values():
             size = one.stream.residency.block_tokens
             return f"block_size_tokens should be {size}, as it has" if size > self._router.hasher.block_tokens else ""
-        if self._engine(backend).unnamed is not None or backend.models is None:
-            return "not one base model: " + (", ".join(backend.models) if backend.models else "none is known")
+        if self._engine(backend).unnamed is not None or backend.catalog.models is None:
+            return "not one base model: " + (
+                ", ".join(backend.catalog.models) if backend.catalog.models else "none is known"
+            )
         if self._engine(backend).lost_until:
             return "not to be reached from here"
         return self._events.subscriptions.trouble or "a peer's to read"

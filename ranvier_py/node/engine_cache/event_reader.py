@@ -182,12 +182,12 @@ class Subscriptions:
 
 
 def generation_of(registry: Registry, id_: BackendId) -> int:
-    backend = registry.current(id_)
+    backend = registry.ids.current(id_)
     return -1 if backend is None else backend.generation
 
 
 def is_hybrid(registry: Registry, id_: BackendId) -> bool:
-    backend = registry.current(id_)
+    backend = registry.ids.current(id_)
     return backend is not None and backend.seen.hybrid
 
 
@@ -198,5 +198,5 @@ def is_several(backend: Backend) -> bool:
 
 
 def name_of(registry: Registry, id_: BackendId) -> str:
-    backend = registry.current(id_)
+    backend = registry.ids.current(id_)
     return backend.name if backend is not None else f"#{id_}"

@@ -382,7 +382,7 @@ def source_options(config: Config) -> SourceOptions:
 
 def backend_at(registry: Registry, url: str) -> BackendId | None:
     """Return the backend with this URL, by which peers name it."""
-    found = registry.find(url)
+    found = registry.ids.find(url)
     return found.id if found is not None else None
 
 

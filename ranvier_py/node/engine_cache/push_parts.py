@@ -245,7 +245,7 @@ class WorkerReports(Part, Observer):
     def tick(self, now: float) -> None:
         self.drain()
         for id_, worker in list(self.map.workers.items()):
-            known = self._registry.current(id_)
+            known = self._registry.ids.current(id_)
             if known is None or worker.generation != known.generation:
                 self._close(id_, now)  # a restarted engine holds nothing, whatever was reported before
         self.map.silence(now)
@@ -286,7 +286,7 @@ class WorkerReports(Part, Observer):
         yield Sample("push_links_forgotten", "counter", help_text, self.links.forgotten)
 
     def backend_of(self, name: str) -> Backend:
-        backend = self._registry.find(name)
+        backend = self._registry.ids.find(name)
         if backend is None:
             raise NotFound(f"worker_id: no backend {name!r}")
         return backend
@@ -368,10 +368,10 @@ class WorkerReports(Part, Observer):
 
     def _known_models(self) -> Mapping[int, str]:
         """Return the models that prompts may name, by the running sum with which such a prompt's hash begins."""
-        version = self._registry.version
+        version = self._registry.pools.version
         if self._models_version != version:
             self._models_version = version
-            names = dict.fromkeys(["", *self._registry.models.listed][:MODELS_MAX])
+            names = dict.fromkeys(["", *self._registry.pools.names.listed][:MODELS_MAX])
             start, namespace_of = self._router.hasher.start, self._router.reader.namespace_of
             self._models = {start(namespace_of(name)).total: name for name in names}
         return self._models

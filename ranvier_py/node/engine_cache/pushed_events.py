@@ -108,7 +108,7 @@ class PushedEvents:
 
     def _tick_one(self, key: tuple[BackendId, int], pushed: PushedStream, now: float) -> float | None:
         """Tick one stream. Returns when it wants the next tick."""
-        backend = self._registry.current(key[0])
+        backend = self._registry.ids.current(key[0])
         if backend is None or pushed.stream.names.base != names_of(backend, pushed.model):
             self._close(key, now)
             return None
@@ -187,7 +187,7 @@ class PushedEvents:
 
 def names_of(backend: Backend, model: str) -> tuple[str, ...]:
     """Return the names of the model of a worker's events, first the one that its reporter gave; () if unknown."""
-    models = base_models(backend.cards, backend.models or ())
+    models = base_models(backend.catalog.cards, backend.catalog.models or ())
     names = models[0] if len(models) == 1 else ()
     return tuple(dict.fromkeys((model, *names))) if model else names
 

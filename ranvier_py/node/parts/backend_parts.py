@@ -35,10 +35,10 @@ class BackendParts(Part):
         self._ranks, self._names, self._clustering = ranks, names, clustering
 
     def probed(self, backend: BackendId, result: ProbeResult) -> None:
-        log_transitions(self._registry.probed(backend, result, time.monotonic()))
+        log_transitions(self._registry.changes.probed(backend, result, time.monotonic()))
 
     def unready(self) -> str:
-        return "" if self._registry.pool("", time.monotonic()).ids else "no backend can be asked"
+        return "" if self._registry.pools.pool("", time.monotonic()).ids else "no backend can be asked"
 
     def metrics(self) -> Iterator[Sample]:
         registry = self._registry
@@ -65,7 +65,7 @@ class BackendParts(Part):
         return [backend_view(backend, self._registry) for backend in self._registry]
 
     def _view(self, name_or_url: str) -> Mapping[str, Any]:
-        return backend_view(self._registry.known(name_or_url), self._registry)
+        return backend_view(self._registry.ids.known(name_or_url), self._registry)
 
     async def _add(self, asked: Asked) -> Mapping[str, Any]:
         fields = await asked.json(
@@ -127,7 +127,7 @@ class BackendParts(Part):
         url, draining = text_of(body, "url"), body.get("draining", True)
         if not isinstance(draining, bool):
             raise BadRequest("draining must be true or false")
-        before = self._registry.known(url).draining
+        before = self._registry.ids.known(url).draining
         backend = self._registry.drain(url, draining)
         if before is not draining:
             log.info("backend.draining %s %s -> %s (ordered over the control port)", backend.name, before, draining)
@@ -160,13 +160,13 @@ class BackendParts(Part):
         old, new = ({spec.url: spec for spec in config.backend} for config in (before, after))
         for url, spec in old.items():
             wanted = new.get(url)
-            if (wanted is None or replace_needed(spec, wanted)) and registry.find(url) is not None:
+            if (wanted is None or replace_needed(spec, wanted)) and registry.ids.find(url) is not None:
                 node.remove_backend(url)
         for url, spec in new.items():
             known = old.get(url)
-            if registry.find(url) is None and (known is None or replace_needed(known, spec)):
+            if registry.ids.find(url) is None and (known is None or replace_needed(known, spec)):
                 node.add_backend(url, spec.weight, spec.name, spec)
-            elif known is not None and known.weight != spec.weight and registry.find(url) is not None:
+            elif known is not None and known.weight != spec.weight and registry.ids.find(url) is not None:
                 registry.reweigh(url, spec.weight)
 
     def _taken(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
@@ -202,8 +202,8 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "in_flight": backend.work.own.inflight,
         "peer_load": backend.work.peers.requests,
         "weight": backend.weight,
-        "hosted": backend.hosted,
-        "any_model": backend.any_model,
+        "hosted": backend.catalog.hosted,
+        "any_model": backend.catalog.any_model,
         "lacks": sorted(path.decode() for path in backend.seen.lacks),
         "generation": backend.generation,
         "processes": backend.behind.processes,
@@ -212,7 +212,7 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "twins": backend.behind.names.twins,
         "strangers": backend.behind.names.strangers,
         "advice": backend.advice,
-        "models": backend.models,
+        "models": backend.catalog.models,
         "key_refused": backend.seen.key_refused,
         "reuses_prefixes": backend.reuse.believed,
         "reuses_nothing_because": backend.reuse.why_not,

@@ -35,7 +35,7 @@ class ModelLooks(Part):
         ended, self._is_sought = looks.ended, True
         self._wanted.set()
         with trio.move_on_after(WAIT_S):
-            while self._registry.models.lacks(self._registry, model):
+            while self._registry.pools.names.lacks(self._registry, model):
                 if looks.ended > ended:
                     looks.missed(model, since, time.monotonic())
                     return
@@ -62,8 +62,8 @@ class ModelLooks(Part):
                 self._change()
 
     def _listed(self, id: BackendId, names: tuple[str, ...], cards: tuple[Card, ...]) -> None:  # noqa: A002
-        backend = self._registry.current(id)
-        changes = self._registry.set_models(backend, names, cards) if backend is not None else ()
+        backend = self._registry.ids.current(id)
+        changes = self._registry.changes.set_models(backend, names, cards) if backend is not None else ()
         log_transitions(changes)
         if changes:
             self._has_found = True

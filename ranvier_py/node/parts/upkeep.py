@@ -96,7 +96,7 @@ class Polls(Part):
             part.server_info(backend, caches)
 
     def _received(self, backend: BackendId) -> None:
-        log_transitions(self._node.registry.received(backend, time.monotonic()))
+        log_transitions(self._node.registry.changes.received(backend, time.monotonic()))
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
@@ -150,7 +150,7 @@ class PeerFollower(Part):
 
     def _follow(self, command: Command) -> bool:
         """Carry out a command that the operator gave on another node. Returns False if that fails now."""
-        known = self._node.registry.find(command.url)
+        known = self._node.registry.ids.find(command.url)
         try:
             if command.verb == "add" and known is None:
                 self._node.add_backend(command.url, command.weight, command.name)

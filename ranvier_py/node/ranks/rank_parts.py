@@ -84,7 +84,7 @@ class RankParts(Part):
 
     def adding(self, url: str) -> None:
         """End what stands at the URL of a rank that is being added by somebody else."""
-        whole, at = self._whole_of(url), self._registry.find(url)
+        whole, at = self._whole_of(url), self._registry.ids.find(url)
         if whole is not None and at is not None and at in whole.behind.as_ranks:
             self._place(whole, self._wholes[whole.id], 1, f"{at.url} is listed")
 
@@ -108,7 +108,7 @@ class RankParts(Part):
 
     def _look(self, id_: BackendId, whole: Whole, result: ProbeResult | None = None) -> None:
         backend = self._registry[id_]
-        owned_by = backend.owned_by | {
+        owned_by = backend.catalog.owned_by | {
             str(card.get("owned_by")) for card in (result.cards if result is not None else ())
         }
         wanted = entries_of(whole.shown, whole.published, is_vllm="vllm" in owned_by)
@@ -171,9 +171,11 @@ class RankParts(Part):
         added = self._registry[self._node.add_backend(url, backend.weight, name, whole.spec)]
         self._registry.drain(name, backend.draining)
         listed = result if result is not None and result.models is not None else None
-        models, cards = (backend.models, backend.cards) if listed is None else (listed.models, listed.cards)
+        models, cards = (
+            (backend.catalog.models, backend.catalog.cards) if listed is None else (listed.models, listed.cards)
+        )
         if models is not None:
-            self._registry.set_models(added, models, cards)
+            self._registry.changes.set_models(added, models, cards)
         return added
 
     def _is_listed(self, backend: Backend) -> bool:
@@ -186,6 +188,6 @@ class RankParts(Part):
     def _whole_of(self, url: str) -> Backend | None:
         """Return the backend of whose ranks this URL may be one; None if there is none."""
         try:
-            return self._registry.find(without_rank(url)) if rank_of(url) is not None else None
+            return self._registry.ids.find(without_rank(url)) if rank_of(url) is not None else None
         except ValueError:
             return None

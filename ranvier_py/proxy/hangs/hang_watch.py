@@ -65,7 +65,7 @@ class HangWatch:
         quiet = self.hangs.quiet(registry, now)
         for backend in {each.id: each for each in (*silent, *quiet)}.values():
             backend.seen.received_at = max(backend.seen.received_at, self._sent_event_at(backend.id))
-            self._changed(registry.revive(backend, now))
+            self._changed(registry.changes.revive(backend, now))
         waiting = self._waiting(quiet) if quiet else {}
         for backend in quiet:
             if backend.id in waiting and self._hangs(backend, waiting[backend.id], now):
@@ -90,7 +90,7 @@ class HangWatch:
             self.hangs.counters.found += 1
             quiet_s = now - max(sent_at, backend.seen.received_at)
             why = f"hangs: not a byte for {quiet_s:.1f} s, {len(waiting)} requests in flight"
-            self._changed(self._router.registry.hangs(backend, why, now))
+            self._changed(self._router.registry.changes.hangs(backend, why, now))
         return silence is Silence.HANGS
 
     def _move(self, backend: Backend, waiting: Sequence[Call], now: float) -> None:

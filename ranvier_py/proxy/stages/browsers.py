@@ -76,7 +76,7 @@ class BrowserStage:
     ) -> Steps[tuple[HttpResponseHead, bytes] | None]:
         """Return an engine's answer to a preflight, if there is one that allows anything; else any."""
         found = None
-        for backend in self.registry.pool("", time.monotonic()).backends[:ENGINES_MAX]:
+        for backend in self.registry.pools.pool("", time.monotonic()).backends[:ENGINES_MAX]:
             answer = yield from self._exchange(call, self.address_of(backend.url), request)
             found = answer or found
             if answer is not None and any(name.lower() == ORIGIN for name, _ in answer[0].headers):

@@ -15,7 +15,7 @@ class ModelStage:
     look_for: Callable[[str], Awaitable[None]]  # returns once the model was found, or won't be
 
     def __call__(self, call: Call) -> Steps[None] | None:
-        model, names = call.read.prompt.model, self.registry.models
+        model, names = call.read.prompt.model, self.registry.pools.names
         if not model or not names.listed or model in names.listed:
             return None
         return self.sought(model) if names.lacks(self.registry, model) else None

@@ -24,7 +24,7 @@ class MatchStage:
 
     def __call__(self, call: Call) -> Steps[None] | None:
         router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
-        registry, names = router.registry, router.registry.models
+        registry, names = router.registry, router.registry.pools.names
         may_be_unfit = names.lacking and prompt.model not in names.listed
         if read.judged and (registry.pauses or registry.refusals or may_be_unfit):
             prompt.avoid = passed_over(router, read.request, prompt, now)

@@ -24,7 +24,7 @@ class MendStage:
             return None
         agent = next((value for name, value in request.headers if name.lower() == USER_AGENT), b"")
         client, session = request.fields.client, request.fields.session
-        engines = self.registry.engines
+        engines = self.registry.pools.engines
         return mender.mend(request.body, api, client, agent, session, lambda model: Engines(*engines(model)))
 
     def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

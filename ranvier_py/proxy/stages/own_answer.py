@@ -35,7 +35,7 @@ def answer_ourselves(models: ModelStage, call: Call) -> Steps[None] | None:
     """Answer what no backend has to. Raises RequestError."""
     registry, path = models.registry, call.request.path
     is_get = call.request.method in (b"GET", b"HEAD") and not call.request.fields.upgrades
-    if is_get and path.startswith(ONE_MODEL) and registry.models.listed:
+    if is_get and path.startswith(ONE_MODEL) and registry.pools.names.listed:
         return answer_one(models, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
     body = own_answer(registry, call.request, call.client)
     if body is not None:
@@ -53,11 +53,11 @@ def answer_one(models: ModelStage, call: Call, name: str) -> Steps[None]:
     """Answer with the card of one model. Raises ModelNotFound."""
     registry, claude = models.registry, call.request.fields.is_anthropic
     card = card_of(registry, name, claude=claude)
-    if card is None and registry.models.lacks(registry, name):
+    if card is None and registry.pools.names.lacks(registry, name):
         yield models.sought(name)
         card = card_of(registry, name, claude=claude)
     if card is None:
-        raise registry.models.missing(name)
+        raise registry.pools.names.missing(name)
     answer(call, orjson.dumps(card))
 
 

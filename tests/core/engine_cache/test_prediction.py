@@ -263,7 +263,7 @@ def test_prompts_of_peers_push_out_before_we_send_a_request_there(restarted: boo
     world = World()
     if restarted:
         world.served([1, 2, 3], 0, 5.0)
-        world.router.registry.restart(world.router.registry[A], "test", 8.0)
+        world.router.registry.changes.restart(world.router.registry[A], "test", 8.0)
     generation = world.router.registry[A].generation
     for number in range(8):
         chain = [(16 * (block + 1), number * 100 + block + 10, 0) for block in range(40)]
@@ -360,7 +360,7 @@ def test_zeros_count_from_the_first_hit_of_a_process_on() -> None:
     world.served([1, 2, 3, 4], 64, 12.0)
     world.served([1, 2, 3, 4], 0, 13.0)
     assert world.view.counters.refuted == 1
-    world.router.registry.restart(world.router.registry[A], "test", 14.0)
+    world.router.registry.changes.restart(world.router.registry[A], "test", 14.0)
     for now in (15.0, 16.0):
         world.served([1, 2, 3, 4], 0, now)
     assert world.view.counters.refuted == 1
@@ -437,7 +437,7 @@ def test_a_restart_forgets_what_was_there_and_not_how_large_it_is() -> None:
     world = World()
     now = press(world, 10_000, 300)
     learned = world.view.capacity_learned_tokens
-    world.router.registry.restart(world.router.registry[A], "test", now)
+    world.router.registry.changes.restart(world.router.registry[A], "test", now)
     world.served([1, 2, 3], 0, now + 1)
     world.calibration.tick(world.now)
     assert world.view.capacity_learned_tokens == pytest.approx(learned, rel=0.3)

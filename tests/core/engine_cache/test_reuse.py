@@ -34,7 +34,7 @@ class Fleet:
         self.router = make_router(engines)
         self.registry = self.router.registry
         self.calibration = Calibration(
-            self.router.routes, checkpoints=self.router.checkpoints, judged=self.registry.reconsider
+            self.router.routes, checkpoints=self.router.checkpoints, judged=self.registry.changes.reconsider
         )
         self.router.observers += (self.calibration,)
         self.caching = caching or {}  # engine -> cached tokens of its answers to what it holds
@@ -95,7 +95,7 @@ class Fleet:
 
 def page_read(registry: Registry, backend: Backend, caches: bool | None, hit_tokens: int | None) -> None:
     backend.reuse.page_read(caches, hit_tokens)
-    registry.reconsider(backend)
+    registry.changes.reconsider(backend)
 
 
 def even(served: Mapping[int, int], engines: int = 4) -> bool:
@@ -117,7 +117,7 @@ def test_engines_whose_pages_show_caching_off_share_the_load_from_the_start(stre
     fleet = Fleet()
     metrics = read_metrics(OFF_PAGE)
     for backend in fleet.registry:
-        fleet.registry.probed(backend.id, ProbeResult(True, caches=metrics.caches), 0.0)
+        fleet.registry.changes.probed(backend.id, ProbeResult(True, caches=metrics.caches), 0.0)
     assert even(fleet.ask(80, stream=stream))
 
 
@@ -128,7 +128,7 @@ def test_a_server_info_counts_like_a_page() -> None:
     fleet = Fleet()
     for backend in fleet.registry:
         backend.reuse.server_info_read(False)
-        fleet.registry.reconsider(backend)
+        fleet.registry.changes.reconsider(backend)
     assert even(fleet.ask(80))
 
 
@@ -180,7 +180,7 @@ def test_another_process_is_judged_anew() -> None:
     fleet.ask(3 * COLD_ANSWERS)
     (backend,) = fleet.registry
     assert not backend.reuse.believed
-    fleet.registry.restart(backend, "a test says so", fleet.now)
+    fleet.registry.changes.restart(backend, "a test says so", fleet.now)
     assert backend.reuse.believed
     fleet.caching = {0: 160}
     fleet.ask(3)

@@ -143,7 +143,7 @@ LARGEST: Mapping[type[Any], Callable[[Name], m.Message]] = {
 def counted(backends: RegistrySync, url: str) -> Name:
     """The name of a backend whose generation a peer has told."""
     backends.look(0.0)
-    backend = backends.registry.find(url)
+    backend = backends.registry.ids.find(url)
     name = backends.name_of(backend.id, backend.generation) if backend is not None else None
     assert name is not None
     backends.facts.receive(Peer(2, ("10.0.0.2", 7946)), Facts((Fact(*name, 0.0, 1, False, 0),)), 0.0)

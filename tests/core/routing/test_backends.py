@@ -29,7 +29,7 @@ TIMED_OUT = ProbeResult(False, detail="no answer")
 
 def leaving(registry: Registry) -> int:
     """How many removed backends still have requests in flight."""
-    return sum(backend is not None for backend in registry.slots) - len(registry)
+    return sum(backend is not None for backend in registry.ids.slots) - len(registry)
 
 
 def serving(*models: str) -> ProbeResult:
@@ -74,7 +74,7 @@ def test_a_new_backend_may_be_asked_at_once_for_any_model() -> None:
     registry = Registry(BackendLimits())
     backend = registry.add("http://10.0.0.1:8000/")
     assert (backend.name, backend.url, backend.health) == ("10.0.0.1:8000", "http://10.0.0.1:8000", Health.UNKNOWN)
-    assert registry.pool("anything", 0).ids == (backend.id,)
+    assert registry.pools.pool("anything", 0).ids == (backend.id,)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_no_origin_is_refused_and_changes_nothing(url: str) -> None:
     registry = Registry(BackendLimits())
     with pytest.raises(BadRequest):
         registry.add(url)
-    assert len(registry) == registry.version == 0
+    assert len(registry) == registry.pools.version == 0
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,14 @@ def test_a_backend_is_known_by_its_normal_url_and_its_name(url: str, normal: str
     registry = Registry(BackendLimits())
     backend = registry.add(url, name="mine")
     assert backend.url == normal
-    assert registry.find(url) is registry.find(normal) is registry.find("mine") is registry[backend.id] is backend
-    assert registry.find("other") is registry.find("http://other") is registry.find("http://") is None
+    assert (
+        registry.ids.find(url)
+        is registry.ids.find(normal)
+        is registry.ids.find("mine")
+        is registry[backend.id]
+        is backend
+    )
+    assert registry.ids.find("other") is registry.ids.find("http://other") is registry.ids.find("http://") is None
 
 
 def test_a_second_backend_of_the_same_url_or_name_is_refused() -> None:
@@ -148,7 +154,7 @@ def test_an_id_comes_back_under_a_new_generation_only() -> None:
     new = registry.add("http://10.0.0.1:8000")
     assert new.id == old.id
     assert new.generation > old.generation
-    assert registry.pool("", 0).generations[new.id] == new.generation
+    assert registry.pools.pool("", 0).generations[new.id] == new.generation
 
 
 def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> None:
@@ -156,7 +162,7 @@ def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> N
     registry, old = lone()
     registry.dispatched(old.id, 0)
     registry.remove("http://10.0.0.1:8000")
-    assert (registry.pool("", 0).ids, registry.pool("", 0).unknown) == ((), False)
+    assert (registry.pools.pool("", 0).ids, registry.pools.pool("", 0).unknown) == ((), False)
     newcomer = registry.add("http://10.0.0.1:8000")
     assert newcomer.id != old.id
     assert registry[old.id] is old
@@ -180,55 +186,55 @@ def test_removing_or_draining_a_stranger_is_not_found() -> None:
 
 def test_a_pool_is_the_same_object_until_something_changes() -> None:
     registry = cluster(2)
-    pool = registry.pool("m", 0)
+    pool = registry.pools.pool("m", 0)
     registry.dispatched(BackendId(0), 0)
     registry.finished(BackendId(0), Outcome.SUCCESS, 0)
-    registry.probed(BackendId(0), UP, 0)
-    assert registry.pool("m", 1) is pool
+    registry.changes.probed(BackendId(0), UP, 0)
+    assert registry.pools.pool("m", 1) is pool
     registry.drain("e0")
-    assert registry.pool("m", 1) is not pool
+    assert registry.pools.pool("m", 1) is not pool
 
 
 def test_a_draining_backend_gets_nothing_new_until_it_is_taken_back() -> None:
     registry = cluster(2)
     registry.drain("e0")
-    pool = registry.pool("m", 0)
+    pool = registry.pools.pool("m", 0)
     assert names(pool) == "e1"
     assert pool.generations == [-1, 1]
     registry.drain("e0", draining=False)
-    assert names(registry.pool("m", 0)) == "e0 e1"
+    assert names(registry.pools.pool("m", 0)) == "e0 e1"
 
 
 def test_excluded_backends_are_left_out_of_this_pool_only() -> None:
     registry = cluster(3)
-    assert names(registry.pool("m", 0, exclude=[BackendId(1)])) == "e0 e2"
-    assert names(registry.pool("m", 0)) == "e0 e1 e2"
+    assert names(registry.pools.pool("m", 0, exclude=[BackendId(1)])) == "e0 e2"
+    assert names(registry.pools.pool("m", 0)) == "e0 e1 e2"
 
 
 def test_the_same_list_again_in_another_order_changes_nothing() -> None:
     registry = cluster(1)
-    registry.probed(BackendId(0), serving("a", "b"), 0)
-    pool = registry.pool("a", 0)
-    assert registry.probed(BackendId(0), serving("b", "a"), 1) == []
-    assert registry.pool("a", 1) is pool
+    registry.changes.probed(BackendId(0), serving("a", "b"), 0)
+    pool = registry.pools.pool("a", 0)
+    assert registry.changes.probed(BackendId(0), serving("b", "a"), 1) == []
+    assert registry.pools.pool("a", 1) is pool
     assert len(pool.ids) == 1
 
 
 def test_a_retry_may_reach_for_a_backend_behind_an_open_circuit_when_all_others_have_failed_it() -> None:
     registry = cluster(2)
     fail(registry, registry[BackendId(1)])
-    pool = registry.pool("", 0, exclude=[BackendId(0)])
+    pool = registry.pools.pool("", 0, exclude=[BackendId(0)])
     assert names(pool) == "e1"
     assert pool.last_resort
 
 
 def test_three_failed_probes_take_a_backend_out_of_the_pool() -> None:
     registry = cluster(2)
-    changes = [change for _ in range(3) for change in registry.probed(BackendId(0), TIMED_OUT, 0)]
+    changes = [change for _ in range(3) for change in registry.changes.probed(BackendId(0), TIMED_OUT, 0)]
     assert [(change.name, change.what, change.after, change.why) for change in changes] == [
         ("e0", "health", "unhealthy", "no answer")
     ]
-    assert names(registry.pool("", 0)) == "e1"
+    assert names(registry.pools.pool("", 0)) == "e1"
 
 
 def test_five_5xx_answers_take_a_backend_out_and_the_open_time_ends_in_one_trial() -> None:
@@ -236,21 +242,21 @@ def test_five_5xx_answers_take_a_backend_out_and_the_open_time_ends_in_one_trial
     bad = registry[BackendId(0)]
     fail(registry, bad)
     assert bad.circuit is Circuit.OPEN
-    assert names(registry.pool("", 29.9)) == "e1"
-    assert names(registry.pool("", 30)) == "e0 e1"
+    assert names(registry.pools.pool("", 29.9)) == "e1"
+    assert names(registry.pools.pool("", 30)) == "e0 e1"
     registry.dispatched(bad.id, 30)
-    assert names(registry.pool("", 30)) == "e1"
+    assert names(registry.pools.pool("", 30)) == "e1"
     [change] = registry.finished(bad.id, Outcome.SUCCESS, 31)
     assert (change.what, change.before, change.after, change.why) == ("circuit", "trial", "closed", "success")
-    assert names(registry.pool("", 31)) == "e0 e1"
+    assert names(registry.pools.pool("", 31)) == "e0 e1"
 
 
 def test_when_every_circuit_is_open_all_living_backends_are_offered_as_a_last_resort() -> None:
     registry = cluster(3)
     for _ in range(3):
-        registry.probed(BackendId(1), REFUSED, 0)
+        registry.changes.probed(BackendId(1), REFUSED, 0)
     open_all(registry)
-    pool = registry.pool("", 1)
+    pool = registry.pools.pool("", 1)
     assert names(pool) == "e0 e2"
     assert pool.last_resort
     assert registry.counters.last_resorts > 0
@@ -261,7 +267,7 @@ def test_a_last_resort_that_serves_gets_its_trial_before_its_time() -> None:
     open_all(registry)
     registry.dispatched(BackendId(1), 1)
     registry.finished(BackendId(1), Outcome.SUCCESS, 2)
-    pool = registry.pool("", 2)
+    pool = registry.pools.pool("", 2)
     assert names(pool) == "e1"
     assert not pool.last_resort
 
@@ -270,8 +276,8 @@ def test_when_nobody_lives_there_is_no_last_resort() -> None:
     registry = cluster(2)
     for backend in registry:
         for _ in range(3):
-            registry.probed(backend.id, REFUSED, 0)
-    assert (registry.pool("", 0).ids, registry.pool("", 0).unknown) == ((), False)
+            registry.changes.probed(backend.id, REFUSED, 0)
+    assert (registry.pools.pool("", 0).ids, registry.pools.pool("", 0).unknown) == ((), False)
 
 
 # -- restarts --------------------------------------------------------------------------------------------------------
@@ -279,12 +285,12 @@ def test_when_nobody_lives_there_is_no_last_resort() -> None:
 
 def test_a_new_start_time_is_a_new_generation() -> None:
     registry, backend = lone()
-    registry.probed(backend.id, started(1000.0), 0)
-    pool = registry.pool("", 0)
-    assert registry.probed(backend.id, started(1000.2), 1) == []
-    [change] = registry.probed(backend.id, started(2000.0), 2)
+    registry.changes.probed(backend.id, started(1000.0), 0)
+    pool = registry.pools.pool("", 0)
+    assert registry.changes.probed(backend.id, started(1000.2), 1) == []
+    [change] = registry.changes.probed(backend.id, started(2000.0), 2)
     assert (change.what, change.before, change.after) == ("generation", "1", "2")
-    assert registry.pool("", 2).generations == [2]
+    assert registry.pools.pool("", 2).generations == [2]
     assert pool.generations == [1]
 
 
@@ -312,7 +318,7 @@ def test_what_probes_and_requests_find_is_another_process_or_the_same(
     registry, backend = lone()
     for now, step in enumerate(steps):
         if isinstance(step, ProbeResult):
-            registry.probed(backend.id, step, now)
+            registry.changes.probed(backend.id, step, now)
         else:
             registry.dispatched(backend.id, now)
             registry.finished(backend.id, step, now)
@@ -335,31 +341,31 @@ def test_behind_a_name_that_moved_is_another_process_unless_its_start_time_is_th
 ) -> None:
     registry, backend = lone()
     began: list[int] = []
-    registry.restarted = lambda backend: began.append(backend.generation)
-    registry.probed(backend.id, before, 0)
-    registry.probed(backend.id, before, 1)
+    registry.changes.restarted = lambda backend: began.append(backend.generation)
+    registry.changes.probed(backend.id, before, 0)
+    registry.changes.probed(backend.id, before, 1)
     backend.seen.process.name_moved()
     for now, result in enumerate(after, 2):
-        registry.probed(backend.id, result, now)
+        registry.changes.probed(backend.id, result, now)
     assert backend.generation == generation
     assert began == [2][: generation - 1]
 
 
 def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -> None:
     registry = cluster(2)
-    registry.probed(BackendId(0), started(1000.0), 0)
+    registry.changes.probed(BackendId(0), started(1000.0), 0)
     fail(registry, registry[BackendId(0)])
-    changes = registry.probed(BackendId(0), started(2000.0), 1)
+    changes = registry.changes.probed(BackendId(0), started(2000.0), 1)
     assert sorted(change.what for change in changes) == ["circuit", "generation"]
-    assert names(registry.pool("", 1)) == "e0 e1"
+    assert names(registry.pools.pool("", 1)) == "e0 e1"
 
 
 def test_a_probe_of_a_backend_that_is_gone_is_ignored() -> None:
     registry = cluster(1)
     registry.dispatched(BackendId(0), 0)
     registry.remove("e0")
-    assert registry.probed(BackendId(0), UP, 0) == ()
-    assert registry.probed(BackendId(77), UP, 0) == ()
+    assert registry.changes.probed(BackendId(0), UP, 0) == ()
+    assert registry.changes.probed(BackendId(77), UP, 0) == ()
 
 
 # -- loads and statistics --------------------------------------------------------------------------------------------
@@ -383,10 +389,10 @@ def test_a_request_that_ends_twice_is_our_own_bug() -> None:
 
 def test_what_happened_is_counted() -> None:
     registry = cluster(2)
-    registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("b", "a")), 0)
+    registry.changes.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("b", "a")), 0)
     fail(registry, registry[BackendId(0)])
     first = registry[BackendId(0)]
-    assert (first.circuit, first.models) == (Circuit.OPEN, ("a", "b"))
+    assert (first.circuit, first.catalog.models) == (Circuit.OPEN, ("a", "b"))
     assert (first.seen.outcomes[Outcome.SERVER_ERROR], first.vitals.openings, first.seen.probes_ok) == (5, 1, 1)
     assert (registry.counters.backends_added, registry.counters.backends_removed, leaving(registry)) == (2, 0, 0)
 
@@ -394,12 +400,12 @@ def test_what_happened_is_counted() -> None:
 def test_a_long_list_of_models_is_reported_in_short() -> None:
     registry = cluster(1)
     names = tuple(f"adapter-{number:04}" for number in range(4000))
-    [*_, change] = registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=names), 0)
+    [*_, change] = registry.changes.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=names), 0)
     assert (change.what, change.before) == ("models", "unknown")
     assert change.after.startswith("adapter-0000,adapter-0001,")
     assert change.after.endswith("… (4000 models)")
     assert len(change.after) < 400
-    [back] = registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("a", "b")), 1)
+    [back] = registry.changes.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("a", "b")), 1)
     assert (back.before, back.after) == (change.after, "a,b")
 
 
@@ -414,7 +420,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5))
     def add(self, number: int) -> None:
-        taken = self.registry.find(f"h{number}:80") is not None
+        taken = self.registry.ids.find(f"h{number}:80") is not None
         full = len(self.registry) + leaving(self.registry) >= 4
         if taken or full:
             with pytest.raises(BadRequest):
@@ -428,10 +434,10 @@ class AnyHistory(RuleBasedStateMachine):
         backend = data.draw(st.sampled_from(list(self.registry)))
         data.draw(st.sampled_from([self.registry.remove, self.registry.drain]))(backend.name)
 
-    @precondition(lambda self: self.registry.pool("m", self.now).ids)
+    @precondition(lambda self: self.registry.pools.pool("m", self.now).ids)
     @rule(data=st.data())
     def dispatch(self, data: st.DataObject) -> None:
-        backend = data.draw(st.sampled_from(self.registry.pool("m", self.now).backends))
+        backend = data.draw(st.sampled_from(self.registry.pools.pool("m", self.now).backends))
         self.registry.dispatched(backend.id, self.now)
         self.running.append(backend)
 
@@ -446,7 +452,7 @@ class AnyHistory(RuleBasedStateMachine):
         id_=st.integers(0, 3), result=st.sampled_from([UP, REFUSED, TIMED_OUT, serving("m"), serving("n"), started(9)])
     )
     def probe(self, id_: int, result: ProbeResult) -> None:
-        self.registry.probed(BackendId(id_), result, self.now)
+        self.registry.changes.probed(BackendId(id_), result, self.now)
 
     @rule(step=st.floats(0.1, 5))
     def wait(self, step: float) -> None:
@@ -455,9 +461,9 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def the_cached_pool_is_true(self) -> None:
         for model in ("m", "n", "x", ""):
-            cached = self.registry.pool(model, self.now)
-            self.registry.version += 1
-            fresh = self.registry.pool(model, self.now)
+            cached = self.registry.pools.pool(model, self.now)
+            self.registry.pools.version += 1
+            fresh = self.registry.pools.pool(model, self.now)
             assert (cached.ids, cached.generations, cached.last_resort, cached.unknown) == (
                 fresh.ids,
                 fresh.generations,
@@ -482,8 +488,8 @@ def test_one_peer_alone_does_not_take_a_backend_out() -> None:
     """One sick node could otherwise empty the pools of all others."""
     registry = Registry(BackendLimits())
     backend = registry.add("http://127.0.0.1:9001")
-    assert not registry.doubted(backend.id, 1, 1.0)
-    assert registry.pool("", 1.0).ids == (backend.id,)
+    assert not registry.changes.doubted(backend.id, 1, 1.0)
+    assert registry.pools.pool("", 1.0).ids == (backend.id,)
 
 
 def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_succeed() -> None:
@@ -491,15 +497,15 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
         registry = Registry(BackendLimits())
         backend = registry.add("http://127.0.0.1:9001")
         for _ in range(failures):
-            registry.probed(backend.id, ProbeResult(ok=False), 1.0)
-        (change,) = registry.doubted(backend.id, observers, 2.0)
+            registry.changes.probed(backend.id, ProbeResult(ok=False), 1.0)
+        (change,) = registry.changes.doubted(backend.id, observers, 2.0)
         assert (change.what, change.after) == ("health", "unhealthy")
-        assert registry.pool("", 2.0).silent == (failures == 0), "peers don't say whether they were refused"
-        registry.probed(backend.id, ProbeResult(ok=True), 3.0)
+        assert registry.pools.pool("", 2.0).silent == (failures == 0), "peers don't say whether they were refused"
+        registry.changes.probed(backend.id, ProbeResult(ok=True), 3.0)
         assert backend.health is Health.UNHEALTHY
-        registry.probed(backend.id, ProbeResult(ok=True), 4.0)
-        assert registry.pool("", 4.0).ids == (backend.id,)
-        assert not registry.pool("", 4.0).silent
+        registry.changes.probed(backend.id, ProbeResult(ok=True), 4.0)
+        assert registry.pools.pool("", 4.0).ids == (backend.id,)
+        assert not registry.pools.pool("", 4.0).silent
 
 
 def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:

@@ -280,7 +280,7 @@ def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before()
 def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_its_old_life() -> None:
     router = make_router(backends=1)
     attempt = serve(router, chat("one"))
-    router.registry.restart(router.registry[attempt.target.id], "test", 0.0)
+    router.registry.changes.restart(router.registry[attempt.target.id], "test", 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
     router.learn_tokens(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
@@ -289,7 +289,7 @@ def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_
 def test_what_an_engine_served_before_it_restarted_is_not_even_written_down() -> None:
     router = make_router(backends=1)
     attempt = start_attempt(router, chat("one"))
-    router.registry.restart(router.registry[attempt.target.id], "test", 0.0)
+    router.registry.changes.restart(router.registry[attempt.target.id], "test", 0.0)
     router.first_token(attempt, 0.0)
     assert len(router.routes) == 0
 
@@ -509,7 +509,7 @@ def test_what_an_engine_held_before_it_restarted_was_not_evicted() -> None:
     router.policy = seeing = Seeing()
     attempt = serve(router, chat("one", "two", "three"))
     router.routes.hide(attempt.target.id, 10)
-    router.registry.restart(router.registry[attempt.target.id], "start time", 0.0)
+    router.registry.changes.restart(router.registry[attempt.target.id], "start time", 0.0)
     serve(router, chat("one", "two", "three"))
     assert seeing.seen.evicted is None
 

@@ -25,7 +25,7 @@ def registry_of(count: int = 1, resorted: Callable[[str], object] = lambda _: No
 
 def probed(registry: Registry, *results: ProbeResult, engine: BackendId = ENGINE, begin: float = 100.0) -> Health:
     for number, result in enumerate(results):
-        registry.probed(engine, result, begin + 4 * number)
+        registry.changes.probed(engine, result, begin + 4 * number)
     return registry[engine].health
 
 
@@ -33,7 +33,7 @@ def test_time_outs_of_probes_do_not_count_while_the_engine_sends_something() -> 
     registry = registry_of()
     for at in range(100, 200, 4):
         registry[ENGINE].seen.received_at = at - 1
-        registry.probed(ENGINE, TIMED_OUT, at)
+        registry.changes.probed(ENGINE, TIMED_OUT, at)
         assert registry[ENGINE].health is Health.HEALTHY
     assert registry.counters.probes_overruled == 25
     assert probed(registry, TIMED_OUT, TIMED_OUT, TIMED_OUT, begin=204) is Health.UNHEALTHY
@@ -43,7 +43,7 @@ def test_something_that_comes_between_two_probes_ends_the_row_of_time_outs() -> 
     registry = registry_of()
     for at in range(100, 200, 8):
         assert probed(registry, TIMED_OUT, TIMED_OUT, begin=at) is Health.UNKNOWN
-        registry.received(ENGINE, at + 4.5)
+        registry.changes.received(ENGINE, at + 4.5)
 
 
 @pytest.mark.parametrize("failure", [REFUSED, ILL])
@@ -51,33 +51,33 @@ def test_what_refuses_is_unhealthy_whatever_it_sent(failure: ProbeResult) -> Non
     registry = registry_of()
     for at in range(100, 112, 4):
         registry[ENGINE].seen.received_at = at - 0.1
-        registry.probed(ENGINE, failure, at)
+        registry.changes.probed(ENGINE, failure, at)
     assert registry[ENGINE].vitals.dead
-    assert not registry.pool("", 120).ids
+    assert not registry.pools.pool("", 120).ids
 
 
 def test_where_all_that_serve_a_model_are_silent_they_are_asked_all_the_same() -> None:
     resorted = list[str]()
     registry = registry_of(3, resorted.append)
-    registry.probed(BackendId(2), ProbeResult(True, models=("other",)), 90)
+    registry.changes.probed(BackendId(2), ProbeResult(True, models=("other",)), 90)
     for engine in (0, 1):
-        registry.probed(BackendId(engine), ProbeResult(True, models=("one",)), 90)
+        registry.changes.probed(BackendId(engine), ProbeResult(True, models=("one",)), 90)
         probed(registry, *[TIMED_OUT] * 3, engine=BackendId(engine))
-    pool = registry.pool("one", 120)
+    pool = registry.pools.pool("one", 120)
     assert (pool.ids, pool.silent) == ((0, 1), True)
-    assert registry.pool("one", 120) is pool
+    assert registry.pools.pool("one", 120) is pool
     assert (registry.counters.silent_resorts, resorted) == (1, ["one"])
-    assert registry.pool("one", 120, (BackendId(0),)).ids == (1,)
+    assert registry.pools.pool("one", 120, (BackendId(0),)).ids == (1,)
     probed(registry, *[REFUSED] * 3, engine=BackendId(1))
-    assert registry.pool("one", 130).ids == (0,), "nothing listens at the other one"
+    assert registry.pools.pool("one", 130).ids == (0,), "nothing listens at the other one"
     probed(registry, UP, begin=130)
-    assert not registry.pool("one", 130).silent
+    assert not registry.pools.pool("one", 130).silent
 
 
 def test_silent_backends_are_left_alone_while_another_serves_the_model() -> None:
     registry = registry_of(2)
     probed(registry, *[TIMED_OUT] * 3)
-    pool = registry.pool("", 120)
+    pool = registry.pools.pool("", 120)
     assert (pool.ids, pool.silent, pool.last_resort) == ((1,), False, False)
 
 
@@ -86,13 +86,13 @@ def test_a_silent_backend_is_healthy_again_as_soon_as_it_sends_anything(sign: st
     registry = registry_of()
     assert probed(registry, *[TIMED_OUT] * 3) is Health.UNHEALTHY
     if sign == "page":
-        (change,) = registry.received(ENGINE, 120)
+        (change,) = registry.changes.received(ENGINE, 120)
     elif sign == "answer":
         registry.dispatched(ENGINE, 119)
         registry[ENGINE].seen.received_at = 120
         (change,) = registry.finished(ENGINE, Outcome.SUCCESS, 120)
     else:
-        (change,) = registry.probed(ENGINE, UP, 120)
+        (change,) = registry.changes.probed(ENGINE, UP, 120)
     assert (change.what, change.after) == ("health", "healthy")
     assert probed(registry, TIMED_OUT, begin=124) is Health.HEALTHY
 
@@ -110,8 +110,8 @@ def test_an_engine_that_was_refused_and_times_out_since_is_only_silent() -> None
 def test_peers_doubts_of_an_engine_of_which_something_came_just_now_wait_for_our_own_probe() -> None:
     for failure, dead in ((TIMED_OUT, False), (REFUSED, True)):
         registry = registry_of()
-        registry.received(ENGINE, 99.5)
-        assert not registry.doubted(ENGINE, 2, 100.0)
+        registry.changes.received(ENGINE, 99.5)
+        assert not registry.changes.doubted(ENGINE, 2, 100.0)
         assert registry[ENGINE].health is Health.UNKNOWN
         assert probed(registry, failure, begin=104) is Health.UNHEALTHY
         assert registry[ENGINE].vitals.dead is dead

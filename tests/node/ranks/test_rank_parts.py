@@ -294,7 +294,7 @@ class Place:
         return backend.id
 
     def remove_backend(self, name: str) -> None:
-        for each in self.registry.known(name).behind.as_ranks:
+        for each in self.registry.ids.known(name).behind.as_ranks:
             self.remove_backend(each.name)
         self.parts.removed(self.registry.remove(name))
 
@@ -302,14 +302,14 @@ class Place:
         """As how many backends the engine is placed after a look at its page."""
         result = ProbeResult(ok, models=("m",), cards=VLLM, placeable=placeable, ranks=placeable)
         self.parts.probed(self.id, result)
-        self.registry.probed(self.id, result, 1.0)
+        self.registry.changes.probed(self.id, result, 1.0)
         placed = [each.url for each in self.registry if each.behind.rank is not None]
         assert (
             placed
             == [each.url for each in self.whole.behind.as_ranks]
             == [f"{URL}#rank={n}" for n in range(len(placed))]
         )
-        pool = [each.name for each in self.registry.pool("m", 1.0).backends]
+        pool = [each.name for each in self.registry.pools.pool("m", 1.0).backends]
         assert pool == ([each.name for each in self.whole.behind.as_ranks] or ["engine"])
         return len(pool)
 
@@ -360,7 +360,7 @@ def test_a_refused_rank_is_not_tried_again_until_something_else_is_shown() -> No
     assert [place.look(2), place.look(2), place.look(3)] == [1, 1, 3]
     assert place.registry.rank_refused(place.whole.behind.as_ranks[0])
     assert place.look(3) == 1
-    place.registry.restart(place.whole, "it came back", 2.0)
+    place.registry.changes.restart(place.whole, "it came back", 2.0)
     assert place.look(3) == 3
 
 

@@ -165,7 +165,7 @@ class PrefillGossip(Machine):
         self._expire_at = least
 
     def _is_over(self, received: ReceivedPrefill, now: float) -> bool:
-        backend = self._backends.registry.current(received.backend)
+        backend = self._backends.registry.ids.current(received.backend)
         return received.until <= now or backend is None or backend.generation != received.generation
 
 

@@ -100,7 +100,7 @@ class RegistrySync(Machine):
 
     def names(self) -> BackendNames:
         """Return the keys and shared generations of this node's backend ids, for scans of the table."""
-        slots = self.registry.slots
+        slots = self.registry.ids.slots
         keys = np.zeros(len(slots), np.uint64)
         shared = np.zeros(len(slots), np.uint64)
         generations = np.full(len(slots), -1, np.int32)
@@ -182,7 +182,7 @@ class RegistrySync(Machine):
         differs = bool(started_at and shared) and not same_process(started_at, shared)
         is_one = backend.behind.processes == 1 and not backend.behind.names.strangers
         if differs and backend.generation == seen.generation and is_one:
-            self._log(self.registry.restart(backend, "peers knew another process", now))
+            self._log(self.registry.changes.restart(backend, "peers knew another process", now))
         if backend.generation != seen.generation:
             seen.generation = backend.generation
             self.facts.restarted(key, started_at)
@@ -237,18 +237,18 @@ class RegistrySync(Machine):
             pass
         elif isinstance(change, NewGeneration):
             backend = seen.backend  # our claims so far are of an earlier process, unless the registry knows of this one
-            transitions = self.registry.restart_reported(backend, change.started_at, now)
+            transitions = self.registry.changes.restart_reported(backend, change.started_at, now)
             if not transitions and backend.generation == seen.generation:
-                transitions = self.registry.restart(backend, "peers count another process", now)
+                transitions = self.registry.changes.restart(backend, "peers count another process", now)
             self._log(transitions)
             seen.generation = backend.generation
         elif isinstance(change, KnownStart):  # begins the next generation if our claims may be of one before
-            self._log(self.registry.start_reported(seen.backend, change.started_at, now))
+            self._log(self.registry.changes.start_reported(seen.backend, change.started_at, now))
             self._settle(change.backend, seen, now)
             self.facts.begun(*change)
         elif seen.backend.health is not Health.UNHEALTHY:
             self.doubted[seen.backend.id] = None
-            self._log(list(self.registry.doubted(seen.backend.id, change.observers, now)))
+            self._log(list(self.registry.changes.doubted(seen.backend.id, change.observers, now)))
 
     @property
     def wake_at(self) -> float:
@@ -291,8 +291,8 @@ class RegistrySync(Machine):
             ours, marks = self.find(fact.backend), EngineMarks(fact.identity, fact.totals)
             names.peer_read(session, fact.backend, ours.id if ours else None, marks, now - fact.read_s, now)
         for changed in names.changed():
-            if (backend := self.registry.current(changed)) is not None:
-                self._log(names.judge(backend, self.registry.current, now))
+            if (backend := self.registry.ids.current(changed)) is not None:
+                self._log(names.judge(backend, self.registry.ids.current, now))
 
     def _drain(self, seen: Seen, *, draining: bool) -> None:
         """Drain a backend, or end that, as an operator ordered on another node."""

@@ -32,8 +32,10 @@ def is_length(value: object) -> bool:
 def length_of(backend: Backend, model: str) -> int | None:
     """Return the length of this backend for a model; without one, its greatest. None: not known."""
     if not model:
-        return max(backend.lengths.values(), default=None)
-    return backend.lengths.get(model, backend.lengths.get(model.partition(":")[0]))  # SGLang's `base:adapter`
+        return max(backend.catalog.lengths.values(), default=None)
+    return backend.catalog.lengths.get(
+        model, backend.catalog.lengths.get(model.partition(":")[0])
+    )  # SGLang's `base:adapter`
 
 
 def too_short(backends: Iterable[Backend], model: str, tokens: int) -> Sequence[BackendId]:

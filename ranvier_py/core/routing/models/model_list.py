@@ -17,7 +17,7 @@ def model_list(backends: Iterable[Backend], *, claude: bool) -> Mapping[str, Any
     """
     cards: dict[str, Mapping[str, Any]] = {}
     for backend in backends:
-        for card in backend.cards:
+        for card in backend.catalog.cards:
             cards.setdefault(str(card.get("id")), card)
     if not cards:
         return None
@@ -30,7 +30,7 @@ def model_list(backends: Iterable[Backend], *, claude: bool) -> Mapping[str, Any
 def card_of(backends: Iterable[Backend], name: str, *, claude: bool) -> Mapping[str, Any] | None:
     """Return the card of one model, as `model_list` has it; None if no backend has listed it."""
     for backend in backends:
-        for card in backend.cards:
+        for card in backend.catalog.cards:
             if card.get("id") == name:
                 return claude_card(name, card) if claude else card
     return None

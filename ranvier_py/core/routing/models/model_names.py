@@ -14,7 +14,7 @@ from math import sqrt
 
 from ranvier_py.core.errors import ModelNotFound, NoBackend
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.backend import Backend, Pool
+from ranvier_py.core.routing.backend import Backend, Catalog, Pool
 
 COMPARED_MAX, NEAREST_MAX = 256, 3
 LIKE_LEAST = 0.4
@@ -34,7 +34,7 @@ class ModelNames:
     def relist(self, backends: Iterable[Backend]) -> None:
         """Take what the backends list and lack now."""
         backends = list(backends)
-        self.listed = dict.fromkeys(model for backend in backends for model in backend.models or ())
+        self.listed = dict.fromkeys(model for backend in backends for model in backend.catalog.models or ())
         self._pairs, self.lacking = {}, {}
         for backend in backends:
             for path in backend.seen.lacks:
@@ -56,12 +56,12 @@ class ModelNames:
     def serving(self, backends: Iterable[Backend], model: str) -> Sequence[Backend]:
         """Return those of these backends that may serve `model` ("" = any)."""
         if model in self.listed:  # under its whole name, so that it is nobody's adapter
-            return [b for b in backends if b.models is None or model in b.models]
-        able = [b for b in backends if b.serves(model)]
+            return [b for b in backends if b.catalog.models is None or model in b.catalog.models]
+        able = [b for b in backends if b.catalog.serves(model)]
         if model:
-            for is_surer in (Backend.lists_adapter, Backend.has_adapter):
-                if any(is_surer(b, model) for b in able):
-                    return [b for b in able if b.models is None or is_surer(b, model)]
+            for is_surer in (Catalog.lists_adapter, Catalog.has_adapter):
+                if any(is_surer(b.catalog, model) for b in able):
+                    return [b for b in able if b.catalog.models is None or is_surer(b.catalog, model)]
         return able
 
     def lacks(self, backends: Iterable[Backend], model: str) -> bool:
@@ -70,7 +70,7 @@ class ModelNames:
             return False
         backend = None
         for backend in backends:
-            if backend.serves(model):
+            if backend.catalog.serves(model):
                 return False
         return backend is not None
 

@@ -29,7 +29,7 @@ class Reader(StreamNode, Machine):
         self.machines = (self, *self.machines)
 
     def id(self, url: str) -> BackendId:
-        backend = self.registry.find(url)
+        backend = self.registry.ids.find(url)
         assert backend is not None
         return backend.id
 

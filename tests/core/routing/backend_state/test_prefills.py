@@ -130,12 +130,12 @@ def test_a_prefill_ends_with_its_backend_whose_id_is_another_ones_next() -> None
     lab = Lab()
     attempt = lab.send(0, DOCUMENT, "what?")
     for number, registry in ((number, lab.node(number).router.registry) for number in (1, 2)):
-        backend = registry.known(lab.node(0).router.registry[attempt.target.id].url)
+        backend = registry.ids.known(lab.node(0).router.registry[attempt.target.id].url)
         if number == 1:
             registry.remove(backend.url)
             assert registry.add("http://10.9.9.9:1").id == backend.id
         else:
-            registry.restart(backend, "test", lab.now)
+            registry.changes.restart(backend, "test", lab.now)
     lab.pass_by(0.5)
     assert lab.speculated()[0] > 0
     assert lab.speculated()[1:] == [0, 0]

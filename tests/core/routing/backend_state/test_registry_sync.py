@@ -78,7 +78,7 @@ def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -
     first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [ENGINE, OTHER])
     second.receive(first, 1.0, draining=True, drain_clock=1)
     assert second.engine().draining
-    assert second.registry.pool("", 1.0).ids == (second.engine(OTHER).id,)
+    assert second.registry.pools.pool("", 1.0).ids == (second.engine(OTHER).id,)
     second.registry.drain(ENGINE, draining=False)
     second.backends.look(2.0)
     second.receive(first, 3.0, draining=True, drain_clock=1)
@@ -156,13 +156,13 @@ def test_what_peers_report_of_a_backend_that_was_removed_a_moment_ago_changes_no
     for now, sent in enumerate(reports_of_it):
         first.facts.receive(second.peer, Facts((sent,)), float(now))
         first.backends.follow(float(now))
-    assert first.registry.find(ENGINE) is None
+    assert first.registry.ids.find(ENGINE) is None
     assert not first.backends.doubted
 
 
 def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
     first, second, third = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE]), RouteNode(3, [ENGINE])
-    first.registry.probed(first.engine().id, ProbeResult(ok=True), 0.5)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=True), 0.5)
     first.receive(second, 1.0, verdict=2)
     assert list(first.backends.doubted) == [first.engine().id]
     assert first.engine().health is Health.HEALTHY
@@ -174,15 +174,15 @@ def test_an_illness_that_is_believed_on_others_word_is_not_reported_on() -> None
     """Each would hold the backend for ill because the others do, and go on after all its own probes were good."""
     first, second, third = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE]), RouteNode(3, [ENGINE])
     for node in (first, second, third):
-        node.registry.probed(node.engine().id, ProbeResult(ok=True), 0.0)
+        node.registry.changes.probed(node.engine().id, ProbeResult(ok=True), 0.0)
     for peer in (second, third):
         first.receive(peer, 1.0, verdict=2)
     assert first.engine().health is Health.UNHEALTHY
     assert reported_verdict(first) is Verdict.UNKNOWN
-    first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=True), 2.0)
     assert first.engine().health is Health.UNHEALTHY
     assert reported_verdict(first) is Verdict.UNKNOWN
-    first.registry.probed(first.engine().id, ProbeResult(ok=False), 3.0)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=False), 3.0)
     assert reported_verdict(first) is Verdict.UNHEALTHY, "we saw it ourselves"
 
 
@@ -208,18 +208,18 @@ def test_one_restart_that_a_peer_reported_first_is_one_restart() -> None:
 def test_one_restart_without_start_times_is_one_restart_too() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     for now in (0.1, 0.2):
-        first.registry.probed(first.engine().id, ProbeResult(ok=True), now)
+        first.registry.changes.probed(first.engine().id, ProbeResult(ok=True), now)
     first.receive(second, 1.0, generation=2)
     generation = first.engine().generation
-    first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 1.5)
-    first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=False, refused=True), 1.5)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=True), 2.0)
     assert first.engine().generation == generation
 
 
 def test_a_restart_that_we_saw_first_is_not_repeated_on_a_peers_word() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     for started_at in (100.0, 500.0):
-        first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=started_at), 1.0)
+        first.registry.changes.probed(first.engine().id, ProbeResult(ok=True, started_at=started_at), 1.0)
         first.backends.look(1.0)
     generation = first.engine().generation
     first.receive(second, 2.0, generation=7, started_at=500.0)
@@ -245,7 +245,7 @@ def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_ne
     second.registry.dispatched(second.engine().id, 0.5)
     second.registry.finished(second.engine().id, Outcome.SUCCESS, 0.5)
     second.serve(CHAT, 0.5)
-    second.registry.probed(second.engine().id, ProbeResult(ok=False, refused=True), 1.0)
+    second.registry.changes.probed(second.engine().id, ProbeResult(ok=False, refused=True), 1.0)
     for node in (first, third):
         node.meet(second, 1.5)
     second.send(third, now=1.5)
@@ -263,7 +263,7 @@ def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_ne
 
 def test_peers_claims_are_void_when_the_engine_was_refused_to_us_until_we_knew_its_process() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
-    first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 0.2)
+    first.registry.changes.probed(first.engine().id, ProbeResult(ok=False, refused=True), 0.2)
     second.serve(CHAT, 0.5)
     first.meet(second, 1.0)
     second.send(first, now=1.0)
@@ -368,7 +368,7 @@ def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_loads_restarts_o
     for now in (1.0, 20.0, 40.0):
         for node, identity in ((first, 1), (second, 2)):
             found = ProbeResult(ok=True, started_at=1000.0, marks=EngineMarks(identity, 0, is_exact=True))
-            node.registry.probed(node.engine().id, found, now)
+            node.registry.changes.probed(node.engine().id, found, now)
             node.backends.look(now)
         first.meet(second, now + 5.0)
     assert list(first.engine().behind.names.strangers) == ["node 0000000000000002"]
@@ -388,11 +388,11 @@ def test_of_a_url_that_leads_a_peer_to_another_engine_no_routes_loads_restarts_o
 def test_what_peers_read_of_a_backend_that_has_just_come_is_not_taken_for_another_ones() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [])
     found = ProbeResult(ok=True, marks=EngineMarks(1, 0, is_exact=True))
-    first.registry.probed(first.engine().id, found, 1.0)
+    first.registry.changes.probed(first.engine().id, found, 1.0)
     first.backends.look(1.0)
     added = second.registry.add(ENGINE)
-    second.registry.probed(added.id, found, 1.0)
+    second.registry.changes.probed(added.id, found, 1.0)
     second.facts.receive(first.peer, Facts(tuple(first.facts.known(1.0))), 1.0)
     second.backends.follow(1.0)
-    second.registry.probed(added.id, found, 2.0)
+    second.registry.changes.probed(added.id, found, 2.0)
     assert list(added.behind.names.twins) == []

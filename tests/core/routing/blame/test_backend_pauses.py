@@ -60,18 +60,18 @@ def test_backends_to_be_avoided_are_in_the_pool_only_if_no_other_is() -> None:
     registry = Registry(BackendLimits())
     for number in range(2):
         registry.add(f"http://10.0.0.{number + 1}:8000")
-    assert registry.pool("", 0.0, (), (A,)).ids == (B,)
-    assert registry.pool("", 0.0, (), (A,)) is registry.pool("", 0.0, (), (A,))
-    assert registry.pool("", 0.0, (), (A, B)).ids == (A, B)
-    assert registry.pool("", 0.0, [B], (A,)).ids == (A,)
-    assert registry.pool("", 0.0).ids == (A, B)
+    assert registry.pools.pool("", 0.0, (), (A,)).ids == (B,)
+    assert registry.pools.pool("", 0.0, (), (A,)) is registry.pools.pool("", 0.0, (), (A,))
+    assert registry.pools.pool("", 0.0, (), (A, B)).ids == (A, B)
+    assert registry.pools.pool("", 0.0, [B], (A,)).ids == (A,)
+    assert registry.pools.pool("", 0.0).ids == (A, B)
 
 
 def test_a_backend_that_is_removed_or_restarted_pauses_no_more() -> None:
     registry = Registry(BackendLimits())
     backend = registry.add("http://10.0.0.1:8000", name="e0")
     registry.pauses.begin(backend.id, 30.0)
-    registry.restart(backend, "seen", 1.0)
+    registry.changes.restart(backend, "seen", 1.0)
     assert of(registry.pauses, b"", 1.0) == ()
     registry.pauses.begin(backend.id, 30.0)
     registry.remove("e0")

@@ -20,7 +20,7 @@ def listed(*lengths: int | None) -> Registry:
     for number, length in enumerate(lengths):
         backend = registry.add(f"http://10.0.0.{number + 1}:8000", name=f"e{number}")
         card = {"id": "m", "max_model_len": length}
-        registry.probed(backend.id, ProbeResult(True, models=("m",), cards=(card,)), 0.0)
+        registry.changes.probed(backend.id, ProbeResult(True, models=("m",), cards=(card,)), 0.0)
     return registry
 
 
@@ -61,13 +61,13 @@ def test_longer_ones_are_those_that_list_more_or_may_have_more() -> None:
 
 def test_the_shortest_length_is_known_as_lists_come_and_backends_go() -> None:
     registry = listed(100, 1000, None)
-    assert registry.shortest == 100
-    registry.probed(A, ProbeResult(True, models=("m",), cards=({"id": "m", "max_model_len": 300},)), 1.0)
-    assert registry.shortest == 300
+    assert registry.pools.shortest == 100
+    registry.changes.probed(A, ProbeResult(True, models=("m",), cards=({"id": "m", "max_model_len": 300},)), 1.0)
+    assert registry.pools.shortest == 300
     registry.remove("e0")
-    assert registry.shortest == 1000
+    assert registry.pools.shortest == 1000
     registry.remove("e1")
-    assert registry.shortest == NO_END
+    assert registry.pools.shortest == NO_END
 
 
 @pytest.mark.parametrize(

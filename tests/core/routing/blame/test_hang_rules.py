@@ -29,12 +29,12 @@ def judged(hangs: Hangs, backend: Backend, now: float, predicted_s: float = 0.0)
 
 def test_two_silent_seconds_call_for_a_probe_and_eight_with_a_failed_one_are_a_hang() -> None:
     hangs, registry, backend = busy()
-    registry.received(backend.id, 99.0)
+    registry.changes.received(backend.id, 99.0)
     assert hangs.quiet(registry, 100.5) == []
     assert judged(hangs, backend, 101.9) is Silence.FINE
     assert hangs.quiet(registry, 102.0) == [backend]
     assert judged(hangs, backend, 102.0) is Silence.SUSPECTED
-    registry.probed(backend.id, TIMED_OUT, 105.0)
+    registry.changes.probed(backend.id, TIMED_OUT, 105.0)
     assert judged(hangs, backend, 107.9) is Silence.SUSPECTED
     assert judged(hangs, backend, 108.0) is Silence.HANGS
 
@@ -42,28 +42,28 @@ def test_two_silent_seconds_call_for_a_probe_and_eight_with_a_failed_one_are_a_h
 @pytest.mark.parametrize("sign", ["answer", "page", "probe"])
 def test_any_byte_ends_the_silence(sign: str) -> None:
     hangs, registry, backend = busy()
-    registry.probed(backend.id, TIMED_OUT, 105.0)
+    registry.changes.probed(backend.id, TIMED_OUT, 105.0)
     if sign == "answer":
         backend.seen.received_at = 106.0
     elif sign == "page":
-        registry.received(backend.id, 106.0)
+        registry.changes.received(backend.id, 106.0)
     else:
-        registry.probed(backend.id, UP, 106.0)
+        registry.changes.probed(backend.id, UP, 106.0)
     assert judged(hangs, backend, 113.9) is Silence.SUSPECTED
     assert judged(hangs, backend, 114.1) is Silence.SUSPECTED, "no probe has failed since"
 
 
 def test_a_probe_that_was_asked_for_before_the_silence_proves_nothing() -> None:
     hangs, registry, backend = busy()
-    registry.probed(backend.id, TIMED_OUT, 102.0)
+    registry.changes.probed(backend.id, TIMED_OUT, 102.0)
     assert judged(hangs, backend, 120.0) is Silence.SUSPECTED
-    registry.probed(backend.id, TIMED_OUT, 121.0)
+    registry.changes.probed(backend.id, TIMED_OUT, 121.0)
     assert judged(hangs, backend, 121.0) is Silence.HANGS
 
 
 def test_work_that_takes_long_by_prediction_is_waited_for_twice_as_long() -> None:
     hangs, registry, backend = busy()
-    registry.probed(backend.id, TIMED_OUT, 110.0)
+    registry.changes.probed(backend.id, TIMED_OUT, 110.0)
     assert judged(hangs, backend, 159.0, predicted_s=30.0) is Silence.SUSPECTED
     assert judged(hangs, backend, 160.0, predicted_s=30.0) is Silence.HANGS
 
@@ -80,13 +80,13 @@ def test_a_policy_that_learns_rates_predicts_the_work_at_an_engine() -> None:
 
 def test_engines_that_hang_get_nothing_until_they_send_something() -> None:
     hangs, registry, backend = busy()
-    (change,) = registry.hangs(backend, "hangs", 108.0)
+    (change,) = registry.changes.hangs(backend, "hangs", 108.0)
     assert (change.what, change.after, change.why) == ("health", "unhealthy", "hangs")
     other = registry.add("http://10.0.0.2:8000")
-    assert registry.pool("", 108.0).ids == (other.id,)
+    assert registry.pools.pool("", 108.0).ids == (other.id,)
     assert judged(hangs, backend, 109.0) is Silence.SUSPECTED
-    registry.received(backend.id, 110.0)
-    assert registry.pool("", 110.0).ids == (backend.id, other.id)
+    registry.changes.received(backend.id, 110.0)
+    assert registry.pools.pool("", 110.0).ids == (backend.id, other.id)
 
 
 def test_room_is_where_nothing_queues_and_little_that_moved_there_waits() -> None:

@@ -144,7 +144,7 @@ def test_a_backend_that_is_removed_or_restarted_has_refused_nothing() -> None:
     refusals, one = registry.refusals, registry.add("http://10.0.0.1:8000", name="e1")
     avoid(refusals, one)
     contradict(refusals, one, kind=EMBEDDING)
-    registry.restart(one, "seen", 1.0)
+    registry.changes.restart(one, "seen", 1.0)
     assert (bool(refusals), len(refusals.rows)) == (False, 0)
     avoid(refusals, one)
     registry.remove("e1")

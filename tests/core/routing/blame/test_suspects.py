@@ -81,18 +81,18 @@ def cluster(count: int) -> Registry:
 
 def open_circuit(registry: Registry, backend: BackendId, now: float) -> None:
     for _ in range(5):
-        registry.blamed(Fault(backend, registry[backend].generation, Outcome.SERVER_ERROR), now)
+        registry.changes.blamed(Fault(backend, registry[backend].generation, Outcome.SERVER_ERROR), now)
     assert registry[backend].circuit is Circuit.OPEN
 
 
 def test_a_process_that_has_been_replaced_is_not_blamed() -> None:
     registry = cluster(2)
     old = registry[A].generation
-    registry.restart(registry[A], "seen", 0.0)
+    registry.changes.restart(registry[A], "seen", 0.0)
     registry.remove("e1")
     for backend in (A, B):
         for _ in range(9):
-            assert registry.blamed(Fault(backend, old, Outcome.SERVER_ERROR), 0.0) == ()
+            assert registry.changes.blamed(Fault(backend, old, Outcome.SERVER_ERROR), 0.0) == ()
     assert (registry[A].circuit, registry[A].seen.success_rate) == (Circuit.CLOSED, 1.0)
 
 
@@ -101,7 +101,7 @@ def test_circuits_take_out_at_most_half_of_a_pool(count: int) -> None:
     registry = cluster(count)
     for number in range(count):
         open_circuit(registry, BackendId(number), float(number))
-        pool = registry.pool("", float(number))
+        pool = registry.pools.pool("", float(number))
         out = number + 1 if number + 1 <= count / 2 else count // 2
         assert len(pool.ids) == (count - out if number + 1 < count else count)
         assert pool.last_resort is (number + 1 == count)
@@ -112,25 +112,25 @@ def test_beyond_half_those_are_asked_that_would_be_tried_first() -> None:
     registry = cluster(4)
     for number in (2, 0, 1):
         open_circuit(registry, BackendId(number), float(number))
-    assert registry.pool("", 2.0).ids == (A, BackendId(3))
-    assert registry.pool("", 2.0, [BackendId(3)]).ids == (A,)  # a request that tried one of them asks the other
+    assert registry.pools.pool("", 2.0).ids == (A, BackendId(3))
+    assert registry.pools.pool("", 2.0, [BackendId(3)]).ids == (A,)  # a request that tried one of them asks the other
 
 
 def test_backends_that_are_not_there_are_no_part_of_the_half() -> None:
     registry = cluster(4)
     for number in (2, 3):
         for _ in range(3):
-            registry.probed(BackendId(number), ProbeResult(False), 0.0)
+            registry.changes.probed(BackendId(number), ProbeResult(False), 0.0)
         assert registry[BackendId(number)].health is Health.UNHEALTHY
     open_circuit(registry, A, 0.0)
-    assert registry.pool("", 0.0).ids == (B,)
+    assert registry.pools.pool("", 0.0).ids == (B,)
 
 
 def test_the_half_is_of_those_that_serve_the_model() -> None:
     registry = cluster(4)
     for number, model in enumerate("mmxx"):
-        registry.probed(BackendId(number), ProbeResult(True, models=(model,), cards=({"id": model},)), 0.0)
+        registry.changes.probed(BackendId(number), ProbeResult(True, models=(model,), cards=({"id": model},)), 0.0)
     for number in (0, 2, 3):
         open_circuit(registry, BackendId(number), 0.0)
-    assert registry.pool("m", 0.0).ids == (B,)
-    assert registry.pool("x", 0.0).ids == (C, BackendId(3))
+    assert registry.pools.pool("m", 0.0).ids == (B,)
+    assert registry.pools.pool("x", 0.0).ids == (C, BackendId(3))

@@ -260,7 +260,7 @@ def test_a_new_process_begins_without_checkpoints() -> None:
     router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     backend = router.registry[BackendId(0)]
-    router.registry.restart_reported(backend, 0.0, 1.0, "test")
+    router.registry.changes.restart_reported(backend, 0.0, 1.0, "test")
     router.routes.learn(
         prompt_of(SYSTEM, QUESTION).end.chain(),
         backend.id,
@@ -276,7 +276,7 @@ def test_checkpoints_of_the_process_before_do_not_show_how_many_a_new_one_keeps(
     router = hybrid_router("sglang-no-buffer")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     backend, turns = router.registry[BackendId(0)], (SYSTEM, QUESTION, ANSWER, NEXT)
-    router.registry.restart_reported(backend, 0.0, 1.0, "test")
+    router.registry.changes.restart_reported(backend, 0.0, 1.0, "test")
     router.routes.learn(chain(*turns[:3]).chain(), backend.id, backend.generation, Trust.REMOTE, 2.0)
     assert send(router, *turns, now=3.0).checkpoint is None
 

@@ -59,7 +59,7 @@ class RouteNode:
         self.backends.look(0.0)
 
     def engine(self, url: str = ENGINE) -> Backend:
-        backend = self.engines.get(url) or self.registry.find(url)  # by its URL what a test added later
+        backend = self.engines.get(url) or self.registry.ids.find(url)  # by its URL what a test added later
         assert backend is not None
         return backend
 
@@ -81,11 +81,11 @@ class RouteNode:
 
     def restart(self, now: float, url: str = ENGINE) -> None:
         """This node sees that another process is there."""
-        self.registry.restart(self.engine(url), "test", now)
+        self.registry.changes.restart(self.engine(url), "test", now)
         self.backends.look(now)
 
     def probe(self, now: float, started_at: float) -> None:
-        self.registry.probed(self.engine().id, ProbeResult(ok=True, started_at=started_at), now)
+        self.registry.changes.probed(self.engine().id, ProbeResult(ok=True, started_at=started_at), now)
 
     def meet(self, other: RouteNode, now: float = 0.0) -> None:
         """Each sends the other what it knows of its backends, as peers do at once."""
@@ -111,7 +111,7 @@ class RouteNode:
         return sum(len(update) for update, _ in updates)
 
     def holders(self, chain: Sequence[PrefixKey], now: float = 10.0) -> list[tuple[str, int, int]]:
-        found = self.table.match(chain, self.registry.pool("", now).generations, now, wanted=9)
+        found = self.table.match(chain, self.registry.pools.pool("", now).generations, now, wanted=9)
         return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
 
     def knows(self, fingerprint: int) -> bool:

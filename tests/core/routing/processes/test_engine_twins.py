@@ -31,7 +31,7 @@ class Node:
         self.logged: list[Transition] = []
 
     def probe(self, marks: EngineMarks | None, now: float, backend: int = 0) -> None:
-        found = self.registry.probed(self.backends[backend].id, ProbeResult(ok=True, marks=marks), now)
+        found = self.registry.changes.probed(self.backends[backend].id, ProbeResult(ok=True, marks=marks), now)
         self.logged += [change for change in found if change.what in ("twins", "strangers")]
 
     def peer_read(
@@ -40,7 +40,7 @@ class Node:
         id_ = None if ours is None else self.backends[ours].id
         self.names.peer_read(session, KEY, id_, marks, now - age_s, now)
         for each in self.names.changed():
-            self.logged += self.names.judge(self.registry[each], self.registry.current, now)
+            self.logged += self.names.judge(self.registry[each], self.registry.ids.current, now)
 
     def twins(self, backend: int = 0) -> list[str]:
         return list(self.backends[backend].behind.names.twins)

@@ -48,19 +48,19 @@ def test_alternating_start_times_begin_no_generations_once_they_are_understood()
     changes = [
         change
         for now in range(40)
-        for change in registry.probed(backend.id, started(1000.0 * (1 + now % 3)), now)
+        for change in registry.changes.probed(backend.id, started(1000.0 * (1 + now % 3)), now)
         if change.what in ("generation", "processes")
     ]
     assert [change.what for change in changes] == ["generation", "generation", "processes"]
     assert backend.behind.processes == 3
-    assert registry.restart_reported(backend, 5000.0, 41.0) == []
+    assert registry.changes.restart_reported(backend, 5000.0, 41.0) == []
 
 
 def test_a_restart_is_seen_again_when_only_one_process_is_left() -> None:
     registry, backend = lone()
     for now, start in enumerate([1000.0, 2000.0, 1000.0]):
-        registry.probed(backend.id, started(start), now)
-    registry.probed(backend.id, started(1000.0), LIFE_S + 10)
+        registry.changes.probed(backend.id, started(start), now)
+    registry.changes.probed(backend.id, started(1000.0), LIFE_S + 10)
     before = backend.generation
-    registry.probed(backend.id, started(9000.0), LIFE_S + 20)
+    registry.changes.probed(backend.id, started(9000.0), LIFE_S + 20)
     assert (backend.behind.processes, backend.generation) == (1, before + 1)
