@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
+from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.chunked import payload_of
-from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.errors import (
     ConnectFailed,
     NodeExhausted,

@@ -9,17 +9,22 @@ Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answe
 
 from __future__ import annotations
 
-import re
-
+from ranvier_py.core.answers.answer_events import (
+    EMPTY,
+    EVENT_END,
+    OUTPUT,
+    AnswerEvent,
+    Failure,
+    end_of_events,
+    failure_in_whole,
+)
 from ranvier_py.core.answers.answer_stream import ResponseName, has_token
 from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
-from ranvier_py.core.answers.failed_answers import EMPTY, OUTPUT, AnswerEvent, Failure, failure_in_whole
 from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
 ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted in all whole answers that are
 RESPONSE_FAILED = b"response.failed"
 QUOTED_ERROR, OUTPUT_NAMES = b'"error"', [b'"%b"' % name.encode() for name in OUTPUT]
-EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
 
 HELD_BYTES_MAX = 64 * 1024
@@ -27,6 +32,8 @@ HELD_BYTES_MAX = 64 * 1024
 
 WHOLE_BYTES_MAX = 16 * 1024
 """Of a whole answer that may be an error: these have some hundred bytes."""
+
+LOOKS_MAX = 256  # at events of one piece, each of which takes up to 30 us
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
@@ -179,20 +186,26 @@ class StreamReader(AnswerReader):
 
     def _sifted(self, events: bytes) -> bytes:
         """Have whole events looked at by whom they concern. Returns what goes on of them."""
-        kept, at = list[bytes](), 0
-        while (place := self._next(events, at)) >= 0:
+        kept, at, places = list[bytes](), 0, dict[bytes, int]()
+        for _ in range(LOOKS_MAX):
+            if (place := self._next(events, at, places)) < 0:
+                break
             start, found = end_of_events(events, at, place), EVENT_END.search(events, place)
             end = found.end() if found is not None else len(events)
             kept += (events[at:start], self._looked_at(events[start:end]))
             at = end
+        else:
+            self.begun, self._opening = True, False  # no engine writes so
         return b"".join((*kept, events[at:]))
 
-    def _next(self, events: bytes, at: int) -> int:
-        """Return a place in the next event that concerns anybody; -1: none does."""
-        if self._opening:
-            return at if at < len(events) else -1
-        places = [events.find(self._mark, at), events.find(ERROR, at) if self.failure is None else -1]
-        return min([place for place in places if place >= 0], default=-1)
+    def _next(self, events: bytes, at: int, places: dict[bytes, int]) -> int:
+        """Return a place in the next event that concerns anybody; -1: none does. `places`: where what is looked for was
+        found last."""
+        names = (b"data",) if self._opening else (self._mark, ERROR) if self.failure is None else (self._mark,)
+        for name in names:
+            if 0 <= places.get(name, 0) < at or name not in places:
+                places[name] = events.find(name, at)
+        return min([places[name] for name in names if places[name] >= 0], default=-1)
 
     def _looked_at(self, event: bytes) -> bytes:
         if self.failure is None and (self._opening or ERROR in event or RESPONSE_FAILED in event):
@@ -213,9 +226,3 @@ class StreamReader(AnswerReader):
             self.begun = self.begun or self.has_output or found.begins
             self._is_empty = self._is_empty and found.fields is None and not found.begins
         self._opening = not (self.has_output or self.failure)
-
-
-def end_of_events(data: bytes, start: int, stop: int) -> int:
-    """Return where the last event that ends between these places ends; `start` if there is none."""
-    found = ((data.rfind(end, start, stop), len(end)) for end in (b"\n\n", b"\n\r\n", b"\r\r"))
-    return max([place + length for place, length in found if place >= 0], default=start)

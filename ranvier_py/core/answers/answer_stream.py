@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
@@ -127,9 +128,12 @@ def read_stream(body: bytes, kind: str) -> Answer:
 
 
 def stream_events(body: bytes) -> Iterator[Mapping[str, Any]]:
-    for line in body.splitlines():
-        if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-            yield orjson.loads(line[5:])
+    """Yield the objects of all events. Raises ValueError for one that is no object."""
+    for event in map(AnswerEvent.of, EVENT_END.split(body)):
+        if event.fields is not None:
+            yield event.fields
+        elif event.data.strip() not in (b"", b"[DONE]"):
+            raise ValueError("an event that is no object")
 
 
 def merged_deltas(body: bytes) -> dict[str, Any] | None:
@@ -264,7 +268,6 @@ class ResponseName:
 
 
 MARKED_COUNT = b'"prompt_tokens"'
-LINE_END = re.compile(rb"[\r\n]")
 USAGE_BYTES = 4096
 """From the beginning or the end of an answer: where engines write the counts."""
 
@@ -305,11 +308,7 @@ def last_number(data: bytes, name: bytes) -> int | None:
 def stream_usage(body: bytes) -> Counts:
     """Return the counts of the last event that has prompt tokens."""
     at = body.rfind(MARKED_COUNT)
-    if at < 0:
-        return None, None, None
-    start = body.rfind(b"data:", 0, at)
-    end = LINE_END.search(body, at)
-    return read_usage(orjson.loads(body[start + 5 : end.start() if end is not None else len(body)]).get("usage"))
+    return read_usage((event_at(body, at).fields or {}).get("usage") if at >= 0 else None)
 
 
 def read_usage(usage: Mapping[str, Any] | None) -> Counts:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from ranvier_py.core.answers.failed_answers import AnswerEvent
+from ranvier_py.core.answers.answer_events import AnswerEvent
 
 MARK = b'"prompt_tokens"'  # quotes in generated text are escaped, so text cannot contain it
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import orjson
 
+from ranvier_py.core.answers.answer_events import AnswerEvent, end_of_events
 from ranvier_py.core.answers.answer_stream import read_usage
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
@@ -30,7 +31,6 @@ from ranvier_py.core.response_cache.stored_answers import (
     Portions,
     StoredAnswer,
     chunk,
-    object_in,
 )
 
 COUNTS = b'"prompt_tokens"'
@@ -142,16 +142,16 @@ def kept_stream(
     ends_at = len(payload) - len(DONE)
     at = payload.rfind(COUNTS)
     if at >= 0:
-        start = payload.rfind(b"data:", 0, at)
+        start = end_of_events(payload, 0, at)
         if ends_at - start > COUNTS_BYTES_MAX:
             return None
         event = payload[start:ends_at]
-        if (found := object_in(event)) is None or found.get("choices"):
+        if (found := AnswerEvent.of(event).fields) is None or found.get("choices"):
             return None  # counts in events with output: a client that wants none must not get them
         ends_at, counts = start, event
     if len(counts) > COUNTS_BYTES_MAX:
         return None
-    usage = (object_in(counts) or {}).get("usage") if counts else None
+    usage = (AnswerEvent.of(counts).fields or {}).get("usage")
     return (yield from chunks_of(portions, ends_at)), counts, tokens_of(usage)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import orjson
 
+from ranvier_py.core.answers.answer_events import AnswerEvent
 from ranvier_py.core.answers.answer_stream import merge_call
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
@@ -89,21 +90,12 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def object_in(event: bytes) -> Mapping[str, Any] | None:
-    """Return the JSON object of one event, or None."""
-    try:
-        found = orjson.loads(event.partition(b"data:")[2])
-    except orjson.JSONDecodeError:
-        return None
-    return found if type(found) is dict else None
-
-
 # --- the other kind ---------------------------------------------------------------------------------------------------
 
 
 def merged_answer(stored: StoredAnswer) -> Portions[bytes | None]:
     """Return the whole answer that a stream adds up to, or None."""
-    counts = object_in(stored.counts) if stored.counts else None
+    counts = AnswerEvent.of(stored.counts).fields
     if stored.api not in OBJECTS or counts is None or excess(stored.body):
         return None
     yield
@@ -117,7 +109,7 @@ def merged_answer(stored: StoredAnswer) -> Portions[bytes | None]:
         piece, at = payload[at:end], end + 2
         if not piece.strip():
             continue
-        event = object_in(piece)
+        event = AnswerEvent.of(piece).fields
         if event is None:
             return None
         first = first or event

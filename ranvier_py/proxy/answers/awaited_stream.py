@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from ranvier_py.core.answers.answer_reader import EVENT_END, HELD_BYTES_MAX, AnswerReader, StreamReader, end_of_events
+from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, end_of_events
+from ranvier_py.core.answers.answer_reader import HELD_BYTES_MAX, AnswerReader, StreamReader
 from ranvier_py.core.answers.chunked import payload_of
-from ranvier_py.core.answers.failed_answers import AnswerEvent
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead

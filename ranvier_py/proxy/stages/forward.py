@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
-from ranvier_py.core.answers.failed_answers import Failure
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemoval
 from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, ResponseLost, UpstreamError

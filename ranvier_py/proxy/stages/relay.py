@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from ranvier_py.core.answers.answer_events import EMPTY
 from ranvier_py.core.answers.answer_reader import AnswerReader
 from ranvier_py.core.answers.chunked import payload_of
-from ranvier_py.core.answers.failed_answers import EMPTY
 from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.answers.answer_events import EMPTY
 from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, WHOLE_BYTES_MAX, AnswerReader, StreamReader
 from ranvier_py.core.answers.chunked import ChunkedReader, unchunked
-from ranvier_py.core.answers.failed_answers import EMPTY
 from tests.core.answers.feeding import (
     COUNTS,
     DONE,
@@ -190,3 +191,19 @@ def test_an_answer_that_is_not_looked_into_passes_as_it_comes(streams: bool) -> 
     assert (reader.failure, reader.begun, reader.has_output) == (None, True, not streams)
     assert reader.captured is not None
     assert not reader.captured.endswith(b"y")
+
+
+@pytest.mark.parametrize(
+    "event", [b"\n\n", b"data:\n\n", b"error\n\n", b'data:"error"\n\n', b'"prompt_tokens"\n\n', b"data:{}\r\r"]
+)
+@pytest.mark.parametrize("before", [b"", delta("a")])
+def test_no_piece_of_many_small_events_takes_long(event: bytes, before: bytes) -> None:
+    """Each is read at once, between two looks at other sockets."""
+    pieces = [before, *5 * [event * (65_536 // len(event))]]
+    took_s = []
+    for _ in range(3):
+        reader = event_reader()
+        began = perf_counter()
+        assert b"".join(through(pieces, reader)) == b"".join(pieces)
+        took_s.append(perf_counter() - began)
+    assert min(took_s) / 5 < 0.05

@@ -1,4 +1,4 @@
-"""Says which events and answers of status 200 are failures, and which events begin an answer.
+"""Says whether an event begins an answer, or is a failure, and which whole answers of status 200 are failures.
 
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
@@ -8,10 +8,13 @@ as the status that it names, and teaches nothing (test_errors_inside.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+
+EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 
 OUTPUT = ("choices", "output", "content", "data", "text")
 """Members of answers by all APIs."""
@@ -56,7 +59,7 @@ class AnswerEvent(NamedTuple):
 
     @classmethod
     def of(cls, event: bytes) -> AnswerEvent:
-        lines = event.splitlines()
+        lines = event.strip(b"\r\n").splitlines()
         data = b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
         kinds = [line[6:].strip().decode("latin-1") for line in lines if line.startswith(b"event:")]
         try:
@@ -90,6 +93,18 @@ class AnswerEvent(NamedTuple):
         if "type" not in fields and type(fields.get("usage")) is dict:
             return False
         return bool(fields) and ANNOUNCING.isdisjoint(self.kinds)
+
+
+def end_of_events(data: bytes, start: int, stop: int) -> int:
+    """Return where the last event that ends between these places ends; `start` if there is none."""
+    found = ((data.rfind(end, start, stop), len(end)) for end in (b"\n\n", b"\n\r\n", b"\r\r"))
+    return max([place + length for place, length in found if place >= 0], default=start)
+
+
+def event_at(data: bytes, place: int) -> AnswerEvent:
+    """Return the event in which this place is."""
+    end = EVENT_END.search(data, place)
+    return AnswerEvent.of(data[end_of_events(data, 0, place) : end.start() if end is not None else len(data)])
 
 
 def has_begun(choice: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.failed_answers import EMPTY, Failure
+from ranvier_py.core.answers.answer_events import EMPTY, Failure
 from tests.core.answers.feeding import event_reader, through, whole_reader
 
 FULL = {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}
