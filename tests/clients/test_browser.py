@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import lab
 from tests.node.test_browsers import RULES, Engine, none_at_all
-from tests.proxy.wire import Wire, answer
+from tests.proxy.wire import answer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -57,21 +58,18 @@ READ = [
 ]
 
 
-class Site:
+class Site(AnsweringEngine):
     """Serves the page, and takes what it found."""
 
     def __init__(self, page: str) -> None:
         self.page, self.came = page.encode(), trio.Event()
         self.found: Any = None
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with Wire(stream) as wire:
-            while (request := await wire.next_request()) is not None:
-                if request[0].startswith(b"POST /found "):
-                    self.found = json.loads(request[1])
-                    self.came.set()
-                is_page = request[0].startswith(b"GET / ")
-                await wire.send(answer(self.page if is_page else b"", b"content-type: text/html"))
+    async def answer(self, asked: Request) -> bytes:
+        if asked.line == "POST /found":
+            self.found = json.loads(asked.body)
+            self.came.set()
+        return answer(self.page if asked.line == "GET /" else b"", b"content-type: text/html")
 
 
 @pytest.mark.skipif("TEST_CLIENTS" not in os.environ or BROWSER is None, reason="make test-clients, with a browser")

@@ -10,11 +10,12 @@ import pytest
 import trio
 
 from ranvier_py.core.routing.request_paths import PATHS
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import Node, lab
 from tests.node.test_cached_responses import COLD, ON, until_in_flight
 from tests.node.test_whose_answers import APIS
 from tests.proxy.test_overload import QUESTIONS
-from tests.proxy.wire import GOOD, Wire, answer
+from tests.proxy.wire import GOOD, answer
 
 PAGE, OTHER = "http://chat.example", "https://other.example:8443"
 ASKED = "authorization,content-type,x-stainless-lang"
@@ -44,7 +45,7 @@ def none_at_all(_: Fields) -> list[bytes]:
     return []
 
 
-class Engine:
+class Engine(AnsweringEngine):
     """Answers as engines behind Starlette's middleware do; `asked` is what came with an origin."""
 
     def __init__(self, rule: Rule, body: bytes = GOOD.partition(b"\r\n\r\n")[2]) -> None:
@@ -53,20 +54,14 @@ class Engine:
         self.answers = trio.Event()
         self.answers.set()
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with Wire(stream) as wire:
-            while (request := await wire.next_request()) is not None:
-                first, *lines = request[0].strip().split(b"\r\n")
-                fields = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
-                allowed = self.rule(fields) if b"origin" in fields else []
-                method, target, _ = first.decode().split(" ")
-                if b"origin" in fields:
-                    self.asked.append(f"{method} {target}")
-                if method == "OPTIONS":
-                    await wire.send(self.preflight(fields, allowed))
-                    continue
-                await self.answers.wait()
-                await wire.send(answer(MODELS if target == "/v1/models" else self.body, *allowed))
+    async def answer(self, asked: Request) -> bytes:
+        allowed = self.rule(asked.fields) if b"origin" in asked.fields else []
+        if b"origin" in asked.fields:
+            self.asked.append(asked.line)
+        if asked.method == "OPTIONS":
+            return self.preflight(asked.fields, allowed)
+        await self.answers.wait()
+        return answer(MODELS if asked.target == "/v1/models" else self.body, *allowed)
 
     def preflight(self, fields: Fields, allowed: list[bytes]) -> bytes:
         if not allowed:

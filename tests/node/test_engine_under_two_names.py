@@ -11,7 +11,9 @@ import trio
 
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.processes import engine_names
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import BETWEEN_LOOKS_S, ClusterLab, Lab, Node, cluster_lab, opened, start_engine
+from tests.proxy.wire import answer
 
 DEADLINE_S = 30
 VLLM = b"""process_start_time_seconds 1.7537NUMBER32e+09
@@ -26,26 +28,18 @@ sglang:cached_tokens_total{cache_source="device",model_name="m"} 1000.0
 FORMS = {"vllm": VLLM, "sglang": SGLANG}
 
 
-class Paged:
+class Paged(AnsweringEngine):
     """An engine with a metrics page, which may be another one for each node, by the key that it asks with."""
 
     def __init__(self, form: bytes) -> None:
         self.form = form
         self.numbers: dict[bytes, bytes] = {}
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                if not (piece := await stream.receive_some()):
-                    return
-                head += piece
-            key = re.search(rb"Bearer (\w+)", head)
-            number = self.numbers.get(key[1] if key else b"", b"1")
-            body = self.form.replace(b"NUMBER", number) if b" /metrics " in head else b'{"data": [{"id": "m"}]}'
-            await stream.send_all(
-                b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-            )
+    async def answer(self, asked: Request) -> bytes:
+        number = self.numbers.get(asked.fields.get(b"authorization", b"").removeprefix(b"Bearer "), b"1")
+        return answer(
+            self.form.replace(b"NUMBER", number) if asked.target == "/metrics" else b'{"data": [{"id": "m"}]}'
+        )
 
 
 @pytest.fixture(autouse=True)

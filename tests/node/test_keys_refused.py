@@ -5,34 +5,26 @@ from __future__ import annotations
 import logging
 
 import pytest
-import trio
 
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import Lab, opened
+from tests.proxy.wire import answer
 
 DEADLINE_S = 20
 PAGES = {"health": b"/health", "models": b"/v1/models", "metrics": b"/metrics"}
 
 
-class Guarding:
+class Guarding(AnsweringEngine):
     """An engine that refuses one of its pages, while it has one to guard."""
 
     def __init__(self, guarded: bytes, status: bytes) -> None:
         self.guarded = guarded
         self.status = status
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                if not (piece := await stream.receive_some()):
-                    return
-                head += piece
-            path = head.split(b" ", 2)[1]
-            status = self.status if path == self.guarded else b"200 OK"
-            body = b'{"data": [{"id": "m"}]}' if path == b"/v1/models" and status == b"200 OK" else b""
-            await stream.send_all(
-                b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body)
-            )
+    async def answer(self, asked: Request) -> bytes:
+        if asked.target.encode() == self.guarded:
+            return answer(b"", status=self.status)
+        return answer(b'{"data": [{"id": "m"}]}' if asked.target == "/v1/models" else b"")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -14,9 +14,10 @@ import pytest
 import trio
 
 from cluster.engine.engine_models import SGLANG, VLLM
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import Lab, Node, lab, opened, start_engine
 from tests.proxy.test_overload import QUESTIONS
-from tests.proxy.wire import GOOD, Scripted, Wire, answer
+from tests.proxy.wire import GOOD, Scripted, answer
 
 SEEN_BY = {VLLM: "{}", SGLANG: "base:{}"}
 """How a client names an adapter."""
@@ -85,7 +86,7 @@ async def _backend(node: Node, number: int) -> dict[str, Any]:
     return next(each for each in await node.backends() if each["url"] == node.engines[number])
 
 
-class Lister:
+class Lister(AnsweringEngine):
     """An engine that counts how often its list is read. `page` None: it never answers for it, once `started`."""
 
     def __init__(self, *models: str) -> None:
@@ -94,20 +95,16 @@ class Lister:
         self.hangs = False
         self.served: list[str] = []
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with Wire(stream) as wire:
-            while (request := await wire.next_request()) is not None:
-                line = request[0].partition(b"\r\n")[0]
-                if line.startswith(b"GET /v1/models "):
-                    self.reads.append(time.monotonic())
-                    if self.hangs:
-                        await trio.sleep_forever()
-                    await wire.send(answer(json.dumps({"data": [{"id": name} for name in self.models]}).encode()))
-                elif line.startswith(b"GET"):
-                    await wire.send(answer(b"{}"))
-                else:
-                    self.served.append(json.loads(request[1])["model"])
-                    await wire.send(GOOD)
+    async def answer(self, asked: Request) -> bytes:
+        if asked.line == "GET /v1/models":
+            self.reads.append(time.monotonic())
+            if self.hangs:
+                await trio.sleep_forever()
+            return answer(json.dumps({"data": [{"id": name} for name in self.models]}).encode())
+        if asked.method == "GET":
+            return answer(b"{}")
+        self.served.append(json.loads(asked.body)["model"])
+        return GOOD
 
 
 async def test_many_unknown_names_at_once_ask_each_engine_once_and_are_missing_by_each_api() -> None:

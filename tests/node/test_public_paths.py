@@ -10,33 +10,28 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-import trio
 
 from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import lab
 from tests.proxy.test_overload import QUESTIONS
-from tests.proxy.wire import GOOD, NO_TLS, Scripted, Wire, answer
+from tests.proxy.wire import GOOD, NO_TLS, Scripted, answer
 
 
-class Engine:
+class Engine(AnsweringEngine):
     """Lists its models, and echoes everything else that it is asked."""
 
     def __init__(self, *models: str) -> None:
         self.models = models
         self.asked: list[tuple[str, bytes]] = []
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with Wire(stream) as wire:
-            while (request := await wire.next_request()) is not None:
-                method, target, _ = request[0].split(b"\r\n")[0].decode().split(" ")
-                await wire.send(answer(self.answer(method, target, request[1])))
-
-    def answer(self, method: str, target: str, body: bytes) -> bytes:
-        if target == "/v1/models":
-            return json.dumps({"data": [{"id": name, "root": self.models[0]} for name in self.models]}).encode()
-        if method == "POST" or target.startswith("/v1/"):
-            self.asked.append((f"{method} {target}", body))
-        return b"{}"
+    async def answer(self, asked: Request) -> bytes:
+        if asked.target == "/v1/models":
+            cards = [{"id": name, "root": self.models[0]} for name in self.models]
+            return answer(json.dumps({"data": cards}).encode())
+        if asked.method == "POST" or asked.target.startswith("/v1/"):
+            self.asked.append((asked.line, asked.body))
+        return answer(b"{}")
 
 
 @asynccontextmanager

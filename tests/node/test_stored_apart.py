@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-import trio
 
+from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import Node, lab
-from tests.proxy.wire import Wire, answer
+from tests.proxy.wire import answer
 
 ID = "resp_of_alice"
 PATH = "/v1/responses"
@@ -21,22 +21,17 @@ MARKS = [[]] * 201_000
 FORM = "multipart/form-data; boundary=x"
 
 
-class Keeper:
+class Keeper(AnsweringEngine):
     """An engine that keeps responses; `asked` is what reached it from clients."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
 
-    async def serve(self, stream: trio.SocketStream) -> None:
-        async with Wire(stream) as wire:
-            while (request := await wire.next_request()) is not None:
-                head, body = request
-                method, target, _ = head.split(b"\r\n")[0].decode("latin-1").split(" ")
-                if target == "/health" or (method, target) == ("GET", "/v1/models"):
-                    await wire.send(answer(b"{}"))
-                    continue
-                self.asked.append((f"{method} {target}", body))
-                await wire.send(answer(json.dumps({"id": ID, "object": "response", "output": []}).encode()))
+    async def answer(self, asked: Request) -> bytes:
+        if asked.target == "/health" or asked.line == "GET /v1/models":
+            return answer(b"{}")
+        self.asked.append((asked.line, asked.body))
+        return answer(json.dumps({"id": ID, "object": "response", "output": []}).encode())
 
 
 class Tenant:
