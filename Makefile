@@ -42,6 +42,7 @@ test-fast: $(STAMP) ## the pure core alone: no process, no socket, under a minut
 
 house: $(STAMP) ## sizes, names, imports and words of the code, and where they miss their limits
 	@$(BIN)/python -m tests.house
+	@$(BIN)/python -m tests.walks
 
 test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
 	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)
