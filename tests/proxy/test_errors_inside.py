@@ -47,6 +47,8 @@ STREAMS: dict[str, tuple[list[Step], str]] = {
     "comments alone": ([STREAM_HEAD, chunk(b": ping\n\n"), LAST], "server_error"),
     "no event": ([STREAM_HEAD + LAST], "server_error"),
     "nothing but the end": ([STREAM_HEAD, chunk(b"data: [DONE]\n\n"), LAST], "server_error"),
+    "nothing behind a role": ([STREAM_HEAD, ROLE, chunk(b"data: [DONE]\n\n"), LAST], "server_error"),
+    "nothing behind a start": ([STREAM_HEAD + event(START) + event(PING) + LAST], "server_error"),
     "no model": ([STREAM_HEAD + event(REFUSED) + LAST], "refused"),
     "as JSON": ([answer(json.dumps(FULL).encode(), JSON)], "overloaded"),
 }
@@ -66,6 +68,7 @@ WHOLE: dict[str, tuple[list[Step], str]] = {
     ),
     "no model": ([answer(json.dumps(REFUSED).encode(), JSON)], "refused"),
     "of no type": ([answer(json.dumps(BROKEN).encode())], "server_error"),
+    "empty": ([answer(b"", JSON)], "server_error"),
 }
 CASES = [(True, kind) for kind in STREAMS] + [(False, kind) for kind in WHOLE]
 

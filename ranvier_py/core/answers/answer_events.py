@@ -47,7 +47,7 @@ class Failure(NamedTuple):
     body: bytes
 
 
-EMPTY = Failure(500, b"a stream without an event")
+EMPTY = Failure(500, b"an answer without any output")
 
 
 class AnswerEvent(NamedTuple):

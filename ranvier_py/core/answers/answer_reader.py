@@ -93,7 +93,9 @@ class WholeReader(AnswerReader):
         if not (self.has_output or self.failure):
             held = self.held = self.held + self._payload(data)
             text = held.lstrip()
-            if not text.startswith(b"{") or len(text) > WHOLE_BYTES_MAX:
+            if complete and not text:
+                self.failure = EMPTY
+            elif not text.startswith(b"{") or len(text) > WHOLE_BYTES_MAX:
                 self.has_output = bool(text)
             elif QUOTED_ERROR not in text:
                 self.has_output = complete or any(name in text for name in OUTPUT_NAMES)
@@ -107,7 +109,7 @@ class WholeReader(AnswerReader):
 class StreamReader(AnswerReader):
     """Reads a stream of events."""
 
-    __slots__ = ("_aligned", "_end", "_is_empty", "_mark", "_opening", "_over", "_passing", "removal")
+    __slots__ = ("_aligned", "_end", "_mark", "_opening", "_over", "_passing", "removal")
 
     def __init__(self, api: str, chunks: ChunkedReader | None, *, streams: bool, names: bool, captures: bool) -> None:
         super().__init__(api, chunks, streams=streams, names=names, captures=captures)
@@ -116,7 +118,7 @@ class StreamReader(AnswerReader):
         self._end = CHUNK_END if chunks is not None else b"\n\n"
         self._aligned = True  # everything so far was whole events in whole chunks
         self._passing = False  # the first part of this event was too long to be looked at
-        self._opening = self._is_empty = True  # every event is looked at; none has an object
+        self._opening = True  # every event is looked at
         self._over = False  # only what ends a chunked message is to come
 
     def unframe(self) -> None:
@@ -173,13 +175,13 @@ class StreamReader(AnswerReader):
         end = len(data) if is_last else end_of_events(data, 0, len(data))
         events, self.held = data[:end], data[end:]
         kept = passed + self._sifted(events)
-        if is_last and self._opening and self._is_empty:
+        if is_last and self.failure is None and not self.begun:
             self.failure = EMPTY
         return kept + self._pass_on(self.held) if len(self.held) > HELD_BYTES_MAX else kept
 
     def _pass_on(self, data: bytes) -> bytes:
         """Let an incomplete event go, except a line end at its end that may become the event's end."""
-        self._passing, self._is_empty = True, False
+        self._passing = self.begun = True
         kept = 2 if data.endswith(b"\n\r") else 1 if data.endswith((b"\n", b"\r")) else 0
         self.held = data[len(data) - kept :]
         return data[: len(data) - kept]
@@ -224,5 +226,4 @@ class StreamReader(AnswerReader):
         if self._opening and self.failure is None:
             self.has_output = has_token(event, self.api)
             self.begun = self.begun or self.has_output or found.begins
-            self._is_empty = self._is_empty and found.fields is None and not found.begins
         self._opening = not (self.has_output or self.failure)

@@ -37,11 +37,10 @@ class Known(NamedTuple):
     has_output: bool = False
     status: int = 0
     left: bytes | None = None  # of counts that we asked for
-    is_blank: bool = False
 
 
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
-NOTHING = [Known(b": ping\n\n", is_blank=True), Known(b"\n\n", is_blank=True), Known(DONE, is_blank=True)]
+NOTHING = [Known(b": ping\n\n"), Known(b"\n\n"), Known(DONE)]
 CHAT = [
     *NOTHING,
     Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
@@ -87,7 +86,7 @@ class Reference:
             self.status = self.status or one.status
             self.begun |= one.begins and not self.status
             self.has_output |= one.has_output and not self.status
-        if all(one.is_blank for one in events):
+        if not (self.begun or self.status):
             self.status = EMPTY.status
         self.left = b"".join(one.data if one.left is None or not removes else one.left for one in events)
         self.removed = sum(one.left is not None for one in events)
@@ -145,7 +144,7 @@ WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
     "an error behind blanks": ([b"\n", b" ", b'{"error":"y"}'], True, False, 500),
     "an error beside what was asked for": ([b'{"error":{"code":503},', b'"data":[1]}'], True, True, 0),
     "no object": ([b"[1]"], True, True, 0),
-    "nothing": ([b""], False, False, 0),
+    "nothing": ([b""], False, False, 500),
 }
 
 
