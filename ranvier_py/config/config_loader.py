@@ -239,13 +239,19 @@ def secrets_of_files(values: dict[str, Any], found: FoundValues) -> dict[str, Se
     return read
 
 
+def parted(config: Config, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield these keys if only some of them are set."""
+    if len({getattr(config, name) is None for name in names}) > 1:
+        yield names, f"set {' and '.join(names)} together"
+
+
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (keys involved, what is wrong) for keys that are each good alone but not together."""
     host, port = host_port(config.control)
     if not is_loopback(host) and config.control_key is None:
         yield ("control", "control_key"), f"{host} is reachable from elsewhere: set control_key or control_key_file"
-    if (config.tls_certificate_file is None) != (config.tls_key_file is None):
-        yield ("tls_certificate_file", "tls_key_file"), "set tls_certificate_file and tls_key_file together"
+    for side in ("tls", "upstream"):
+        yield from parted(config, f"{side}_certificate_file", f"{side}_key_file")
     if config.workers > 1 and host_port(config.listen)[1] == 0:
         yield ("listen", "workers"), "several workers can't share port 0"
     if port and port + config.workers - 1 > 65535:

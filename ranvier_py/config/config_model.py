@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from pydantic import BaseModel, SecretStr
 
 from ranvier_py.config.config_values import (
+    BACKEND_HELP,
     Address,
     Backends,
     Isolation,
@@ -132,19 +133,17 @@ class Config(Options):
         most=256,
     )
 
-    backend: Backends = key(
-        (),
-        "Backends",
-        "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
-        "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
-        "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
-        "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
-        "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
-        "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
-        "URL#rank=N is one data-parallel rank of an engine; without it a node finds vLLM's itself (split_ranks). "
-        "hosted=yes is for a provider, or a gateway to one, that its name does not show. any_model=yes is for an "
-        "engine that ignores the names of models, such as llama.cpp's server: it gets those that no engine lists.",
+    backend: Backends = key((), "Backends", BACKEND_HELP)
+    upstream_ca_file: OptionalPath = key(
+        None, "Backends", "PEM certificates of the authorities that https engines must prove; without, the system's."
     )
+    upstream_certificate_file: OptionalPath = key(
+        None,
+        "Backends",
+        "PEM certificate chain by which the node proves itself to https engines that ask. Like all files of TLS it is "
+        "read again within seconds once it is replaced.",
+    )
+    upstream_key_file: OptionalPath = key(None, "Backends", "PEM key of upstream_certificate_file, not encrypted.")
     reload_allow_empty: bool = key(
         False,
         "Backends",

@@ -182,6 +182,20 @@ SHOWN = ("url", "weight", "name")
 NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 
 
+BACKEND_HELP = (
+    "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
+    "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
+    "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
+    "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
+    "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
+    "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
+    "URL#rank=N is one data-parallel rank of an engine; without it a node finds vLLM's itself (split_ranks). "
+    "hosted=yes is for a provider, or a gateway to one, that its name does not show. any_model=yes is for an "
+    "engine that ignores the names of models, such as llama.cpp's server: it gets those that no engine lists. "
+    "tls_name=NAME is the name that the certificate of an https engine must have, where that is not its host."
+)
+
+
 class BackendSpec(BaseModel):
     """One backend as configured or as added over the control port. `name` defaults to its URL without scheme.
 
@@ -189,7 +203,7 @@ class BackendSpec(BaseModel):
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: no events are used. `kv_index` is an
     event stream of Continuum's shape; empty: none. `kv_profile` names the kind of prefix cache; `auto`: it is
     recognised. `hosted`: whether a provider runs the backend; None: its URL decides. `any_model`: its engine
-    ignores the names of models.
+    ignores the names of models. `tls_name`: whose certificate it has; empty: that of its URL's host.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -204,11 +218,14 @@ class BackendSpec(BaseModel):
     kv_profile: Annotated[str, AfterValidator(cache_profile)] = AUTO
     hosted: bool | None = None
     any_model: bool = False
+    tls_name: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if len(self.label) > NAME_CHARS_MAX:
             raise ValueError(f"name is missing, and the URL has more than {NAME_CHARS_MAX} characters to stand for it")
+        if self.tls_name and not self.url.startswith("https:"):
+            raise ValueError("tls_name needs an https URL")
         if self.kv_events in ("", OFF) and (self.kv_replay or self.kv_ranks != 1):
             raise ValueError(NEEDS_EVENTS)
         return self

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
 
 
@@ -15,3 +18,25 @@ def described(path: Path) -> str:
 
     found = x509.load_pem_x509_certificate(path.read_bytes())
     return f"valid until {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, sha256 {found.fingerprint(SHA256()).hex()}"
+
+
+def engine_context(authorities: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return how this node connects over TLS: it trusts these authorities, by default the system's, and proves itself
+    by its certificate. Raises OSError. Blocks for some small files."""
+    context = ssl.create_default_context(cafile=authorities)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key, password="")  # OpenSSL would ask at the terminal
+    return context
+
+
+def digests(paths: Iterable[Path]) -> dict[Path, bytes]:
+    """Return a digest of each file; empty for one that can't be read. Blocks for some small files."""
+    return {path: digest_of(path) for path in paths}
+
+
+def digest_of(path: Path) -> bytes:
+    """Return a digest of a file; empty if it can't be read."""
+    try:
+        return blake2b(path.read_bytes(), digest_size=16).digest()
+    except OSError:
+        return b""

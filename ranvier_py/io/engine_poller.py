@@ -95,11 +95,12 @@ class Soon:
 class Engine:
     """One polled engine: how to ask it, and the schedules of its pages."""
 
-    def __init__(self, id: BackendId, url: str, api_key: str, context: ssl.SSLContext, options: PollOptions) -> None:  # noqa: A002
+    def __init__(self, id: BackendId, url: str, api_key: str, tls_name: str, options: PollOptions) -> None:  # noqa: A002
         self.id = id
         self.url = httpx.URL(without_rank(url))
         self.rank = rank_of(url)
-        self.context = context
+        own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpx's own
+        self.tls = own, {"sni_hostname": tls_name} if tls_name else {}
         self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
         self.rekey(api_key)
         self.refusals = KeyRefusals()
@@ -111,6 +112,9 @@ class Engine:
         self.publishers = NOTHING
         self.fixed: tuple[Publisher, ...] | None = ()  # publishers that the operator named; None: nobody uses any
 
+    def is_watched(self) -> bool:  # it may be forgotten while an answer arrives
+        return not self.scope.cancel_called
+
     def rekey(self, api_key: str) -> None:
         self.headers.pop("authorization", None)
         if api_key:
@@ -119,7 +123,7 @@ class Engine:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
         """Open one connection for a few pages, one after the other."""
-        transport = httpx.AsyncHTTPTransport(verify=self.context, trust_env=False, limits=LIMITS, retries=0)
+        transport = httpx.AsyncHTTPTransport(verify=self.tls[0], trust_env=False, limits=LIMITS, retries=0)
         try:
             yield transport
         finally:
@@ -128,7 +132,7 @@ class Engine:
 
     async def page(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
         """Get one page, read up to `bytes_max`. Raises httpx.RequestError. The caller sets the deadline."""
-        request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
+        request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers, extensions=self.tls[1])
         response = await transport.handle_async_request(request)
         body, is_cut = bytearray(), False
         try:
@@ -205,7 +209,6 @@ class EnginePoller:
         server_info: called with whether an engine says that it caches prefixes.
         owns: whether this node, and not a peer, polls the metrics of a backend.
         context: for https backends; by default the system's authorities are trusted.
-        faults: records unexpected exceptions.
     """
 
     def __init__(  # noqa: PLR0913  # one for each kind of answer, and what tests replace
@@ -239,6 +242,13 @@ class EnginePoller:
         for engine in self._engines.values():
             engine.health.options = engine.metrics.options = options
 
+    def trust(self, context: ssl.SSLContext | None) -> None:
+        """Use this TLS context for https engines from the next connection on; None: the system's authorities."""
+        self._context = context
+        for engine in [each for each in self._engines.values() if each.url.scheme == "https"]:
+            self._context = self._context or ssl.create_default_context()
+            engine.tls = self._context, engine.tls[1]
+
     def rekey(self, api_key: str) -> None:
         """Ask every engine with this key from now on."""
         for engine in self._engines.values():
@@ -264,16 +274,13 @@ class EnginePoller:
         *,
         publishers: tuple[Publisher, ...] = (),
         events: bool = True,
+        tls_name: str = "",
     ) -> None:
-        """Poll this backend from now on, the first time at once. Watching an id again starts afresh.
-
-        `publishers` that an operator named are reported without asking; without `events` nobody asks for any.
-        """
+        """Poll this backend from now on, at once and afresh. `publishers` that an operator named are reported without
+        asking; without `events` nobody asks for any."""
         self.forget(id)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
-        if url.startswith("https:"):
-            context = self._context = self._context or ssl.create_default_context()
-        engine = self._engines[id] = Engine(id, url, api_key, context, self._options)
+        engine = self._engines[id] = Engine(id, url, api_key, tls_name, self._options)
+        self.trust(self._context)
         engine.fixed = publishers if events or publishers else None
         if self._nursery is not None:
             self._start(engine)
@@ -323,7 +330,7 @@ class EnginePoller:
         async with self._at_once[0], engine.connection() as transport:
             page = await engine.optional(transport, "/v1/models", MODELS_BYTES_MAX, self._options.probe_timeout_s)
         names, cards = read_models(page)
-        if names is not None and self._is_watched(engine):
+        if names is not None and engine.is_watched():
             engine.health.models_known(trio.current_time())
             listed(engine.id, names, cards)
 
@@ -349,12 +356,8 @@ class EnginePoller:
                 if self._found is not None and engine.fixed == ():
                     nursery.start_soon(self._faults.keep, "publishers", repeat, self._discover, engine)
 
-    def _is_watched(self, engine: Engine) -> bool:
-        """Whether this engine is still watched: it may be forgotten while an answer arrives."""
-        return self._engines.get(engine.id) is engine
-
     def _note_received(self, engine: Engine) -> None:
-        if self._received is not None and self._is_watched(engine):
+        if self._received is not None and engine.is_watched():
             self._received(engine.id)
 
     async def _probe(self, engine: Engine) -> None:
@@ -366,7 +369,7 @@ class EnginePoller:
             self.counters.probes_not_made += 1
         else:
             engine.health.judged(result.ok)
-        if result is not None and self._is_watched(engine):
+        if result is not None and engine.is_watched():
             assert self._probed is not None
             self.counters.probes += 1
             self._probed(engine.id, replace(result, key_refused=engine.refusals.text))
@@ -408,7 +411,7 @@ class EnginePoller:
                 metrics = await self._metrics(engine)
                 now = trio.current_time()
             is_informative = engine.metrics.looked(metrics, now - began, now)
-            if self._is_watched(engine):
+            if engine.is_watched():
                 self.counters.metrics_pages += 1
                 self.counters.metrics_failed += metrics is None
                 self.counters.metrics_unknown += metrics is not None and not is_informative
@@ -441,7 +444,7 @@ class EnginePoller:
         async with engine.connection() as transport:
             found = await self._publishers(engine, transport)
         self.counters.discoveries += 1
-        if found is not None and self._is_watched(engine):
+        if found is not None and engine.is_watched():
             self._report_publishers(engine, found)
         interval_s = options.publishers_unanswered_interval_s if found is None else options.publishers_interval_s
         await engine.discover_soon.wait(self._options.jittered(interval_s, self._rng), options.publishers_gap_s)

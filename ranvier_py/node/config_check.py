@@ -20,15 +20,15 @@ from ranvier_py.io.gossip.state_file import is_something_else
 from ranvier_py.io.keys import read_keys, rotation_advice
 from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
-from ranvier_py.node.parts.request_parts import tls_context
 from ranvier_py.node.parts.response_parts import redis_pools_of
+from ranvier_py.node.parts.tls_parts import UPSTREAM, engine_context_of, tls_context
 
-KEY_FILES = (*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file")
+KEY_FILES = (*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file", "upstream_key_file")
 
 
 def file_problems(config: Config) -> Iterator[str]:
     """Yield «key: what is wrong» for each file or URL that can't be used, of the keys that are good."""
-    checks: list[Callable[[], object]] = [partial(redis_pools_of, config)]
+    checks: list[Callable[[], object]] = [partial(redis_pools_of, config), partial(check_upstream, config)]
     template = str(config.chat_template or "")
     checks += [partial(check_files, config.tokenizer, ""), partial(check_files, "embedded", template)]
     if config.tls_certificate_file is not None and config.tls_key_file is not None:
@@ -60,6 +60,13 @@ def check_readable(config: Config, name: str) -> None:
             path.open("rb").close()
         except OSError as error:
             raise ConfigError([f"{name}: {path} can't be read: {error.strerror}"]) from error
+
+
+def check_upstream(config: Config) -> None:
+    """Raise ConfigError if the files of TLS to engines can't be used."""
+    for name in UPSTREAM:
+        check_readable(config, name)
+    engine_context_of(config)
 
 
 def check_state(path: Path) -> None:

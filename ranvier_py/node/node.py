@@ -29,6 +29,7 @@ from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
 from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, Responses, redis_pools_of
 from ranvier_py.node.parts.router_parts import RouterParts, ShadowPolicies, make_router
+from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
 from ranvier_py.node.ranks.rank_parts import RankParts
 from ranvier_py.proxy.hangs.hang_watch import HangWatch
@@ -101,6 +102,8 @@ def parts_of(
         events,
         EngineEventViews(events),
         HangParts(hang_watch),
+        EngineTls(node, [path.upstream.trust, polls.poller.trust, index.trust]),
+        TlsFiles(node),
         calibration,
         reports,
         Explanations(path.pipeline, worker),

@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from ranvier_py.config.config_reference import toml_value
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, counter, increment, samples
-from ranvier_py.io.certificates import described
+from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.part import Handler, Node, Part
@@ -260,14 +259,6 @@ def contents(config: Config) -> dict[str, bytes]:
         if path is not None:
             found[name] = digest_of(path)
     return found
-
-
-def digest_of(path: Path) -> bytes:
-    """Return a digest of a file; empty if it can't be read."""
-    try:
-        return blake2b(path.read_bytes(), digest_size=16).digest()
-    except OSError:
-        return b""
 
 
 def replaced(before: Config, after: Config, old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[str]:

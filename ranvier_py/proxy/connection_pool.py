@@ -24,12 +24,14 @@ from ranvier_py.proxy.transport import PlainTransport
 
 
 class BackendAddress(NamedTuple):
-    """Where a backend listens. `path_prefix` precedes every target; it is empty or begins with a slash."""
+    """Where a backend listens. `path_prefix` precedes every target; it is empty or begins with a slash. `tls_name`: the
+    name that its certificate must have, if that is not its host."""
 
     scheme: str
     host: str
     port: int
     path_prefix: str = ""
+    tls_name: str = ""
 
     @classmethod
     def parse(cls, url: str) -> BackendAddress:

@@ -122,6 +122,13 @@ class Upstream:
             pool = self._pools[address] = ConnectionPool(address, self._limits, self.counters, self._clock)
         return pool
 
+    def trust(self, tls: ssl.SSLContext | None) -> None:
+        """Use this context for https backends. Connections made with another one serve no further request."""
+        self._tls = tls
+        for address in self._pools:
+            if address.scheme == "https":
+                self.renew(address)
+
     def keep(self, host: str, addresses: Collection[str]) -> None:
         """Take the addresses that a host's name has now; connections to others serve no further request."""
         for pool in self._pools.values():
@@ -224,7 +231,7 @@ class Upstream:
         sock = socket.socket(fileno=stream.socket.detach())
         if address.scheme == "http":
             return PlainTransport(sock, self.readiness.watch(sock.fileno()) if self.readiness is not None else None)
-        transport = TlsTransport(sock, self._tls or _default_tls(), address.host)
+        transport = TlsTransport(sock, self._tls or _default_tls(), address.tls_name or address.host)
         try:
             await transport.handshake()
         except BaseException:

@@ -114,10 +114,14 @@ OTHER_VALUES: dict[str, Any] = {
     "response_cache_key": "continuum",
     "transfer_fields": "pass",
     "client_ranks": "remove",
+    "cors_origins": ["http://chat.example"],
 }
 """Of keys whose other value can't be made from their limits."""
 
-FILES = ("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file")
+FILES = (
+    *("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file"),
+    *("upstream_ca_file", "upstream_certificate_file", "upstream_key_file"),
+)
 
 
 def another(name: str) -> Any:

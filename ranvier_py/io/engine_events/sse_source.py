@@ -111,6 +111,10 @@ class EventSource:
         key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = {"user-agent": "ranvier-kv-events", **key}
 
+    def trust(self, context: ssl.SSLContext | None) -> None:
+        """Use this TLS context from the next connection on; None: the system's authorities."""
+        self._context = context
+
     async def run(self) -> None:
         """Run until cancelled."""
         try:

@@ -10,6 +10,7 @@ optimization», tier 4; the JSON is Continuum's, plus the members that its docum
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -185,6 +186,7 @@ class IndexParts(Part):
         self.streams: dict[BackendId, IndexedStream] = {}
         self._urls: dict[BackendId, str] = {}
         self._link: RedisLink | None = None
+        self._context: ssl.SSLContext | None = None
         self._rng, self._find, self._policy, self._runs = rng, find, policy, False
 
     @property
@@ -225,6 +227,13 @@ class IndexParts(Part):
     def read(self, backend: IndexedBackend) -> None:
         """Read this backend's events once this runs."""
         self.streams[backend.id], self._urls[backend.id] = self._stream(backend), backend.url
+        self.trust(self._context)
+
+    def trust(self, context: ssl.SSLContext | None) -> None:
+        """Use this TLS context for streams over https."""
+        self._context = context
+        for stream in self.streams.values():
+            stream.events.trust(context)
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         """Forget what was reported of the backend that had this id before, unless its URL is the same."""

@@ -24,6 +24,10 @@ from ranvier_py.node.ranks.rank_parts import RankParts
 log = logging.getLogger(__name__)
 
 
+SPREAD, LOCAL = ("url", "weight", "name"), ("hosted", "any_model", "tls_name")
+"""What peers are given of a backend that is added on one node, and what they are not."""
+
+
 class BackendParts(Part):
     """See the module."""
 
@@ -68,18 +72,7 @@ class BackendParts(Part):
         return backend_view(self._registry.ids.known(name_or_url), self._registry)
 
     async def _add(self, asked: Asked) -> Mapping[str, Any]:
-        fields = await asked.json(
-            "url",
-            "weight",
-            "name",
-            "kv_events",
-            "kv_replay",
-            "kv_ranks",
-            "kv_profile",
-            "hosted",
-            "any_model",
-            others=True,
-        )
+        fields = await asked.json(*SPREAD, "kv_events", "kv_replay", "kv_ranks", "kv_profile", *LOCAL, others=True)
         await self._names.refuse_twin(fields.get("url"))
         return self.add(fields)
 
@@ -89,15 +82,9 @@ class BackendParts(Part):
         Peers that follow the command ask the engine where its events are: `kv_` fields count for this node only.
         """
         spec = read_backend(fields)
-        local = [
-            name
-            for name, value in (("hosted", spec.hosted), ("any_model", spec.any_model or None))
-            if value is not None
-        ]
-        if local and self._node.config.gossip_admin_key is not None:
-            raise ConfigError(
-                [f"{name}: is not spread to peers; set it in the configuration of every node" for name in local]
-            )
+        if self._node.config.gossip_admin_key is not None and (local := [each for each in LOCAL if each in fields]):
+            words = "is not spread to peers; set it in the configuration of every node"
+            raise ConfigError([f"{each}: {words}" for each in local])
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
         with ExitStack() as undo:

@@ -11,7 +11,6 @@ import hmac
 import logging
 import secrets
 import signal
-import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsker
-from ranvier_py.core.errors import ConfigError, listening_on
+from ranvier_py.core.errors import listening_on
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backends import Backend
@@ -38,6 +37,7 @@ from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.response_parts import Responses
+from ranvier_py.node.parts.tls_parts import tls_context
 from ranvier_py.node.parts.upkeep import Polls
 from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -96,7 +96,8 @@ class RequestPath(Part):
         )
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
-        self.addresses[backend.url] = BackendAddress.parse(backend.url)
+        name = spec.tls_name if spec is not None else ""
+        self.addresses[backend.url] = BackendAddress.parse(backend.url)._replace(tls_name=name)
         self._look_for_ranks()
 
     def sweep(self, now: float) -> None:
@@ -327,15 +328,3 @@ def within_descriptors(config: Config, descriptors: int) -> Config:
         server = replace(server, connections_max=clients)
     upstream = replace(config.upstream, open_max=min(server.in_flight_max, server.connections_max))
     return replace(config, server=server, upstream=upstream)
-
-
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Make the TLS context of the public port, if it has files. Raises ConfigError if these can't be used."""
-    if config.tls_certificate_file is None or config.tls_key_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
-    return context

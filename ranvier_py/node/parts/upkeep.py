@@ -58,7 +58,9 @@ class Polls(Part):
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         events = spec is None or spec.kv_events != OFF
         publishers = publishers_of(spec) if spec is not None and events else ()
-        self.poller.watch(backend.id, backend.url, self._node.config.api_key, publishers=publishers, events=events)
+        name = spec.tls_name if spec is not None else ""
+        key = self._node.config.api_key
+        self.poller.watch(backend.id, backend.url, key, publishers=publishers, events=events, tls_name=name)
 
     def removed(self, backend: Backend) -> None:
         self.poller.forget(backend.id)

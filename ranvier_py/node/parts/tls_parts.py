@@ -1,0 +1,105 @@
+"""TLS of both sides of a node: how its public port proves itself, and how engines and the node prove themselves.
+
+Rule: files that are replaced are noticed without a signal, once they have been the same for two looks; what can't be
+used is logged, and changes nothing. Connections that were made before with other files serve no further request.
+Invariant: no file ends a node that runs (test_engine_tls.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.io.certificates import digests, engine_context
+from ranvier_py.node.part import Node, Part
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # between two looks at the files
+UPSTREAM = ("upstream_ca_file", "upstream_certificate_file", "upstream_key_file")
+PUBLIC = ("tls_certificate_file", "tls_key_file")
+
+
+class EngineTls(Part):
+    """Gives everything that connects to engines its TLS context. `users` take one; None is that of the system."""
+
+    name = "engine_tls"
+    keys = UPSTREAM
+
+    def __init__(self, node: Node, users: Sequence[Callable[[ssl.SSLContext | None], object]]) -> None:
+        self._users, self._made = users, engine_context_of(node.config)
+        self.reload(node.config, node.config)
+
+    def check(self, before: Config, after: Config) -> bool:
+        self._made = engine_context_of(after)
+        return self._made is not None
+
+    def reload(self, before: Config, after: Config) -> None:
+        for use in self._users:
+            use(self._made)
+
+
+class TlsFiles(Part):
+    """Has the parts of the node take files of TLS that were replaced."""
+
+    name = "tls_files"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._used = self._seen = digests(paths_of(node.config))
+
+    async def loop(self) -> None:
+        while True:
+            await trio.sleep(LOOK_S)
+            found = await trio.to_thread.run_sync(digests, paths_of(self._node.config))
+            if found == self._seen != self._used:
+                self._used = found
+                self._renew()
+            self._seen = found
+
+    def _renew(self) -> None:
+        config = self._node.config
+        parts = [part for part in self._node.parts if not {*UPSTREAM, *PUBLIC}.isdisjoint(part.keys)]
+        try:
+            concerned = [part for part in parts if part.check(config, config)]
+        except ConfigError as error:
+            log.error("tls.refused, going on as before: %s", "; ".join(error.problems))
+            return
+        for part in concerned:
+            part.reload(config, config)
+        log.info("tls.renewed, since files were replaced: %s", ", ".join(map(str, self._used)))
+
+
+def paths_of(config: Config) -> tuple[Path, ...]:
+    found: Sequence[Path | None] = [getattr(config, name) for name in (*UPSTREAM, *PUBLIC)]
+    return tuple(path for path in found if path is not None)
+
+
+def engine_context_of(config: Config) -> ssl.SSLContext | None:
+    """Make the TLS context for https engines, if it has files. Raises ConfigError if these can't be used."""
+    files: list[Any] = [getattr(config, name) for name in UPSTREAM]
+    if not any(files):
+        return None
+    try:
+        return engine_context(*files)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"{', '.join(UPSTREAM)}: can't be used: {error}"]) from error
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Make the TLS context of the public port, if it has files. Raises ConfigError if these can't be used."""
+    if config.tls_certificate_file is None or config.tls_key_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file, password="")  # asks nobody
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
+    return context
