@@ -18,7 +18,7 @@ from cluster.processes import chaos
 from cluster.processes.children import ROOT
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 
-OLD = "e991558f"
+OLD = "bd96951f"
 """The last commit of the previous protocol version."""
 
 SCENARIOS = ("upgrade_half", "rolling_restart")
