@@ -58,23 +58,25 @@ class TlsFiles(Part):
     async def loop(self) -> None:
         while True:
             await trio.sleep(LOOK_S)
-            found = await trio.to_thread.run_sync(digests, paths_of(self._node.config))
+            paths = paths_of(self._node.config)
+            found = await trio.to_thread.run_sync(digests, paths) if paths else {}
             if found == self._seen != self._used:
-                self._used = found
-                self._renew()
+                before, self._used = self._used, found
+                self._renew([path for path, digest in found.items() if digest != before.get(path)])
             self._seen = found
 
-    def _renew(self) -> None:
+    def _renew(self, paths: Sequence[Path]) -> None:
         config = self._node.config
-        parts = [part for part in self._node.parts if not {*UPSTREAM, *PUBLIC}.isdisjoint(part.keys)]
-        try:
-            concerned = [part for part in parts if part.check(config, config)]
-        except ConfigError as error:
-            log.error("tls.refused, going on as before: %s", "; ".join(error.problems))
-            return
-        for part in concerned:
-            part.reload(config, config)
-        log.info("tls.renewed, since files were replaced: %s", ", ".join(map(str, self._used)))
+        concerned = {name for name in (*UPSTREAM, *PUBLIC) if getattr(config, name) in paths}
+        for part in self._node.parts:
+            if concerned.isdisjoint(part.keys):
+                continue
+            try:
+                if part.check(config, config):
+                    part.reload(config, config)
+                    log.info("tls.renewed %s, since files were replaced: %s", part.name, ", ".join(map(str, paths)))
+            except ConfigError as error:  # what the other parts have is taken all the same
+                log.error("tls.refused, going on as before: %s", "; ".join(error.problems))
 
 
 def paths_of(config: Config) -> tuple[Path, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from ranvier_py.core.prompts.body_json import engine_json
 from ranvier_py.core.routing.backend import Card
-from ranvier_py.core.routing.request_paths import PATHS, REALTIME_PATH
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, REALTIME_PATH
 
-GENERATING = frozenset(path for path, rule in PATHS.items() if rule.teaches)
+GENERATING = frozenset(path for path, rule in PATHS.items() if rule.teaches or path.startswith(MESSAGES_PATH))
 EMBEDDINGS = frozenset((b"/v1/embeddings",))
 POOLING = EMBEDDINGS | {path for path in PATHS if re.search(rb"rerank|score|classify|pooling", path)}
 
