@@ -174,12 +174,14 @@ NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")
 class ResponseFields(NamedTuple):
     """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
     `lines` are the status line and the fields that do not belong to one connection. `readable`: the body is not
-    compressed; a compressed one is relayed but not learned. `locates`: some fields may say where something is."""
+    compressed; a compressed one is relayed but not learned. `locates`: some fields may say where something is.
+    `streams`: it is a stream of events."""
 
     lines: bytes
     names_request: bool
     readable: bool
     locates: bool = False
+    streams: bool = False
 
     @classmethod
     def of(cls, head: HttpResponseHead) -> ResponseFields:
@@ -190,7 +192,7 @@ class ResponseFields(NamedTuple):
             dropped -= {b"upgrade"}
         elif head.status == 204:  # has no body; a client that believes a length would wait for one
             dropped |= {b"content-length"}
-        names_request, readable, locates = False, True, False
+        names_request, readable, locates, streams = False, True, False, False
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
         for name, value in head.headers:
             key = name.lower()
@@ -200,8 +202,10 @@ class ResponseFields(NamedTuple):
             if key == b"x-request-id":
                 names_request = True
             elif key == b"content-encoding":
-                readable = False
-        return cls(b"".join(lines), names_request, readable, locates)
+                readable = value.lower() == b"identity"
+            elif key == b"content-type":
+                streams = b"text/event-stream" in value.lower()
+        return cls(b"".join(lines), names_request, readable, locates, streams)
 
 
 NO_RESPONSE_FIELDS = ResponseFields(b"", False, True)

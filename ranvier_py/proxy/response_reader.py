@@ -19,7 +19,6 @@ from ranvier_py.proxy.http_values import (
     Headers,
     HeadShape,
     HttpResponseHead,
-    ResponseFields,
     has_many_options,
     names_the_message,
 )
@@ -70,7 +69,7 @@ class KnownHead:
         head = self._reading.head
         headers = [(name, digits if name.lower() == b"content-length" else value) for name, value in head.headers]
         lines = b"%b%b%b" % (self._lines.before, digits, self._lines.after)
-        fields = ResponseFields(lines, head.fields.names_request, head.fields.readable)
+        fields = head.fields._replace(lines=lines)
         known = HttpResponseHead(head.status, head.reason, headers, head.framing, fields)
         return FramedHead(known, int(digits), self._reading.reusable)
 

@@ -51,6 +51,8 @@ STREAMS: dict[str, tuple[list[Step], str]] = {
     "nothing behind a start": ([STREAM_HEAD + event(START) + event(PING) + LAST], "server_error"),
     "no model": ([STREAM_HEAD + event(REFUSED) + LAST], "refused"),
     "as JSON": ([answer(json.dumps(FULL).encode(), JSON)], "overloaded"),
+    "as JSON of no type": ([answer(json.dumps(FULL).encode())], "overloaded"),
+    "in another case": ([STREAM_HEAD.replace(b"text/event", b"Text/Event") + event(FULL) + LAST], "overloaded"),
 }
 WHOLE: dict[str, tuple[list[Step], str]] = {
     "queue full": ([answer(json.dumps(FULL).encode(), JSON)], "overloaded"),

@@ -85,24 +85,32 @@ class AnswerReader:
 
 
 class WholeReader(AnswerReader):
-    """Reads an answer that is one JSON object. It begins also with blanks, by which engines keep a line open."""
+    """Reads an answer that is one JSON object, or no stream that we know. It begins also with blanks, by which engines
+    keep a line open."""
 
     __slots__ = ()
 
     def _passed(self, data: bytes, complete: bool) -> bytes:
-        if not (self.has_output or self.failure):
-            held = self.held = self.held + self._payload(data)
-            text = held.lstrip()
-            if complete and not text:
-                self.failure = EMPTY
-            elif not text.startswith(b"{") or len(text) > WHOLE_BYTES_MAX:
-                self.has_output = bool(text)
-            elif QUOTED_ERROR not in text:
-                self.has_output = complete or any(name in text for name in OUTPUT_NAMES)
-            elif complete:
-                self.failure = failure_in_whole(text)
-                self.has_output = self.failure is None
-            self.begun = self.begun or self.has_output or bool(held and not text)
+        if self.has_output or self.failure:
+            return data
+        if complete and not self.held and data.startswith(b"{") and QUOTED_ERROR not in data:  # nearly all
+            self.begun = self.has_output = True
+            return data
+        held = self.held + self._payload(data)
+        text = held.lstrip()
+        is_object = text.startswith(b"{") and len(text) <= WHOLE_BYTES_MAX
+        self.held = held if is_object or not text else b"."  # no object any more
+        if complete and not text:
+            self.failure = EMPTY
+        elif not is_object:
+            self.begun = self.begun or bool(held)
+            self.has_output = bool(text) and (not self.streams or has_token(data, self.api))
+        elif QUOTED_ERROR not in text:
+            self.has_output = complete or any(name in text for name in OUTPUT_NAMES)
+        elif complete:
+            self.failure = failure_in_whole(text)
+            self.has_output = self.failure is None
+        self.begun = self.begun or self.has_output
         return data
 
 

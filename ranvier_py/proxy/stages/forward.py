@@ -34,8 +34,6 @@ from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
-STREAM = b"text/event-stream"
-
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class ForwardStage:
@@ -79,21 +77,22 @@ class ForwardStage:
             if call.awaited is not None and call.awaited.is_open and leg.read is None:
                 self.relay.follow(exchange)
             head, judgement, held = exchange.head, SERVED, None
-            attempt.reply.status = head.status
+            status = attempt.reply.status = head.status
             reader = self._reader(call, attempt, head, exchange.chunks, is_asked=is_asked)
-            if head.status == 200 and attempt.judged:
+            if status == 200 and attempt.judged:
                 held = reader.feed(exchange.take(), exchange.complete)
                 if not reader.begun:
                     held = yield from self.relay.begin(call, attempt, exchange, reader, held)
-            if attempt.reply.status >= 300 or (reader.failure is not None and not reader.begun):
+            if status >= 300 or (reader.failure is not None and not reader.begun):
                 judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)
+                status = attempt.reply.status
                 elsewhere = self._failed_tries(call).after_answer(attempt, judgement)
                 if elsewhere is not None:
                     outcome = judgement.outcome
                     return elsewhere
-            if attempt.reply.status == 101:
+            if status == 101:
                 yield from self.relay.websocket(call, attempt, exchange)
-            elif leg.read is not None and attempt.reply.status < 300:
+            elif leg.read is not None and status < 300:
                 handed += leg.read((yield from self.relay.whole(call, attempt, exchange, held or exchange.take())))
             else:
                 yield self.relay.answer(call, attempt, exchange, reader, held)
@@ -229,15 +228,12 @@ class ForwardStage:
         prompt, status, fields = attempt.prompt, head.status, head.fields
         kind = AnswerReader
         if status == 200 and attempt.judged and fields.readable:
-            if STREAM in fields.lines:
-                kind = StreamReader
-            elif not prompt.stream or b"application/json" in fields.lines:
-                kind = WholeReader
+            kind = StreamReader if fields.streams else WholeReader
         captures = prompt.kind != "opaque" and fields.readable and 200 <= status < 300
         reader = kind(prompt.api, chunks, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if is_asked:
             if isinstance(reader, StreamReader):
                 reader.remove(UsageRemoval(keeps_length=head.framing == "length"))
-            elif STREAM in fields.lines and not fields.readable:
+            elif fields.streams and not fields.readable:
                 self.edits.asking.unreadable(attempt.target.id, attempt.generation)
         return reader

@@ -183,4 +183,4 @@ class RelayStage:
 def may_follow(head: HttpResponseHead) -> bool:
     """Whether an answer may follow the head of another engine's stream: it is one too, and can be read."""
     fields = head.fields
-    return head.status == 200 and fields.readable and b"text/event-stream" in fields.lines
+    return head.status == 200 and fields.readable and fields.streams

@@ -11,7 +11,13 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.answers.answer_events import EMPTY
-from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, WHOLE_BYTES_MAX, AnswerReader, StreamReader
+from ranvier_py.core.answers.answer_reader import (
+    CAPTURE_BYTES_MAX,
+    WHOLE_BYTES_MAX,
+    AnswerReader,
+    StreamReader,
+    WholeReader,
+)
 from ranvier_py.core.answers.chunked import ChunkedReader, unchunked
 from tests.core.answers.feeding import (
     COUNTS,
@@ -154,6 +160,18 @@ def test_a_whole_answer_is_judged_by_its_object(kind: str) -> None:
     reader = whole_reader()
     assert through(pieces, reader) == pieces
     assert [reader.begun, reader.has_output, reader.failure.status if reader.failure is not None else 0] == expected
+
+
+def test_an_answer_of_an_unknown_kind_passes_at_once_and_has_its_first_token_where_it_is() -> None:
+    reader = WholeReader("chat", None, streams=True, names=False, captures=True)
+    for piece, has_output in (
+        (b"\n", False),
+        (b'[{"role": 1},', False),
+        (b"x" * WHOLE_BYTES_MAX, False),
+        (delta("a"), True),
+    ):
+        assert reader.feed(piece, complete=False) is piece
+        assert (reader.begun, reader.has_output) == (True, has_output)
 
 
 def test_nothing_waits_for_more_than_decides() -> None:
