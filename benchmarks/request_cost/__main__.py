@@ -141,6 +141,7 @@ class Count:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self.switches, self.last = 0, ""  # calls from one file's code to another's, or back by what comes next
         self.instructions: Counter[str] = Counter()
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
@@ -151,6 +152,7 @@ class Count:
             return None
         name = code.removeprefix(PACKAGE)
         self.calls[name] += 1
+        self.switches, self.last = self.switches + (name != self.last), name
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
         def step(_frame: FrameType, event: str, _: object) -> Any:
@@ -185,7 +187,7 @@ async def count_turns(node: Node, port: int) -> None:
     count, line = Count(), "first"
     while line:
         sys.settrace(None)
-        print(json.dumps([count.calls, count.instructions]), flush=True)
+        print(json.dumps([count.calls, count.instructions, count.switches]), flush=True)
         count = Count()
         sys.settrace(count.trace)
         line = await lines.readline()
@@ -209,14 +211,14 @@ def counted(case: Case) -> dict[str, Any]:
             peer.turn()
             if number + 1 >= WARM_UP_TURNS:
                 print(file=node.stdin, flush=True)
-                calls, instructions = json.loads(node.stdout.readline())
-                found.append((sum(instructions.values()), sum(calls.values()), calls, instructions))
+                calls, instructions, switches = json.loads(node.stdout.readline())
+                found.append((sum(instructions.values()), sum(calls.values()), switches, calls, instructions))
         node.stdin.close()
         for sock in (peer.client, peer.engine, *peer.asked):
             sock.close()
-    total, calls_total, calls, instructions = min(found[1:], key=lambda each: each[:2])
+    total, calls_total, switches, calls, instructions = min(found[1:], key=lambda each: each[:2])
     files = {name: [calls[name], instructions[name]] for name in sorted(calls, key=lambda name: -instructions[name])}
-    return {"calls": calls_total, "instructions": total, "files": files}
+    return {"calls": calls_total, "instructions": total, "switches": switches, "files": files}
 
 
 def main() -> int:
@@ -231,7 +233,8 @@ def main() -> int:
     cases = {}
     for name in options.only or CASES:
         cases[name] = counted(CASES[name])
-        show_row({"case": name, "calls": cases[name]["calls"], "instructions": cases[name]["instructions"]})
+        figures = {key: cases[name][key] for key in ("calls", "instructions", "switches")}
+        show_row({"case": name, **figures, "files": len(cases[name]["files"])})
     return finish("request_cost", options, {"cases": cases}, whole=not options.only)
 
 
