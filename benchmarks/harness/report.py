@@ -49,7 +49,8 @@ def data_plane(result: Result) -> Iterator[Row]:
 
 def request_cost(result: Result) -> Iterator[Row]:
     for name, case in result["cases"].items():
-        figure = f"{case['calls']} calls, {case['instructions']} instructions in {len(case['files'])} files"
+        figure = f"{case['calls']} calls, {case['instructions']} instructions, {case['switches']} switches between "
+        figure += f"{len(case['files'])} files"
         met = case["calls"] <= 400 if name == "chat_3kB" else None
         yield Row(f"{name}: a warm turn until its answer's end", figure, "400 calls" if met is not None else "", met)
 

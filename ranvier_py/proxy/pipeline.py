@@ -93,7 +93,6 @@ class Pipeline:
         )
         models = ModelStage(router.registry, look_for)
         self._first: Sequence[Stage] = (
-            self._strip_head,
             partial(identify, ids),  # behind it a request is to be admitted, by what its head says
             partial(answer_ourselves, models),
         )  # then comes the response cache, which may answer instead of
@@ -113,6 +112,8 @@ class Pipeline:
         try:
             if request.fields.origin and (yield self.browsers(call)):
                 return
+            if request.fields.reserved:
+                call.request = self.router_fields.admitted(request, self.read.limits.router_fields)
             for stage in self._first:
                 steps = stage(call)
                 if steps is not None:
@@ -131,10 +132,6 @@ class Pipeline:
             self.serving.pop(client.fd, None)
             if self.report is not None:
                 self.report(call.summary(time.monotonic()))
-
-    def _strip_head(self, call: Call) -> None:
-        if call.request.fields.reserved:
-            call.request = self.router_fields.admitted(call.request, self.read.limits.router_fields)
 
     def _compute(self, call: Call) -> Steps[None]:
         for stage in self._rest:

@@ -275,7 +275,8 @@ def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[s
     """Return the decision that a choice is. `names`: of the chosen backend, and of the policy."""
     pool, (backend, reason, tokens) = found.pool, choice
     credit = found.credit.get(backend)
-    tokens = min(credit.tokens if credit is not None else tokens, prompt.tokens)
+    prompt_tokens = prompt.tokens
+    tokens = min(credit.tokens if credit is not None else tokens, prompt_tokens)
     return decided(
         (
             backend,
@@ -289,7 +290,7 @@ def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[s
             else reason,
             names[1],
             tokens,
-            prompt.tokens,
+            prompt_tokens,
             found.source,
             found.holders,
             pool.ids,

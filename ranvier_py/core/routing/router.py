@@ -214,9 +214,9 @@ class Router:
 
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
         """Return what the policy reads, and no more than it says that it reads."""
-        holders = found.holders
+        holders, tokens = found.holders, prompt.tokens
         if not (prompt.end.messages and (holders or found.pool.reuses or not self.policy.depths_wanted)):
-            return Match((), prompt.tokens, UNKNOWN, at=found.at, answer_tokens=self.lengths.expected(UNKNOWN))
+            return Match((), tokens, UNKNOWN, at=found.at, answer_tokens=self.lengths.expected(UNKNOWN))
         first, end = prompt.end.first, prompt.end
         opening = prompt.opening(size, self.policy.opening_source) if (size := self.policy.opening_bytes) else b""
         wants_prefix = self.policy.wants_prefix
@@ -224,24 +224,25 @@ class Router:
         key: PrefixKey = (0, UNKNOWN, UNKNOWN)
         several, shared = None, False
         if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
-            key = self._key_at(end, found, found.held_tokens)
-        if holders and self.policy.wants_shared:
-            several = partial(self._several, prompt, found)
-            shared = self._is_shared(prompt, found, key)
+            held_tokens = found.held_tokens
+            key = self._key_at(end, found, held_tokens)
+            if self.policy.wants_shared:
+                several = partial(self._several, prompt, found)
+                shared = self._is_shared(end, tokens, found, key, held_tokens)
         evicted = found.evicted(self.routes.rows) if self.policy.wants_shared else None
         deepest = Fingerprint(key[1] or key[2])
         answer_tokens = self.lengths.expected(first.text)
-        of_prompt = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest)
+        of_prompt = (holders, tokens, first.text, first.tokens, end.text, found.at, deepest)
         return match_of((*of_prompt, opening, prefix_tokens, shared, several, answer_tokens, evicted))
 
-    def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
+    def _is_shared(self, end: Boundary, tokens: int, found: PoolMatch, key: PrefixKey, depth: int) -> bool:
         """Whether other chats go on from the held prefix. One continuation does not count where half of the prompt is
         learned: it is the engine's own answer, which the client altered, or a side branch of this chat."""
-        depth, learned = found.held_tokens, found.learned_tokens
-        if 2 * learned < prompt.tokens:
+        learned = found.learned_tokens
+        if 2 * learned < tokens:
             return depth > learned or self.routes.rows.branches(key) > 0
         if depth != learned:
-            key = self._key_at(prompt.end, found, learned)
+            key = self._key_at(end, found, learned)
         return self.routes.rows.branches(key) > 1
 
     def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
@@ -356,8 +357,10 @@ class Router:
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
         """End the attempt, whatever its outcome. Returns the transitions of the backend's health, for the log."""
         assert not attempt.work.ended, "an attempt ends once"
-        self.announce(attempt)
-        self.settle(attempt)
+        if not attempt.announced:
+            self.announce(attempt)
+        if attempt.speculation:
+            self.settle(attempt)
         increment(self.counters.outcomes, outcome.value)
         self.counters.attempt_seconds.observe(now - attempt.sent_at)
         for observer in self.observers:

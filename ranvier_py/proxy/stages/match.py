@@ -36,7 +36,8 @@ class MatchStage:
         call.match = self.router.find(call.read.prompt, time.monotonic())
         if self.router.too_little(call.read.prompt, call.match):
             return self._tokens_first(call)
-        self._pass_over_short(call)
+        if call.read.prompt.end.length > self.router.registry.pools.shortest:
+            self._pass_over_short(call)
         return None
 
     def _once_owned(self, call: Call) -> Steps[None]:
