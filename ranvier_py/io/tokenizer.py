@@ -97,7 +97,7 @@ class ChatTokenizer:
         self.profile = self._probed(template)
         self.facts = TokenizerFacts(
             identity,
-            self.profile.keeps_turns,
+            self.profile.keeps_turns and (self.with_tools is None or self._turns_alike(self.with_tools.profile)),
             self.profile.incremental,
             chars_per_token=self._measured(),
             probe_report=self._report(),
@@ -261,6 +261,11 @@ class ChatTokenizer:
             logger.warning("tokenizer.template %s: chats are placed without tokens", SHOWS_NOTHING)
             self._template = None
         return profile
+
+    def _turns_alike(self, other: TemplateProfile) -> bool:
+        """Whether one rule says of the chats of both templates which texts are equal tokens."""
+        rules = [(each.hoists_system, each.reasoning_moves, each.results) for each in (self.profile, other)]
+        return other.keeps_turns and rules[0] == rules[1]
 
     def _measured(self) -> float:
         """Return the characters of a token. Raises ConfigError where the vocabulary makes no tokens of a text."""

@@ -54,6 +54,28 @@ def test_a_chat_with_tools_is_rendered_by_the_template_that_is_for_them(
         assert [*start.ids, *tail.ids] == list(whole.ids)
 
 
+TO_THE_LAST = "{% if tools and loop.last %}TOOLS {{ tools | tojson }}\n{% endif %}{{ m['content'] }}"
+SYSTEM_FIRST = "{% for m in messages if m.role == 'system' %}S{{ m['content'] }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "keeps"),
+    [
+        (TOOL_USE["template"], True),
+        (TURNS.replace("{{ m['content'] }}", TO_THE_LAST), False),
+        (SYSTEM_FIRST + TURNS.replace("in messages", "in messages if m.role != 'system'"), False),
+        ("{{ tools | tojson }}", False),
+    ],
+    ids=["tools first", "tools in the last message", "system texts first", "nothing of the chat"],
+)
+def test_equal_texts_are_equal_tokens_only_if_both_templates_keep_turns_by_one_rule(
+    tmp_path: Path, template: str, keeps: bool
+) -> None:
+    tokenizer = ChatTokenizer.load(str(folder_with(tmp_path, DEFAULT, {**TOOL_USE, "template": template})))
+    assert tokenizer.profile.keeps_turns
+    assert tokenizer.facts.keeps_turns is keeps
+
+
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_templates_without_a_default_one_count_as_none(tmp_path: Path, tools: Any) -> None:
     tokenizer = ChatTokenizer.load(str(folder_with(tmp_path, TOOL_USE, RAG)))
