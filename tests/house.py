@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 69_749, "cluster": 14_189, "benchmarks": 8_170, "tests": 82_258}
+LINES_REACHED = {"ranvier_py": 69_797, "cluster": 14_189, "benchmarks": 8_170, "tests": 82_259}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -36,6 +36,7 @@ LARGE_CLASSES = {
     "EngineBatch": "a model of one engine's step: who runs, waits and decodes changes at once, and is copied whole",
     "GapMachine": "a state machine: what it has of a stream, and what it waits for, change together",
     "Membership": "SWIM: probes, suspicions and what is passed on read and change one clock and one table",
+    "Prompt": "a record of what one pass over a body has found",
     "Pull": "a state machine: the stages of one copy of a peer's table",
     "RedisAnswers": "one protocol with one server: its connection's state decides about each of its calls",
     "Residency": "an index: its maps name the same blocks, and each event changes all of them",
@@ -46,7 +47,7 @@ LARGE_CLASSES = {
 """Classes that may have more attributes or methods, and why: at most twelve. What derives from one is measured by what
 it adds."""
 LARGE_CLASSES_MAX = 12
-LARGE_CLASSES_LEFT = 15
+LARGE_CLASSES_LEFT = 9
 """Others that have more. It only falls."""
 
 ALLOWED = {

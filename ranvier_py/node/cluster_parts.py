@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import ip_address
 from random import SystemRandom
@@ -91,6 +92,15 @@ async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> tup
     return (str(ip_address(host)), port or sockets.port), guessed
 
 
+@dataclass(slots=True)
+class Noted:
+    """What was logged already: of counts of the peer, and of backends that others list."""
+
+    given_up: int = 0
+    untimely: int = 0
+    differing: Mapping[int, str] = field(default_factory=dict)
+
+
 class ClusterParts(Part):
     """The parts of one peer, wired together."""
 
@@ -119,8 +129,7 @@ class ClusterParts(Part):
         self._outbound = OutboundStreams(sockets.listener.family, host, port, rng)
         port.send_stream = self._outbound.send
         self.rates = TrafficRates()
-        self._given_up = self._untimely = 0
-        self._differing: Mapping[int, str] = {}
+        self._noted = Noted()
         peer.woken = port.poke
         join = endpoints.join if (endpoints := gossip_endpoints(config)) is not None else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
@@ -169,20 +178,20 @@ class ClusterParts(Part):
                 others.clear()
         self._log_backend_sets()
         given_up = self.peer.members.statistics().datagrams_given_up
-        if given_up > self._given_up:
+        if given_up > self._noted.given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
             self.port.complain("datagrams", text)
-        self._given_up = given_up
-        if commands.refused["time"] > self._untimely:
+        self._noted.given_up = given_up
+        if commands.counters.refused["time"] > self._noted.untimely:
             text = "gossip.command_time peers sent commands signed long ago or in the future: do the clocks agree?"
             self.port.complain("command_time", text)
-        self._untimely = commands.refused["time"]
+        self._noted.untimely = commands.counters.refused["time"]
 
     def _log_backend_sets(self) -> None:
-        before, self._differing = self._differing, self.peer.backend_sets.differing
-        for session in [one for one in self._differing if self._differing[one] != before.get(one)]:
-            log.warning("gossip.backends_differ %s: %s", self.peer.name_of(session), self._differing[session])
-        for session in [one for one in before if one not in self._differing]:
+        before, self._noted.differing = self._noted.differing, self.peer.backend_sets.differing
+        for session in [one for one in self._noted.differing if self._noted.differing[one] != before.get(one)]:
+            log.warning("gossip.backends_differ %s: %s", self.peer.name_of(session), self._noted.differing[session])
+        for session in [one for one in before if one not in self._noted.differing]:
             log.info("gossip.backends_agree %s, or it is gone", self.peer.name_of(session))
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:

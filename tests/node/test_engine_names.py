@@ -13,7 +13,7 @@ import trio
 
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.engine_events.zmq_source import SubscriberCounters
+from ranvier_py.io.engine_events.zmq_source import SubscriberCounters, SubscriberState
 from ranvier_py.node.engine_cache import event_reader
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
@@ -26,7 +26,7 @@ TWO = ({"id": "a", "root": "/a"}, {"id": "b", "root": "/b"}, {"id": "also-b", "r
 class Silent:
     """Sockets and subscriber of an engine that says nothing."""
 
-    is_connected, received_at, why = True, None, ""
+    state = SubscriberState(is_connected=True)
 
     def __init__(self, *_: object, **__: object) -> None:
         self.counters = SubscriberCounters()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 from random import Random
 from typing import ClassVar, Generic, TypeVar
@@ -21,6 +22,14 @@ from ranvier_py.core.mesh.wire.messages import Message
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
+
+
+@dataclass(slots=True)
+class Rounds:
+    """When rows that are new were sent last, and when all are sent again."""
+
+    sent_at: float
+    repeat_at: float
 
 
 class JoinTable(Machine, Generic[Key, Row]):
@@ -36,22 +45,26 @@ class JoinTable(Machine, Generic[Key, Row]):
         self._rng = rng
         self._peers: Sequence[Peer] = ()
         self._changed: dict[Key, None] = {}  # rows that are new here and still to be sent
-        self._sent_at = now - self.GATHER_S
-        self._repeat_at = now + (rng.uniform(0, self.REPEAT_S) if isfinite(self.REPEAT_S) else inf)
+        repeat_at = now + (rng.uniform(0, self.REPEAT_S) if isfinite(self.REPEAT_S) else inf)
+        self._rounds = Rounds(now - self.GATHER_S, repeat_at)
 
     @property
     def wake_at(self) -> float:
         """When `tick` must be called next; any call may bring it nearer."""
-        return min(self._repeat_at, self._sent_at + self.GATHER_S) if self._changed else self._repeat_at
+        return (
+            min(self._rounds.repeat_at, self._rounds.sent_at + self.GATHER_S)
+            if self._changed
+            else self._rounds.repeat_at
+        )
 
     def tick(self, now: float) -> None:
         """Send what is due. Without peers nothing is kept for later, since a newcomer is sent all rows."""
-        if self._changed and now >= self._sent_at + self.GATHER_S:
-            self._sent_at = now
+        if self._changed and now >= self._rounds.sent_at + self.GATHER_S:
+            self._rounds.sent_at = now
             changed, self._changed = self._changed, {}
             self._send(self._some(self._peers), self._rows(changed, now))
-        if now >= self._repeat_at:
-            self._repeat_at = now + self.REPEAT_S * self._rng.uniform(0.8, 1.2)
+        if now >= self._rounds.repeat_at:
+            self._rounds.repeat_at = now + self.REPEAT_S * self._rng.uniform(0.8, 1.2)
             if self._peers:
                 self._send([self._rng.choice(self._peers)], self._rows(None, now))
 

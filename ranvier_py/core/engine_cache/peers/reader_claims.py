@@ -68,7 +68,7 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
         super().__init__(outbox, rng, now)
         self.new: list[ReaderClaim] = []
         self.arrived: Callable[[float], object] = lambda _: None
-        self.received = self.dropped = 0
+        self.dropped = 0
         self._session = session
         self.known: dict[Place, ReaderClaim] = {}
         self._ended: dict[Place, None] = {}  # those of `known` whose member reads the stream no more
@@ -113,7 +113,6 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
             if known is None and not self._has_room(claim.state):
                 self.dropped += bool(claim.state)
                 continue
-            self.received += 1
             self._keep(claim)
             self.new.append(claim)
             if self._passes_on:

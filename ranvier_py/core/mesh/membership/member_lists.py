@@ -123,6 +123,6 @@ class MemberLists:
         member = roster.get(receiver)
         held = [] if member is None else [member.record]
         live = [other.record for other in roster.alive() if other is not member]
-        dead = (roster.get(session) for session in islice(reversed(self._table.dead), DEAD_LISTED))
+        dead = (roster.get(session) for session in islice(reversed(self._table.dead.died), DEAD_LISTED))
         fallen = [other.record for other in dead if other is not None and other is not member]
         return [self._table.identity.record, *held, *live, *fallen]

@@ -34,6 +34,46 @@ CHANGES_MAX = 4096  # undrained changes; more are dropped and counted
 SECOND_OPINIONS = 3  # members, on average, that probe a suspect as soon as they learn of the suspicion
 
 
+class TheDead:
+    """The sessions of members that died or left: `died` has when, in that order."""
+
+    def __init__(self) -> None:
+        self.died: dict[int, float] = {}
+        self.gone: list[int] = []  # to be forgotten by the planes above
+        self.returned = False  # a member held for dead lives: a cut has healed, and lists should be compared
+        self._lingering: dict[int, float] = {}  # those that the planes above have not forgotten yet
+
+    def add(self, session: int, now: float) -> None:
+        for table in (self.died, self._lingering):
+            table.pop(session, None)
+            table[session] = now
+
+    def revive(self, session: int) -> None:
+        self.died.pop(session)
+        self._lingering.pop(session, None)
+
+    def forget(self, session: int) -> None:
+        """Forget a session, dead or not; so have the planes above, unless they have already."""
+        known_above = self._lingering.pop(session, None) is not None or session not in self.died
+        self.died.pop(session, None)
+        if known_above:
+            self.gone.append(session)
+
+    def ripe(self, now: float) -> int:
+        """Return a session that the planes above forget from now on; 0 if there is none."""
+        session = next(iter(self._lingering), 0)
+        if not session or now - self._lingering[session] < GONE_S:
+            return 0
+        del self._lingering[session]
+        self.gone.append(session)
+        return session
+
+    def overdue(self, now: float) -> int:
+        """Return a session that has been dead for long enough; 0 if there is none."""
+        session = next(iter(self.died), 0)
+        return session if session and (now - self.died[session] >= DEAD_S or len(self.died) > DEAD_MAX) else 0
+
+
 class MemberTable:
     """All tables, and this node's own record. Other parts read them; only the steps here change a member's state."""
 
@@ -52,10 +92,7 @@ class MemberTable:
         self.paths = Paths(self.roster, counters)
         self.broadcasts = Broadcasts(profile.retransmit_mult, profile.gossip_interval_s, room_bytes, counters)
         self.changes: list[MemberChange] = []
-        self.gone: list[int] = []
-        self.returned = False  # a member held for dead lives: a cut has healed, and lists should be compared
-        self.dead: dict[int, float] = {}  # session -> when it died, in that order
-        self._lingering: dict[int, float] = {}  # those of the dead that the planes above have not forgotten yet
+        self.dead = TheDead()
 
     @property
     def members(self) -> int:
@@ -99,7 +136,7 @@ class MemberTable:
             return
         self._revive(member, record, now)
         self.counters.false_alarms += before is not State.LEFT
-        self.returned |= before is State.DEAD
+        self.dead.returned |= before is State.DEAD
         self.note("refuted" if before is State.SUSPECT else "returned", member.record, why)
 
     def suspect(self, member: Member, record: Record, accuser: int, now: float, why: str) -> None:
@@ -138,21 +175,16 @@ class MemberTable:
         self.roster.remove(member)
         self._end(member)
         self.broadcasts.drop(session)
-        known_above = self._lingering.pop(session, None) is not None or session not in self.dead
-        self.dead.pop(session, None)
-        if known_above:
-            self.gone.append(session)
+        self.dead.forget(session)
 
     def reap(self, now: float) -> None:
         """Forget members that have been dead for long. Amortised O(1)."""
-        while self._lingering and now - self._lingering[session := next(iter(self._lingering))] >= GONE_S:
-            del self._lingering[session]
-            self.gone.append(session)
+        while session := self.dead.ripe(now):
             member = self.roster.get(session)
             assert member is not None
             member.proved = False
-        while self.dead and (now - self.dead[next(iter(self.dead))] >= DEAD_S or len(self.dead) > DEAD_MAX):
-            member = self.roster.get(next(iter(self.dead)))
+        while session := self.dead.overdue(now):
+            member = self.roster.get(session)
             assert member is not None
             self.forget(member)
 
@@ -185,8 +217,7 @@ class MemberTable:
         was_live = member.live
         self._move(member, record, now)
         if not was_live:
-            self.dead.pop(member.session)
-            self._lingering.pop(member.session, None)
+            self.dead.revive(member.session)
             self._settle(member, now)
 
     def _end(self, member: Member) -> None:
@@ -197,9 +228,6 @@ class MemberTable:
         self.broadcasts.members = self.members
 
     def _lay_out(self, member: Member, now: float) -> None:
-        session = member.session
-        for table in (self.dead, self._lingering):
-            table.pop(session, None)
-            table[session] = now
+        self.dead.add(member.session, now)
         if member.record.state is State.DEAD:
             self.contacts.add(member.address, now)

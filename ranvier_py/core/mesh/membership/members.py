@@ -64,7 +64,7 @@ class Membership:
         self.lists = MemberLists(table, sends, room if datagrams else 0, now)
         self.neighbours = table.neighbours
         self.changes = table.changes  # what the operator wants to see; the owner drains it
-        self.gone = table.gone  # sessions to forget everywhere; the owner drains it
+        self.gone = table.dead.gone  # sessions to forget everywhere; the owner drains it
         self.left_at = inf  # after `leave`: when the leaving has spread and this node may stop
         self._awake_at = now  # lateness before this time was dealt with
         self._ticked_at = now
@@ -98,7 +98,7 @@ class Membership:
         table, counters = self.table, self._counters
         counters.alive = table.roster.live
         counters.suspects = len(table.suspicions)
-        counters.dead = len(table.dead)
+        counters.dead = len(table.dead.died)
         counters.contacts = len(table.contacts)
         counters.queued = len(self._broadcasts)
         counters.relays = len(self._relays)
@@ -188,8 +188,8 @@ class Membership:
                 self._read_list(peer, message, now, plane)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message of membership")
-        if self.table.returned:
-            self.table.returned = False
+        if self.table.dead.returned:
+            self.table.dead.returned = False
             self.lists.hurry(now)
 
     def proved(self, record: Record, now: float) -> None:
@@ -248,7 +248,7 @@ class Membership:
 
     def export(self) -> list[Record]:
         """Return the records to look for after a restart: the live members, then those that died last."""
-        dead = (self.member(session) for session in reversed(self.table.dead))
+        dead = (self.member(session) for session in reversed(self.table.dead.died))
         fallen = (member.record for member in dead if member is not None and member.record.state is State.DEAD)
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 

@@ -274,7 +274,7 @@ class BackendFacts(JoinTable[int, Fact]):
             observers.pop(session, None)
 
     def tick(self, now: float) -> None:
-        if now >= self._repeat_at:
+        if now >= self._rounds.repeat_at:
             for backend in [backend for backend, had_at in self._others.items() if now - had_at > KEPT_S]:
                 self._drop(backend)
             draining = {key: None for key, known in self.backends.items() if known.draining and key not in self._others}

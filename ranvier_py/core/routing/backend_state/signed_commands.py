@@ -108,7 +108,6 @@ class SignedCommands(JoinTable[str, Command]):
         super().__init__(outbox, rng, now)
         self.new: list[Command] = []  # to be followed, see `take_new`
         self.counters = CommandCounters()
-        self.refused = self.counters.refused
         self._key = admin_key
         self._floors = dict(floors)
         self._forgotten = 0  # the greatest clock of a removal that was replaced
@@ -149,10 +148,10 @@ class SignedCommands(JoinTable[str, Command]):
         try:
             Codec((KIND,)).encode(Commands((command,)))
         except ValueError:
-            increment(self.refused, "wire")
+            increment(self.counters.refused, "wire")
             return False
         if not self._has_room(command):
-            increment(self.refused, "full")
+            increment(self.counters.refused, "full")
             return False
         self._signed(command, now)
         self._changed[url] = None
@@ -182,7 +181,7 @@ class SignedCommands(JoinTable[str, Command]):
         return held is not None and by_clock(held.command) == by_clock(command)
 
     def tick(self, now: float) -> None:
-        if now >= self._repeat_at:
+        if now >= self._rounds.repeat_at:
             self._send(self._peers, self._renew(now))
             if now >= self._retry_at and self._failed:
                 self._retry_at = now + RETRY_S
@@ -193,7 +192,7 @@ class SignedCommands(JoinTable[str, Command]):
         for command in message.commands:
             reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
             if reason:
-                increment(self.refused, reason)
+                increment(self.counters.refused, reason)
             else:
                 self._take(command, now)
 

@@ -40,15 +40,15 @@ def test_the_dead_are_forgotten_above_after_ten_minutes_and_here_after_a_day() -
         join(table, number)
         bury(table, number, 100.0 * number)
     table.reap(GONE_S + 199.0)
-    assert table.gone == [1]
+    assert table.dead.gone == [1]
     table.reap(GONE_S + 301.0)
-    assert table.gone == [1, 2, 3]
+    assert table.dead.gone == [1, 2, 3]
     member = table.roster.get(1)
     assert not member.proved
     table.reap(DEAD_S + 201.0)
     assert [member.session for member in table.roster.values()] == [3]
-    assert list(table.dead) == [3]
-    assert table.gone == [1, 2, 3], "each once"
+    assert list(table.dead.died) == [3]
+    assert table.dead.gone == [1, 2, 3], "each once"
 
 
 def test_whoever_returns_in_time_is_not_forgotten() -> None:
@@ -59,12 +59,12 @@ def test_whoever_returns_in_time_is_not_forgotten() -> None:
     assert member is not None
     table.absolve(member, record_of("n1", 1, incarnation=1), 5.0, "its own word")
     table.reap(2 * DEAD_S)
-    assert table.gone == []
+    assert table.dead.gone == []
     assert table.roster.live == 1
     assert counts.false_alarms == 1
     bury(table, 1, 2 * DEAD_S)
     table.forget(member)
-    assert table.gone == [1]
+    assert table.dead.gone == [1]
 
 
 def test_only_so_many_dead_are_remembered_and_the_longest_dead_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,8 @@ def test_only_so_many_dead_are_remembered_and_the_longest_dead_goes_first(monkey
     for number in (5, 4, 3, 2, 1):
         bury(table, number, 10.0 - number)
         table.reap(10.0)
-    assert list(table.dead) == [3, 2, 1]
-    assert table.gone == [5, 4]
+    assert list(table.dead.died) == [3, 2, 1]
+    assert table.dead.gone == [5, 4]
     assert len(table.roster) == 3
 
 
@@ -124,7 +124,7 @@ def test_a_forgotten_member_is_not_spoken_of_any_more() -> None:
     member = table.roster.get(1)
     assert member is not None
     table.forget(member)
-    assert (len(table.broadcasts), len(table.roster), len(table.dead)) == (0, 0, 0)
+    assert (len(table.broadcasts), len(table.roster), len(table.dead.died)) == (0, 0, 0)
 
 
 def test_pings_in_the_name_of_others_are_bounded() -> None:

@@ -60,7 +60,7 @@ def test_a_command_changed_on_its_path_is_refused(change: dict[str, object]) -> 
     taker, _ = node()
     taker.receive(PEER, c.Commands((command(1)._replace(**change),)), 0.0)  # type: ignore[arg-type]
     assert not taker.new
-    assert taker.refused["signature"] == 1
+    assert taker.counters.refused["signature"] == 1
 
 
 def test_without_the_admin_key_nothing_is_given_taken_or_passed_on() -> None:
@@ -87,7 +87,7 @@ def test_a_clock_near_its_end_can_not_be_forced_on_us() -> None:
     taker, _ = node()
     taker.receive(PEER, c.Commands((command(1), command(NOON_MS + c.CLOCK_AHEAD_MS + 1, "remove"))), 0.0)
     assert verbs(taker) == ["add"]
-    assert taker.refused["time"] == 1
+    assert taker.counters.refused["time"] == 1
 
 
 def test_a_newcomer_is_sent_all_commands_in_messages_that_the_wire_takes() -> None:
@@ -114,7 +114,7 @@ def test_a_command_that_the_wire_does_not_take_is_refused_and_keeps_no_other_fro
 ) -> None:
     giver, outbox = node()
     assert not giver.give("add", url, weight, name, 0.0)
-    assert giver.refused["wire"] == 1
+    assert giver.counters.refused["wire"] == 1
     assert giver.give("add", "http://10.0.0.2:1", 1.0, "", 0.0)
     giver.met(alike([PEER]), 0.0)
     assert [each.url for each in commands(outbox)] == ["http://10.0.0.2:1"]
@@ -135,7 +135,7 @@ def test_commands_are_shared_however_many_backends_there_were_in_the_life_of_the
         assert [(new.verb, new.url) for new in taker.new] == [("remove", url)], "the last one of each URL"
         taker.new.clear()
     assert len(giver) == len(taker) == c.COMMANDS_MAX
-    assert taker.refused["full"] == 0
+    assert taker.counters.refused["full"] == 0
 
 
 def test_a_node_without_peers_keeps_the_last_command_of_each_url_alone() -> None:
@@ -154,9 +154,9 @@ def test_an_addition_whose_removal_gave_its_place_away_can_not_be_brought_back()
     added, removed = command(1), command(2, "remove")
     many = [command(3 + port, url=f"http://10.0.0.2:{port + 1}") for port in range(c.COMMANDS_MAX)]
     taker.receive(PEER, c.Commands((added, removed, *many)), 0.0)
-    assert (len(taker), taker.refused["full"]) == (c.COMMANDS_MAX, 0)
+    assert (len(taker), taker.counters.refused["full"]) == (c.COMMANDS_MAX, 0)
     taker.receive(PEER, c.Commands((added, removed)), 0.0)
-    assert taker.refused["old"] == 2
+    assert taker.counters.refused["old"] == 2
     assert len(taker.new) == 2 + c.COMMANDS_MAX
 
 
@@ -166,10 +166,10 @@ def test_one_more_addition_than_there_can_be_backends_is_refused_and_counted() -
     for port in range(c.COMMANDS_MAX):
         assert giver.give("add", f"http://10.0.0.2:{port + 1}", 1.0, "", 0.0)
     assert not giver.give("add", URL, 1.0, "", 1.0)
-    assert giver.refused["full"] == 1
+    assert giver.counters.refused["full"] == 1
     many = [command(3 + port, url=f"http://10.0.0.2:{port + 1}") for port in range(c.COMMANDS_MAX)]
     taker.receive(PEER, c.Commands((*many, command(9000))), 0.0)
-    assert taker.refused["full"] == 1
+    assert taker.counters.refused["full"] == 1
 
 
 def test_commands_are_followed_in_the_order_in_which_the_operator_gave_them() -> None:
@@ -223,7 +223,7 @@ def test_a_command_that_could_not_be_followed_is_tried_now_and_then_until_a_late
 def test_a_command_is_taken_for_an_hour_from_its_signature(age_s: float, is_taken: bool) -> None:
     taker, _ = node()
     taker.receive(PEER, c.Commands((command(1, signed_ms=NOON_MS - round(1000 * age_s)),)), 0.0)
-    assert (len(taker.new), taker.refused["time"]) == ((1, 0) if is_taken else (0, 1))
+    assert (len(taker.new), taker.counters.refused["time"]) == ((1, 0) if is_taken else (0, 1))
 
 
 def test_a_recorded_addition_can_not_be_brought_back_when_all_nodes_have_forgotten_it() -> None:
@@ -246,7 +246,7 @@ def test_a_recorded_addition_can_not_be_brought_back_even_at_once_where_there_is
     after, _ = node(floors=before.floors)
     after.receive(PEER, c.Commands((added,)), 0.0)
     assert not after.new
-    assert after.refused["old"] == 1
+    assert after.counters.refused["old"] == 1
     after.receive(PEER, c.Commands((command(2, "remove"),)), 0.0)
     assert verbs(after) == ["remove"]
 
@@ -314,7 +314,7 @@ def test_who_signs_first_spares_the_others() -> None:
 def test_a_wrong_clock_costs_only_as_long_as_it_is_wrong() -> None:
     taker, _ = node(wall_ms=0)
     taker.receive(PEER, c.Commands((command(1),)), 0.0)
-    assert (len(taker.new), taker.refused["time"]) == (0, 1)
+    assert (len(taker.new), taker.counters.refused["time"]) == (0, 1)
     taker.set_wall_clock(NOON_MS, 1.0)
     taker.receive(PEER, c.Commands((command(1),)), 1.0)
     assert len(taker.new) == 1
