@@ -1,7 +1,7 @@
 """A node that measures itself: real sockets, engines of the lab, what is seen of it on the control port."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -212,36 +212,36 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(tmp_path: Path)
             alone = alone + 1 if sum(now > then for now, then in zip(after, before, strict=True)) == 1 else 0
 
 
-def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_disprove_it() -> None:
+def with_steps(step: int) -> tuple[Callable[[], object], Callable[[], Any], Any]:
+    """A node's calibration of an engine whose hits end at these steps: a look, the profile then, and what it keeps."""
     world, clock = World(), Clock()
-    parts, profile = calibration_parts(world, clock), partial(world.router.checkpoints.profile, A)
-    attempt = world.start_attempt([1, 2], 100.0)
-    world.answer(attempt, 0, 100.0)
+    parts = calibration_parts(world, clock)
+    world.answer(world.start_attempt([1, 2], 100.0), 0, 100.0)
     evidence = parts.calibration.backends()[A].evidence
     for number in range(STEPS_SEEN):
-        evidence.found(528 * (1 + number % 5), 528 * (1 + number % 5) + 96)
+        evidence.found(step * (1 + number % 5), step * (1 + number % 5) + 96)
+    checkpoints = world.router.checkpoints
+    return partial(parts.tick, clock.now), partial(checkpoints.profile, A), checkpoints.known
+
+
+def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_disprove_it() -> None:
+    look, profile, known = with_steps(528)
     for _ in range(3):
-        parts.tick(clock.now)
+        look()
         assert profile().label == "vllm-align:528"
-    own = world.router.checkpoints.known[A]
+    own = known[A]
     for number in range(STEPS_SEEN):
         own.counted(16 * (33 + number))
     for _ in range(3):
-        parts.tick(clock.now)
+        look()
         assert profile() == ATTENTION
 
 
 def test_the_step_that_a_hybrid_engine_shows_later_is_kept_though_another_was_believed_first() -> None:
-    world, clock = World(), Clock()
-    parts, profile = calibration_parts(world, clock), partial(world.router.checkpoints.profile, A)
-    attempt = world.start_attempt([1, 2], 100.0)
-    world.answer(attempt, 0, 100.0)
-    evidence = parts.calibration.backends()[A].evidence
+    look, profile, known = with_steps(1024)
+    look()
     for number in range(STEPS_SEEN):
-        evidence.found(1024 * (1 + number % 5), 1024 * (1 + number % 5) + 96)
-    parts.tick(clock.now)
-    for number in range(STEPS_SEEN):
-        world.router.checkpoints.known[A].counted(512 * (1 + number % 7))
+        known[A].counted(512 * (1 + number % 7))
     for _ in range(3):
-        parts.tick(clock.now)
+        look()
         assert profile().label == "vllm-align:512"

@@ -117,29 +117,23 @@ async def test_what_all_refuse_is_the_fault_of_the_request(refusal: str, engines
     assert states == [("closed", None)] * engines
 
 
-@pytest.mark.parametrize("refusal", OF_KEYS_AND_MODELS)
-async def test_keys_and_models_are_tried_once_elsewhere_by_one_that_has_served(refusal: str) -> None:
+ONCE = [(each, b"/generate", 1) for each in ("400", "422", "405")]
+ELSEWHERE_TOO = [(each, b"/v1/completions", 2) for each in OF_KEYS_AND_MODELS]
+
+
+@pytest.mark.parametrize(("refusal", "path", "tries"), ONCE + ELSEWHERE_TOO)
+async def test_of_refusals_of_one_that_has_served_those_of_keys_and_models_alone_are_tried_once_elsewhere(
+    refusal: str, path: bytes, tries: int
+) -> None:
     engines = [Scripted(GOOD) for _ in range(4)]
     async with lab(*engines, policy="round_robin") as node:
         assert set(await load(node, 8)) == {200}
         before = asked(engines)
         for engine in engines:
             engine.turns = iter([[REFUSALS[refusal]]] * 9)
-        assert (await answered(node, question(b"/v1/completions", 1, poison=False)))[0] == int(refusal[:3])
-        assert asked(engines) == before + 2
+        assert (await answered(node, question(path, 1, poison=False)))[0] == int(refusal[:3])
+        assert asked(engines) == before + tries
         assert await refusing(node) == [None] * 4
-
-
-@pytest.mark.parametrize("refusal", ["400", "422", "405"])
-async def test_other_refusals_of_one_that_has_served_reach_the_client_at_once(refusal: str) -> None:
-    engines = [Scripted(GOOD) for _ in range(4)]
-    async with lab(*engines, policy="round_robin") as node:
-        assert set(await load(node, 8)) == {200}
-        before = asked(engines)
-        for engine in engines:
-            engine.turns = iter([[REFUSALS[refusal]]] * 9)
-        assert (await answered(node, question(b"/generate", 1, poison=False)))[0] == int(refusal[:3])
-        assert asked(engines) == before + 1
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)

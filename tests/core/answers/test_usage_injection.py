@@ -124,18 +124,11 @@ def test_a_backend_that_refuses_the_body_itself_is_still_unknown() -> None:
     assert asking.counters.refused == 1
 
 
-def test_a_backend_that_reports_unasked_is_not_asked() -> None:
+@pytest.mark.parametrize("shown", ["counts_anyway", "has_more"])
+def test_a_backend_that_reports_unasked_or_writes_more_beside_counts_is_not_asked_again(shown: str) -> None:
     asking = UsageAsker()
     removal = UsageRemoval(keeps_length=False)
-    removal.counts_anyway = True
-    asking.answered(removal, BackendId(3), 1)
-    assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
-
-
-def test_a_backend_that_writes_more_beside_counts_is_not_asked_again() -> None:
-    asking = UsageAsker()
-    removal = UsageRemoval(keeps_length=False)
-    removal.has_more = True
+    setattr(removal, shown, True)
     asking.answered(removal, BackendId(3), 1)
     assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 1) is None
     assert asking.splice(prompt(PLAIN), PLAIN, BackendId(3), 2) is not None

@@ -12,32 +12,24 @@ from ranvier_py.core.routing.rates.evictions import FADE_S, PRIOR_TOKENS, Evicti
 FIRST, SECOND = BackendId(0), BackendId(1)
 
 
-def test_where_nothing_that_was_evicted_comes_again_a_prefill_counts_once() -> None:
+@pytest.mark.parametrize(
+    ("times", "computed", "again", "price"),
+    [
+        (100, 5000, 0, 1.0),
+        (100, 5000, 5000, pytest.approx(2.0, abs=0.02)),
+        (1, 100, 100, pytest.approx(1.0 + 100 / (100 + PRIOR_TOKENS))),
+        (100, 0, 5000, 2.0),  # at one engine, which another one had evicted: never more than twice
+    ],
+    ids=["nothing comes again", "all comes again", "one short prompt", "what is computed elsewhere"],
+)
+def test_a_prefill_counts_once_and_up_to_once_more_by_the_share_that_was_evicted(
+    times: int, computed: int, again: int, price: float
+) -> None:
     evictions = Evictions()
-    for number in range(100):
-        evictions.add(FIRST, 5000, 0, float(number))
-    assert evictions.price(FIRST) == 1.0
-
-
-def test_it_counts_twice_where_all_that_is_computed_was_evicted_before() -> None:
-    evictions = Evictions()
-    for number in range(100):
-        evictions.add(FIRST, 5000, 5000, float(number))
-    assert evictions.price(FIRST) == pytest.approx(2.0, abs=0.02)
+    for number in range(times):
+        evictions.add(FIRST, computed, again, float(number))
+    assert evictions.price(FIRST) == price
     assert evictions.price(SECOND) == 1.0
-
-
-def test_one_short_prompt_that_comes_again_is_little() -> None:
-    evictions = Evictions()
-    evictions.add(FIRST, 100, 100, 0.0)
-    assert evictions.price(FIRST) == pytest.approx(1.0 + 100 / (100 + PRIOR_TOKENS))
-
-
-def test_what_is_computed_elsewhere_again_never_makes_a_prefill_count_more_than_twice() -> None:
-    evictions = Evictions()
-    for number in range(100):
-        evictions.add(FIRST, 0, 5000, float(number))
-    assert evictions.price(FIRST) == 2.0
 
 
 def test_evictions_fade_with_time_and_late_reports_count_in_full() -> None:
