@@ -95,7 +95,7 @@ class ForwardStage:
             elif leg.read is not None and status < 300:
                 handed += leg.read((yield from self.relay.whole(call, attempt, exchange, held or exchange.take())))
             else:
-                yield self.relay.answer(call, attempt, exchange, reader, held)
+                yield from self.relay.answer(call, attempt, exchange, reader, held)
                 if is_asked or reader.failure is not None:
                     judgement = yield from self._end(call, attempt, exchange, reader, judgement)
             outcome = judgement.outcome
@@ -225,11 +225,11 @@ class ForwardStage:
         self, call: Call, attempt: Attempt, head: HttpResponseHead, chunks: ChunkedReader | None, *, is_asked: bool
     ) -> AnswerReader:
         """Return what reads the answer, by what its head says that it is. `is_asked`: for counts of a stream."""
-        prompt, status, fields = attempt.prompt, head.status, head.fields
+        prompt, fields, is_served = attempt.prompt, head.fields, head.status == 200
         kind = AnswerReader
-        if status == 200 and attempt.judged and fields.readable:
+        if is_served and fields.readable and attempt.judged:
             kind = StreamReader if fields.streams else WholeReader
-        captures = prompt.kind != "opaque" and fields.readable and 200 <= status < 300
+        captures = fields.readable and (is_served or 200 < head.status < 300) and prompt.kind != "opaque"
         reader = kind(prompt.api, chunks, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if is_asked:
             if isinstance(reader, StreamReader):
