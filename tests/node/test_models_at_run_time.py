@@ -87,12 +87,13 @@ async def _backend(node: Node, number: int) -> dict[str, Any]:
 
 
 class Lister(AnsweringEngine):
-    """An engine that counts how often its list is read. `page` None: it never answers for it, once `started`."""
+    """An engine that counts how often its list is read. It never answers for it while it `hangs`."""
 
     def __init__(self, *models: str) -> None:
         self.models: Sequence[str] = models
         self.reads: list[float] = []
         self.hangs = False
+        self.refusal = b""
         self.served: list[str] = []
 
     async def answer(self, asked: Request) -> bytes:
@@ -104,7 +105,30 @@ class Lister(AnsweringEngine):
         if asked.method == "GET":
             return answer(b"{}")
         self.served.append(json.loads(asked.body)["model"])
-        return GOOD
+        return self.refusal or GOOD
+
+
+LACKING = [
+    answer(b'{"error":{"message":"The model `tuned` does not exist.","type":"NotFoundError","code":404}}', status=404),
+    answer(b'{"object":"error","message":"The model `tuned` does not exist.","code":404}', status=400),
+    answer(b'{"error":{"message":"The model `tuned` does not exist.","type":"NotFoundError","code":404}}'),
+    answer(b'{"error":"model \'tuned\' not found, try pulling it first"}', status=404),
+    answer(b'{"message":"The following requested LoRA adapters are not loaded: tuned"}', status=400),
+]
+
+
+@pytest.mark.parametrize("refusal", LACKING)
+async def test_an_engine_that_lacks_a_model_is_asked_for_its_list_and_another_one_serves(refusal: bytes) -> None:
+    first, second = Lister("base", "tuned"), Lister("base", "tuned")
+    async with lab(first, second, policy="round_robin") as node:
+        first.models, first.refusal = ("base",), refusal
+        for number in range(8):
+            assert (await asked(node, GENERATING[number % 4], "tuned")).status_code == 200
+        await node.until("/admin/backends", lambda answer: ["base"] in [each["models"] for each in answer["backends"]])
+        before = len(first.served)
+        for number in range(8):
+            assert (await asked(node, GENERATING[number % 4], "tuned")).status_code == 200
+    assert len(first.served) == before <= 4
 
 
 async def test_many_unknown_names_at_once_ask_each_engine_once_and_are_missing_by_each_api() -> None:
