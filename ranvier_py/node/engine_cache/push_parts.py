@@ -118,6 +118,68 @@ class PrefixHolder:
         return {name: Tier.GPU for name in fingerprints if any(link.key in hashes for link in links_of(name))}
 
 
+class Leases:
+    """Routes of traffic, each of which its worker has to confirm within LEASE_S, the next to end first."""
+
+    def __init__(self, workers: PushMap, links: Links) -> None:
+        self._map, self._links = workers, links
+        self.ends: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)
+
+    def begin(self, backend: BackendId, end: Boundary, depth: int, now: float) -> None:
+        """Begin a lease for what was learned of this worker, unless the worker has reported it already. `depth`: the
+        tokens that a hash stands for."""
+        worker = self._map.workers.get(backend)
+        if worker is None or end.tokens < depth:
+            return
+        for tokens, token, _ in end.chain():
+            links = self._links.of_fingerprint(Fingerprint(token)) if tokens == depth and token else ()
+            lease = backend, Fingerprint(token)
+            if links and lease not in self.ends and not any(link.key in worker.hashes for link in links):
+                self.ends[lease] = now + LEASE_S  # a later use does not extend it, since it confirms nothing
+                self._map.counters.leases_dropped = self.ends.dropped
+
+    def ended(self, now: float) -> Iterator[tuple[BackendId, Link]]:
+        """End those that are over. Yields the worker and the link of each that was not confirmed, if it could be."""
+        while self.ends and next(iter(self.ends.values())) <= now:
+            backend, fingerprint = next(iter(self.ends))
+            del self.ends[backend, fingerprint]
+            worker, links = self._map.workers.get(backend), self._links.of_fingerprint(fingerprint)
+            if worker is None or not links or worker.silent or worker.synced_at is None:
+                continue  # nobody could have confirmed it
+            if any(link.key in worker.hashes for link in links):
+                self._map.counters.leases_kept += 1
+                continue
+            self._map.counters.leases_ended += 1
+            yield backend, links[0]
+
+    def are_unfounded(self, backend: BackendId, worker: PushWorker, links: Sequence[Link]) -> list[Link]:
+        """Return those of these links of which the worker has neither a lease nor any hash."""
+        return [
+            link
+            for link in links
+            if worker.model in ("", link.model)
+            and (backend, link.fingerprint) not in self.ends
+            and not any(each.key in worker.hashes for each in self._links.of_fingerprint(link.fingerprint))
+        ]
+
+
+class ModelRoots:
+    """The models that prompts may name, by the running sum with which such a prompt's hash begins."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._version, self._models = -1, dict[int, str]()
+
+    def known(self) -> Mapping[int, str]:
+        pools = self._router.registry.pools
+        if self._version != pools.version:
+            self._version = pools.version
+            names = dict.fromkeys(["", *pools.names.listed][:MODELS_MAX])
+            start, namespace_of = self._router.hasher.start, self._router.reader.namespace_of
+            self._models = {start(namespace_of(name)).total: name for name in names}
+        return self._models
+
+
 class WorkerReports(Part, Observer):
     """Serves worker_reports.py; observes attempts as soon as a worker reports prefix hashes."""
 
@@ -138,9 +200,8 @@ class WorkerReports(Part, Observer):
         self.events = PushedEvents(router, engine_caches, clock, self._faults)
         self._registry, self._router = router.registry, router
         self._engine_caches, self._inbox, self._clock = engine_caches, inbox, clock
-        self._models: dict[int, str] = {}  # by the running sum with which the model's prompts begin
-        self._models_version = -1
-        self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # next to end first
+        self._models = ModelRoots(router)
+        self._leases = Leases(self.map, self.links)
         self._refreshed = 0
         self._reader = ReportReader(self.backend_of)
 
@@ -150,13 +211,9 @@ class WorkerReports(Part, Observer):
             "POST /internal/eviction": handler(read_eviction, PREFIXES, self.evicted),
             "POST /internal/sync": handler(read_sync, PREFIXES, self.synced),
             "POST /internal/events": handler(read_events, EVENTS, self.batched),
-            "GET /internal/workers": self._shown,
+            # with ?hash=5f30… which of them hold that
+            "GET /internal/workers": lambda asked: {"workers": self.views(asked_hash(asked))},
         }
-
-    def _shown(self, asked: Asked) -> Mapping[str, Any]:
-        """Answer the list of workers; with ?hash=5f30… which of them hold that."""
-        text = asked.query.get("hash", "")
-        return {"workers": self.views(hash_in(text, "hash") if text else None)}
 
     async def evicted(self, report: PrefixReport) -> Mapping[str, Any]:
         """Take a report of evicted hashes. Raises NotFound for a worker that is no backend."""
@@ -217,11 +274,11 @@ class WorkerReports(Part, Observer):
             self._inbox.hasher.keep((*lengths, length))
 
     def started(self, attempt: Attempt, now: float) -> None:
-        self._lease(attempt.target.id, attempt.prompt.end, now)
+        self._leases.begin(attempt.target.id, attempt.prompt.end, self._inbox.prefix_tokens, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         if attempt.first_at is not None:
-            self._lease(attempt.target.id, end, now)
+            self._leases.begin(attempt.target.id, end, self._inbox.prefix_tokens, now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End leases, notice silent workers, refresh routes and tick event streams, until cancelled."""
@@ -249,8 +306,8 @@ class WorkerReports(Part, Observer):
             if known is None or worker.generation != known.generation:
                 self._close(id_, now)  # a restarted engine holds nothing, whatever was reported before
         self.map.silence(now)
-        while self._leases and next(iter(self._leases.values())) <= now:
-            self._end_lease(*next(iter(self._leases)))
+        for backend, link in self._leases.ended(now):
+            self._report(backend, [link], Tier.ABSENT)
         if self.map.workers:
             part = self.links.part(self._refreshed, LINKS_PER_TICK)
             self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
@@ -259,7 +316,7 @@ class WorkerReports(Part, Observer):
 
     def drain(self) -> None:
         """Link the hashes that came in to fingerprints, and confirm what workers hold of them."""
-        waiting, models = self._inbox.waiting, self._known_models() if self._inbox.waiting else {}
+        waiting, models = self._inbox.waiting, self._models.known() if self._inbox.waiting else {}
         while waiting:
             keyed = waiting.popleft()
             model = models.get(keyed.root)
@@ -278,7 +335,7 @@ class WorkerReports(Part, Observer):
             ("workers", "Workers that report their prefix hashes to this node.", len(self.map.workers)),
             ("hashes", "Prefix hashes that workers reported and hold.", len(self.map)),
             ("links", "Prefix hashes that are linked to fingerprints.", len(self.links)),
-            ("leases", "Routes of traffic that a worker has to confirm.", len(self._leases)),
+            ("leases", "Routes of traffic that a worker has to confirm.", len(self._leases.ends)),
             ("streams", "Streams of KV events that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
@@ -314,7 +371,7 @@ class WorkerReports(Part, Observer):
         """Report a change of prefix hashes as one of the prefixes that they stand for, and end their leases."""
         links = [link for key in keys for link in self.links.of_key(key, worker.model)]
         for link in links:
-            self._leases.pop((backend, link.fingerprint), None)
+            self._leases.ends.pop((backend, link.fingerprint), None)
         self._report(backend, links, tier)
 
     def _report(self, backend: BackendId, links: Sequence[Link], tier: Tier) -> None:
@@ -335,43 +392,10 @@ class WorkerReports(Part, Observer):
         start = 0
         while self.map.workers.get(backend) is worker and (part := self.links.part(start, SLICE_LINKS)):
             start += SLICE_LINKS
-            self._report(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
+            self._report(backend, self._leases.are_unfounded(backend, worker, part), Tier.ABSENT)
             await trio.lowlevel.checkpoint()
 
-    def _is_unfounded(self, backend: BackendId, worker: PushWorker, link: Link) -> bool:
-        if worker.model not in ("", link.model) or (backend, link.fingerprint) in self._leases:
-            return False
-        return not any(each.key in worker.hashes for each in self.links.of_fingerprint(link.fingerprint))
 
-    def _lease(self, backend: BackendId, end: Boundary, now: float) -> None:
-        """Begin a lease for what was learned of this worker, unless the worker has reported it already."""
-        worker, depth = self.map.workers.get(backend), self._inbox.prefix_tokens
-        if worker is None or end.tokens < depth:
-            return
-        for tokens, token, _ in end.chain():
-            links = self.links.of_fingerprint(Fingerprint(token)) if tokens == depth and token else ()
-            lease = backend, Fingerprint(token)
-            if links and lease not in self._leases and not any(link.key in worker.hashes for link in links):
-                self._leases[lease] = now + LEASE_S  # a later use does not extend it, since it confirms nothing
-                self.map.counters.leases_dropped = self._leases.dropped
-
-    def _end_lease(self, backend: BackendId, fingerprint: Fingerprint) -> None:
-        del self._leases[backend, fingerprint]
-        worker, links = self.map.workers.get(backend), self.links.of_fingerprint(fingerprint)
-        if worker is None or not links or worker.silent or worker.synced_at is None:
-            return  # nobody could have confirmed it
-        if any(link.key in worker.hashes for link in links):
-            self.map.counters.leases_kept += 1
-            return
-        self.map.counters.leases_ended += 1
-        self._report(backend, links[:1], Tier.ABSENT)
-
-    def _known_models(self) -> Mapping[int, str]:
-        """Return the models that prompts may name, by the running sum with which such a prompt's hash begins."""
-        version = self._registry.pools.version
-        if self._models_version != version:
-            self._models_version = version
-            names = dict.fromkeys(["", *self._registry.pools.names.listed][:MODELS_MAX])
-            start, namespace_of = self._router.hasher.start, self._router.reader.namespace_of
-            self._models = {start(namespace_of(name)).total: name for name in names}
-        return self._models
+def asked_hash(asked: Asked) -> int | None:
+    text = asked.query.get("hash", "")
+    return hash_in(text, "hash") if text else None

@@ -223,7 +223,7 @@ def test_what_another_node_tokenized_and_served_is_credited_to_a_prompt_of_which
         backend = router.registry[BackendId(0)]
         router.checkpoints.states_known(backend.id, backend.generation, list, 0.0)
         router.checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
-    served.checkpoints.collect(served.routes.names)
+    served.checkpoints.collect(served.routes.rows.index)
     serve(served, turns[:2], turns[2], cached=0)
     marks = [mark[2:] for mark in served.checkpoints.new.taken()]
     prompt = prompt_of(*turns, NEXT, tokenized=False)
