@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -219,14 +219,23 @@ def test_an_expired_claim_does_not_lend_its_trust_to_a_weaker_one(table: RouteTa
     assert table.counters.claims["local"] == 0
 
 
-def test_a_match_keeps_what_it_matched_from_being_evicted_and_a_dry_run_does_not() -> None:
-    table = RouteTable(capacity=2)
-    table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
-    table.match(plain(64, name="a"), GENERATIONS, 2.0)
-    table.match(plain(64, name="b"), GENERATIONS, 3.0, touch=False)
-    table.learn(plain(64, name="c"), ONE, 7, Trust.LOCAL, 4.0)
-    assert (depth(table, plain(64, name="a"), 4.0), depth(table, plain(64, name="b"), 4.0)) == (64, 0)
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda table: table.match([(64, 40, 41)], GENERATIONS, 2.0),
+        lambda table: table.learn([(64, 40, 41)], ONE, 7, Trust.LOCAL, 2.0),
+        lambda table: table.learn([(64, 40, 141)], ONE, 7, Trust.LOCAL, 2.0),
+    ],
+    ids=["a match", "learning it again", "learning another name of it"],
+)
+def test_a_use_keeps_a_route_from_being_evicted_and_a_dry_run_does_not(again: Callable[[RouteTable], object]) -> None:
+    table, used, other = RouteTable(capacity=2), [(64, 40, 41)], [(64, 50, 51)]
+    table.learn(used, ONE, 7, Trust.LOCAL, 0.0)
+    table.learn(other, ONE, 7, Trust.LOCAL, 1.0)
+    again(table)
+    table.match(other, GENERATIONS, 3.0, touch=False)
+    table.learn([(64, 60, 61)], ONE, 7, Trust.LOCAL, 4.0)
+    assert (depth(table, used, 4.0), depth(table, other, 4.0)) == (64, 0)
 
 
 def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None:
@@ -237,24 +246,6 @@ def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None
     table.withdraw(plain(128, name="a")[0][1], ONE)
     table.learn(plain(64, 128, name="c"), ONE, 7, Trust.LOCAL, 3.0)
     assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
-
-
-def test_learning_a_known_path_again_counts_as_a_use_of_it() -> None:
-    table = RouteTable(capacity=2)
-    table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
-    table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 2.0)
-    table.learn(plain(64, name="c"), ONE, 7, Trust.LOCAL, 3.0)
-    assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
-
-
-def test_learning_another_name_of_a_known_prefix_counts_as_a_use_of_it() -> None:
-    table = RouteTable(capacity=2)
-    table.learn([(64, 40, 41)], ONE, 7, Trust.LOCAL, 0.0)
-    table.learn([(64, 50, 51)], ONE, 7, Trust.LOCAL, 1.0)
-    table.learn([(64, 40, 141)], ONE, 7, Trust.LOCAL, 2.0)
-    table.learn([(64, 60, 61)], ONE, 7, Trust.LOCAL, 3.0)
-    assert [depth(table, [(64, 0, text)], 3.0) for text in (41, 51)] == [64, 0]
 
 
 @pytest.mark.parametrize("first", [Trust.REMOTE, Trust.CONFIRMED])
