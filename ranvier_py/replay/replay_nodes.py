@@ -168,7 +168,7 @@ class SeeingRouter(Router):
         holders = [Holder(backend, tokens, Trust.CONFIRMED) for tokens, backend in known if tokens]
         holders.sort(key=lambda holder: -holder.tokens)
         deepest = holders[0].tokens if holders else 0
-        unheld += takewhile(lambda key: key[0] > deepest, self.chain(prompt.end))
+        unheld += takewhile(lambda key: key[0] > deepest, self.holders.chain(prompt.end))
         return deepest, holders
 
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:  # noqa: ARG002

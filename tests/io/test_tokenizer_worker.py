@@ -483,7 +483,7 @@ async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all
     assert depth(router, other) == 64, "by text"
     assert await tokenized_first(worker, other, 5)
     assert depth(router, other) == 64, "by tokens: of 65 before the image"
-    shared = set(router.chain(attempt.prompt.end)) & set(router.chain(other.end))
+    shared = set(router.holders.chain(attempt.prompt.end)) & set(router.holders.chain(other.end))
     assert max(tokens for tokens, _, _ in shared) == 64
     same = router.read(CHAT_PATH, body(system, picture("AAAA"), ("assistant", "a cat"), ("user", words("more"))))
     assert depth(router, same) == attempt.prompt.tokens

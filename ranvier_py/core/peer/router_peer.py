@@ -107,7 +107,7 @@ class RouterPeer(Mesh):
             settings.answers, secrets, outbox, rng, now, round_trip_s=self.round_trip_s, room=self.routes.room
         )
         self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
-        self.prefills = PrefillGossip(router.speculation, self.backends, outbox, now)
+        self.prefills = PrefillGossip(router.holders.speculation, self.backends, outbox, now)
         self.backend_sets = BackendSets(self.backends, outbox, rng, now)
         self.use(
             *(self.routes, self.backends, self.signed_commands),
@@ -124,7 +124,7 @@ class RouterPeer(Mesh):
         router.owners.collect(self._hurry)
         router.checkpoints.collect(router.routes.rows.index, self._hurry)
         router.registry.busied = self._hurry
-        router.speculation.collect(self._hurry)
+        router.holders.speculation.collect(self._hurry)
         self.members.remember(remembered, now)
         self.settle(now)
 

@@ -11,10 +11,9 @@ lock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
-from itertools import islice, takewhile
 from random import Random
 from typing import Any
 
@@ -50,16 +49,15 @@ from ranvier_py.core.routing.placement import (
     SEVERAL_HOLDERS,
     Choice,
     Decision,
-    Holder,
     Match,
     Policy,
     match_of,
 )
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
+from ranvier_py.core.routing.prefix_holders import PrefixHolders
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
 from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.speculation import Speculation, merged
 from ranvier_py.core.routing.stored_paths import OF_NONE
 
 __all__ = ["Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
@@ -98,17 +96,18 @@ class Router:
         self.hasher = hasher
         self.routes = routes
         self.owners = Owners(reader.digest)
-        self.speculation = Speculation()
+        self.holders = PrefixHolders(routes, texts_match=texts_match)
         self.lengths = AnswerLengths()
         self.registry = registry
         self.policy = policy
-        self.texts_match = texts_match
         self.counters = RouterCounters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
         self.checkpoints = Checkpoints(
-            lambda end: routes.rows.known_chain(self.chain(end)), self._observe, block_tokens=hasher.block_tokens
+            lambda end: routes.rows.known_chain(self.holders.chain(end)),
+            self._observe,
+            block_tokens=hasher.block_tokens,
         )
 
     def _observe(self, observer: Observer) -> None:
@@ -163,7 +162,7 @@ class Router:
         wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
         if hybrids and wanted:  # the deepest holder may have no checkpoint to go on from
             wanted = max(wanted, SEVERAL_HOLDERS)
-        learned, holders = self._holders(prompt, pool, now, wanted, unheld, touch=touch)
+        learned, holders = self.holders.find(prompt, pool, now, wanted, unheld, touch=touch)
         if hybrids and holders:
             holders, credit = self.checkpoints.credited(prompt, holders, learned, pool.generations, now)
         return pool_match_of((pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
@@ -225,74 +224,19 @@ class Router:
         several, shared = None, False
         if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
             held_tokens = found.held_tokens
-            key = self._key_at(end, found, held_tokens)
+            key = self.holders.key_at(end, found, held_tokens)
             if self.policy.wants_shared:
-                several = partial(self._several, prompt, found)
-                shared = self._is_shared(end, tokens, found, key, held_tokens)
+                several = partial(self.holders.several, prompt, found)
+                shared = self.holders.is_shared(end, tokens, found, key, held_tokens)
         evicted = found.evicted(self.routes.rows) if self.policy.wants_shared else None
         deepest = Fingerprint(key[1] or key[2])
         answer_tokens = self.lengths.expected(first.text)
         of_prompt = (holders, tokens, first.text, first.tokens, end.text, found.at, deepest)
         return match_of((*of_prompt, opening, prefix_tokens, shared, several, answer_tokens, evicted))
 
-    def _is_shared(self, end: Boundary, tokens: int, found: PoolMatch, key: PrefixKey, depth: int) -> bool:
-        """Whether other chats go on from the held prefix. One continuation does not count where half of the prompt is
-        learned: it is the engine's own answer, which the client altered, or a side branch of this chat."""
-        learned = found.learned_tokens
-        if 2 * learned < tokens:
-            return depth > learned or self.routes.rows.branches(key) > 0
-        if depth != learned:
-            key = self._key_at(end, found, learned)
-        return self.routes.rows.branches(key) > 1
-
-    def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
-        """Return the deepest key of at most `depth` tokens: where the prompt's walk ended, or deeper for a guess."""
-        if depth == found.learned_tokens:
-            return next(islice(self.chain(end), len(found.unheld), None), (0, UNKNOWN, UNKNOWN))
-        return next((key for key in self.chain(end) if key[0] <= depth), (0, UNKNOWN, UNKNOWN))
-
-    def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
-        """Return the holders in `found` and those of shorter prefixes: SEVERAL_HOLDERS, or all eligible backends."""
-        holders, generations = found.holders, found.pool.generations
-        wanted, is_guess = min(SEVERAL_HOLDERS, len(found.pool.ids)), holders[0].tokens > found.learned_tokens
-        if found.credit or (len(holders) >= wanted and not is_guess):
-            return holders
-        first = prompt.end.first.own_chain
-        if not is_guess and (self.texts_match or first[-1][1]):  # every holder holds the shallowest key, too
-            everyone = self.routes.match((first[0], first[-1]), generations, found.at, wanted=wanted, touch=False)
-            if len(everyone) == len(holders):
-                return holders
-        rest = islice(self.chain(prompt.end), len(found.unheld), None)
-        held = self.routes.match(rest, generations, found.at, wanted=wanted, touch=False)
-        if not is_guess:
-            return held
-        deepest = held[0].tokens if held else 0
-        guessed = self.speculation.match(found.unheld, generations, SEVERAL_HOLDERS, deeper_than=deepest)
-        return merged(held, guessed, SEVERAL_HOLDERS) or holders  # the guess may have failed meanwhile
-
     def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice, shared: bool = False) -> Decision:
         names = (self.registry[choice.backend].name, self.policy.name)
         return decision_of(prompt, found, choice, names, shared=shared)
-
-    def _holders(
-        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[PrefixKey], *, touch: bool
-    ) -> tuple[int, Sequence[Holder]]:
-        """Return how many tokens are learned, and `wanted` or more eligible backends that hold some of it or soon will.
-
-        Deepest first; fewer where there are not so many. `unheld` gets the keys that are not learned.
-        """
-        if wanted == 0 or prompt.kind == "opaque":
-            return 0, ()
-        chain, generations = self.chain(prompt.end), pool.generations
-        found = self.routes.match(chain, generations, now, wanted=wanted, touch=touch, unheld=unheld)
-        learned = found[0].tokens if found else 0
-        if found and prompt.end.state is None and prompt.end.correct(len(unheld), self.routes.exact_depth):
-            unheld[:] = islice(self.chain(prompt.end), len(unheld))
-        guessed = self.speculation.match(unheld, pool.generations, wanted, deeper_than=learned)
-        return learned, merged(found, guessed, wanted) if guessed else found
-
-    def chain(self, end: Boundary) -> Iterable[PrefixKey]:
-        return end.chain() if self.texts_match else end.token_chain()
 
     # --- one attempt -------------------------------------------------------------------------------------------------
 
@@ -318,8 +262,10 @@ class Router:
         target = self.registry.dispatched(decision.backend, now, work, expected_at)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
-            unmatched = self._unmatched(prompt, decision, found)
-            claimed = self.speculation.add(unmatched, decision.backend, target.generation, decision.computed_tokens)
+            unmatched = self.holders.unmatched(prompt, decision, found)
+            claimed = self.holders.speculation.add(
+                unmatched, decision.backend, target.generation, decision.computed_tokens
+            )
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
@@ -434,7 +380,7 @@ class Router:
         match = self._match(prompt, found)
         choice = self._hinted(prompt, found) or policy.choose(match, found.pool.backends, copy(self._rng))
         decision = self._decision(prompt, found, choice)
-        _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
+        _, everyone = self.holders.find(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
         credit = self.checkpoints.credited(prompt, everyone, found.learned_tokens, found.pool.generations, now)[1]
         views = [candidate_view(each, depth.get(each.id), credit.get(each.id)) for each in found.pool.backends]
@@ -457,19 +403,10 @@ class Router:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _unmatched(self, prompt: Prompt, decision: Decision, found: PoolMatch | None) -> Sequence[int]:
-        """Return the fingerprints deeper than the matched prefix: this attempt is about to make them warm."""
-        chain: Iterable[PrefixKey]
-        if found is not None and decision.matched_tokens == found.learned_tokens:
-            chain = found.unheld
-        else:  # the chosen backend holds less than the deepest holder, or the match was a guess
-            chain = takewhile(lambda key: key[0] > decision.matched_tokens, self.chain(prompt.end))
-        return [fingerprint for _, token, text in chain for fingerprint in (token, text)]
-
     def settle(self, attempt: Attempt) -> None:
         """Withdraw the attempt's speculative claims: its routes have been learned for real, or it failed."""
         claimed, attempt.speculation = attempt.speculation, ()
-        self.speculation.remove(claimed, attempt.target.id)
+        self.holders.speculation.remove(claimed, attempt.target.id)
 
     def _learn(self, attempt: Attempt, end: Boundary, now: float) -> None:
         target, prompt = attempt.target, attempt.prompt
@@ -480,5 +417,5 @@ class Router:
             self.reader.remember(prompt)
         if prompt.kind == "opaque" or not is_there:
             return
-        learned = self.routes.learn(self.chain(end), target.id, attempt.generation, Trust.LOCAL, now)
+        learned = self.routes.learn(self.holders.chain(end), target.id, attempt.generation, Trust.LOCAL, now)
         self.counters.learned_rows += learned

@@ -278,7 +278,7 @@ def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -
         registry=cast("Registry", MirroredRegistry(real.registry)),  # all that this Router asks of one
         policy=policy,
         rng=rng,
-        texts_match=real.texts_match,
+        texts_match=real.holders.texts_match,
         recent_max=0,
     )
     router.checkpoints = real.checkpoints

@@ -93,12 +93,14 @@ class World:
         self._ended(request)
         if request.hold is not None:
             request.engine.cache.prove(request.hold)
-            request.engine.cache.release(request.hold, self._router.chain(answered) if answered is not None else ())
+            request.engine.cache.release(
+                request.hold, self._router.holders.chain(answered) if answered is not None else ()
+            )
 
     def continued(self, request: Supposed, answered: Boundary) -> None:
         """Learn the answer of a request that was served."""
         if request.hold is not None and request.ended:
-            request.engine.cache.continued(request.hold, self._router.chain(answered))
+            request.engine.cache.continued(request.hold, self._router.holders.chain(answered))
 
     def fail(self, request: Supposed) -> None:
         """End a request that failed. What it alone had stays only if its first token was seen."""
@@ -134,7 +136,7 @@ class World:
         end, block = prompt.end, self._router.hasher.block_tokens
         whole = -(-(request.prompt_tokens + request.answer_tokens) // block) * block
         more = max(0, whole - end.tokens) if matched else whole
-        hold = engine.cache.hold(self._router.chain(end) if matched else (), more, force=force)
+        hold = engine.cache.hold(self._router.holders.chain(end) if matched else (), more, force=force)
         if hold is None:
             return False
         request.hold = hold

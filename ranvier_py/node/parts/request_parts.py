@@ -185,7 +185,7 @@ class Explanations(Part):
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._tokenizer.tokenize_first(prompt, pipeline.match.limits.tokenize_deadline_s)
         prompt.avoid = tuple(sorted({*prompt.avoid, *known_short(router.registry, prompt)}))
-        chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
+        chain = islice(router.holders.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
 

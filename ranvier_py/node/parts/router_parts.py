@@ -132,7 +132,7 @@ class RouterParts(Part):
         yield from self._ring_metrics()
         yield from samples("routes", router.routes.counters)
         yield from samples("memory", router.reader.memory.counters)
-        yield from samples("speculation", router.speculation.counters)
+        yield from samples("speculation", router.holders.speculation.counters)
 
     def routes(self) -> Mapping[str, Handler]:
         return {
@@ -148,7 +148,7 @@ class RouterParts(Part):
         return {
             **values(router.routes.counters),
             "memory": values(router.reader.memory.counters),
-            "speculation": values(router.speculation.counters),
+            "speculation": values(router.holders.speculation.counters),
             **{part.name: view for part in self._shown if (view := part.view())},
             "decisions": dict(counters.decisions),
             "outcomes": dict(counters.outcomes),

@@ -187,7 +187,7 @@ def test_a_failed_request_leaves_no_claim_behind() -> None:
     attempt = start_attempt(router, chat("one"))
     router.finish_attempt(attempt, Outcome.CONNECT_ERROR, 0.0)
     assert len(router.routes) == 0
-    assert len(router.speculation) == 0
+    assert len(router.holders.speculation) == 0
     found = router.find(router.read(CHAT_PATH, chat("one")), 0.0)
     assert not found.holders
 

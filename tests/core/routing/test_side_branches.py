@@ -31,7 +31,7 @@ def opened_everywhere(seed: int) -> Router:
     router = make_router(backends=4, seed=seed)
     boundary = router.read("/v1/chat/completions", chat("hello")).end.first
     for backend in router.registry:
-        router.routes.learn(router.chain(boundary), backend.id, backend.generation, Trust.LOCAL, 0.0)
+        router.routes.learn(router.holders.chain(boundary), backend.id, backend.generation, Trust.LOCAL, 0.0)
     return router
 
 

@@ -182,7 +182,7 @@ def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
         router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
     assert shadow.router.registry[again.id].work.own.inflight == 0
     assert [backend.work.own.inflight for backend in router.registry] == [0, 0, 0]
-    assert (len(elsewhere), len(shadow.router.speculation)) == (2, 0)
+    assert (len(elsewhere), len(shadow.router.holders.speculation)) == (2, 0)
 
 
 def test_no_backend_follows_shadows_that_were_replaced() -> None:

@@ -78,7 +78,7 @@ class Lab:
 
     def speculated(self) -> list[int]:
         """How many fingerprints of requests in flight each node knows."""
-        return [self.node(number).router.speculation.counters.fingerprints for number in range(3)]
+        return [self.node(number).router.holders.speculation.counters.fingerprints for number in range(3)]
 
 
 def test_a_question_on_a_document_that_is_being_computed_for_a_peer_goes_to_the_same_engine() -> None:
@@ -123,7 +123,7 @@ def test_a_peer_that_dies_takes_its_prefills_with_it() -> None:
     lab.send(0, DOCUMENT, "what?")
     assert lab.speculated()[1] > 0
     lab.until(16.0)
-    assert [lab.node(number).router.speculation.counters.fingerprints for number in (1, 2)] == [0, 0]
+    assert [lab.node(number).router.holders.speculation.counters.fingerprints for number in (1, 2)] == [0, 0]
 
 
 def test_a_prefill_ends_with_its_backend_whose_id_is_another_ones_next() -> None:
@@ -159,14 +159,14 @@ def test_what_names_no_process_of_an_engine_or_is_too_much_is_counted_and_claims
     key, generation = peer.backends.name_of(backend.id, backend.generation) or (0, 0)
     unknown = SharedPrefill(1, 7, 0, bytes(range(1, 9)))
     peer.prefills.receive(sender, Prefills((unknown,), b""), lab.now)
-    assert (router.speculation.counters.void, len(router.speculation)) == (1, 0)
+    assert (router.holders.speculation.counters.void, len(router.holders.speculation)) == (1, 0)
     for number in range(FROM_ONE_MAX + 5):
         known = SharedPrefill(number, key, generation, (number + 1).to_bytes(8, "little"))
         peer.prefills.receive(sender, Prefills((known, known), b""), lab.now)
-    assert len(router.speculation) == FROM_ONE_MAX
-    assert router.speculation.counters.received == FROM_ONE_MAX
+    assert len(router.holders.speculation) == FROM_ONE_MAX
+    assert router.holders.speculation.counters.received == FROM_ONE_MAX
     peer.prefills.met(alike(()), lab.now)
-    assert len(router.speculation) == 0
+    assert len(router.holders.speculation) == 0
 
 
 def test_however_much_peers_compute_half_of_the_room_is_left_to_requests_of_ones_own() -> None:

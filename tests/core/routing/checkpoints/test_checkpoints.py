@@ -219,7 +219,7 @@ def test_what_another_node_tokenized_and_served_is_credited_to_a_prompt_of_which
     turns = [("document", 1040), ("question", 60), ("answer", 20)]
     anchor = next(key for key in chain(turns[0]).chain() if key[0] == 1024)
     for router in (served, here):
-        router.texts_match = True
+        router.holders.texts_match = True
         backend = router.registry[BackendId(0)]
         router.checkpoints.states_known(backend.id, backend.generation, list, 0.0)
         router.checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
