@@ -243,6 +243,7 @@ class Catalog:
 
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Card, ...] = ()
+    owned_by: frozenset[str] = frozenset()  # what the cards say that they are owned by, which shows what engine it is
     lengths: Mapping[str, int] = field(default_factory=dict)  # by model (`blame.context_lengths`)
     any_model: bool = False  # its engine ignores the names of models, so that it serves each
     # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
@@ -252,11 +253,6 @@ class Catalog:
         """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
         known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
         return not self.cards or not known.isdisjoint(self.owned_by)
-
-    @property
-    def owned_by(self) -> frozenset[str]:
-        """What its model cards say that they are owned by, which shows what engine it is."""
-        return frozenset([str(card.get("owned_by")).lower() for card in self.cards])
 
     @property
     def hosted(self) -> bool:

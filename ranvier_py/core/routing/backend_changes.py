@@ -159,6 +159,7 @@ class BackendChanges:
         """Take the names and cards of its model list. Returns the transition that this is, if any."""
         if backend.catalog.cards != cards:
             backend.catalog.cards, backend.catalog.lengths = cards, lengths_of(cards)
+            backend.catalog.owned_by = frozenset([str(card.get("owned_by")).lower() for card in cards])
             self._pools.measure()
         models = tuple(sorted(set(names)))
         if models == backend.catalog.models:

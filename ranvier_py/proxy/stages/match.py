@@ -25,8 +25,8 @@ class MatchStage:
     def __call__(self, call: Call) -> Steps[None] | None:
         router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
         registry, names = router.registry, router.registry.pools.names
-        is_chosen = registry.pauses or registry.refusals or (names.lacking and prompt.model not in names.listed)
-        if read.judged and is_chosen:
+        may_avoid = registry.pauses or registry.refusals or (names.lacking and prompt.model not in names.listed)
+        if read.judged and may_avoid:
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
         unowned = key and owners.collecting and owners.find(key, now) is None

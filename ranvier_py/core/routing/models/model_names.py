@@ -68,11 +68,12 @@ class ModelNames:
         """Whether the lists of all backends are known, and none may serve `model`; not without any backend."""
         if not model or model in self.listed:
             return False
-        backend = None
-        for backend in backends:
-            if backend.catalog.serves(model):
+        base, catalog = model.partition(":")[0], None
+        may_be_adapter = base in self.listed or base == "default"  # else no long list is looked through
+        for catalog in [backend.catalog for backend in backends]:
+            if catalog.models is None or catalog.any_model or (may_be_adapter and catalog.has_adapter(model)):
                 return False
-        return backend is not None
+        return catalog is not None
 
     def error(self, pool: Pool, model: str) -> ModelNotFound | NoBackend:
         """Return the error that a client gets for an empty pool."""
