@@ -106,7 +106,9 @@ async def test_if_all_fail_so_the_client_gets_an_answer_as_it_came_and_nothing_i
     assert states == [("closed", None)] * 2
 
 
-@pytest.mark.parametrize("kind", ["queue full", "broken", "no event", "no model"])
+@pytest.mark.parametrize(
+    "kind", ["queue full", "broken behind a role of its own", "comments alone", "no event", "no model"]
+)
 async def test_an_engine_that_fails_at_once_within_a_200_attracts_no_load(kind: str) -> None:
     engines = [Scripted(*STREAMS[kind][0]), Busy(), Busy()]
     failed = 0
