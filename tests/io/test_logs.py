@@ -434,8 +434,11 @@ def test_a_process_writes_all_its_lines_once_also_after_a_fork_and_its_last_word
     assert done.stderr.endswith("\nthat was all\n")
 
 
+SOON = "from ranvier_py.io import logs; logs.LAST_WRITE_S = 0.05\n"  # it is waited for up to three times
+
+
 def test_a_process_ends_though_nobody_reads_what_it_writes(stalled: StalledPipe) -> None:
-    assert run_process(PROCESS, stdout=stalled.writer, stderr=stalled.writer).returncode == 0
+    assert run_process(SOON + PROCESS, stdout=stalled.writer, stderr=stalled.writer).returncode == 0
 
 
 CRASH = """
@@ -458,7 +461,7 @@ def test_a_crash_leaves_its_traceback() -> None:
 
 
 def test_a_crash_ends_the_process_though_nobody_reads_its_traceback(stalled: StalledPipe) -> None:
-    assert run_process(CRASH, stderr=stalled.writer).returncode == 1
+    assert run_process(SOON + CRASH, stderr=stalled.writer).returncode == 1
 
 
 @pytest.mark.slow
