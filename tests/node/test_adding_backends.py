@@ -190,13 +190,13 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
         for gap_s in (0.1, 10.0) * 100:
             service = Service(first if gap_s < 1 else slow, 1000, gap_s, False, 0, 0)
             for learner in policies:
-                learner.served(service)
+                learner.learner.served(service)
         ttft, affinity, robin, judge = policies
         assert isinstance(ttft, Ttft)
         assert isinstance(affinity, Affinity)
         assert isinstance(robin, RoundRobin)
         robin.credit[slow] = -1.0
-        rates = (ttft.service_rates, affinity.by_time.service_rates, judge.service_rates)
+        rates = (ttft.learner.service_rates, affinity.by_time.learner.service_rates, judge.service_rates)
         assert min(each[slow].factor for each in rates) > 1.5
         node.remove_backend("slow")
         assert node.add_backend("http://127.0.0.1:11", 1.0, "fast") == slow

@@ -250,10 +250,10 @@ def service_of(attempt: Attempt, gap_s: float, now: float) -> Service:
 
 def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None:
     """Learn from an engine's count how many prompt tokens it computed."""
-    policy.counted(attempt.target.id, attempt.decision.computed_tokens, computed_tokens)
-    if attempt.service is not None:
-        policy.corrected(attempt.service, computed_tokens)
-    elif not attempt.prompt.stream:  # its time is that of what was computed, not of what was believed
+    policy.learner.counted(attempt.target.id, attempt.decision.computed_tokens, computed_tokens, attempt.service)
+    if (
+        attempt.service is None and not attempt.prompt.stream
+    ):  # its time is that of what was computed, not of what was believed
         more = computed_tokens - attempt.decision.computed_tokens
         attempt.target.work.own.computed += more
         if attempt.decoded is not None:
@@ -268,7 +268,7 @@ def learn_length(attempt: Attempt, lengths: AnswerLengths, policy: Policy) -> No
     attempt.decoded = None
     lengths.observe(attempt.prompt.end.first.text, tokens)
     if attempt.target.generation == attempt.generation:
-        policy.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))
+        policy.learner.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))
 
 
 def decision_of(prompt: Prompt, found: PoolMatch, choice: Choice, names: tuple[str, str], *, shared: bool) -> Decision:

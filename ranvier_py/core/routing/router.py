@@ -256,9 +256,11 @@ class Router:
         caller itself calls `announce` once the request is on its way.
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
-        weighed_tokens = self.policy.work_of(matched_tokens, prompt_tokens)
+        weighed_tokens = self.policy.learner.work_of(matched_tokens, prompt_tokens)
         work = work_of(prompt, decision, weighed_tokens, int(self.lengths.expected(prompt.end.first.text)))
-        expected_at = now if work.seen else self.policy.expected_at(self.registry[decision.backend], work.tokens, now)
+        expected_at = (
+            now if work.seen else self.policy.learner.expected_at(self.registry[decision.backend], work.tokens, now)
+        )
         target = self.registry.dispatched(decision.backend, now, work, expected_at)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
@@ -293,7 +295,7 @@ class Router:
         if attempt.prompt.stream:
             gap_s = attempt.target.work.prefilled(attempt.work, now)
             attempt.service = service_of(attempt, gap_s, now)
-            self.policy.served(attempt.service)
+            self.policy.learner.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
         self._learn(attempt, attempt.prompt.end, now)

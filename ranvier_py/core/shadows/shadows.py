@@ -75,7 +75,7 @@ class Shadows(Observer):
 
     def forget(self, backend: BackendId) -> None:
         """Forget what was learned of the backend that had this id before."""
-        self.judge.forget(backend)
+        self.judge.learner.forget(backend)
         if self._world is not None:
             self._world.forget(backend)
         for shadow in self.shadows:
@@ -105,7 +105,7 @@ class Shadows(Observer):
         for shadow in self.shadows:
             shadow.advance(now)
         if attempt.service is not None:
-            self.judge.served(counted(real, attempt.service))
+            self.judge.learner.served(counted(real, attempt.service))
         self._world.begin(real, now)
         for shadow in self.shadows:
             shadow.started(attempt, now)
@@ -117,7 +117,7 @@ class Shadows(Observer):
             return
         if (correction := attempt.correction(answer)) is not None:
             service, computed_tokens = correction
-            self.judge.corrected(counted(real, service), computed_tokens)
+            self.judge.learner.service_rates.corrected(counted(real, service), computed_tokens)
         real.answered = end
         self._world.continued(real, end)
         self._learn_length(attempt, real)
@@ -165,7 +165,7 @@ class Shadows(Observer):
             return
         self._lengths.observe(attempt.prompt.end.first.text, tokens)
         if attempt.target.generation == attempt.generation:
-            self.judge.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))
+            self.judge.learner.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))
         self._answers = min(self._answers + 1.0, DECODED_WINDOW)
         error_s = abs(real.decode_s - real.answer_tokens * world.seconds_per_token)
         world.error_s = error_s if world.error_s == inf else world.error_s + (error_s - world.error_s) / self._answers

@@ -98,7 +98,7 @@ class SupposedEngine:
 
     def schedule(self, request: Supposed, now: float) -> None:
         """Note when an admitted request would get its first token, behind those before it."""
-        rates = self._judge.service_rates
+        rates = self._judge.learner.service_rates
         line, factor = rates.fleet.line(), rates[self.backend].factor
         queued = self._free_at > now
         beside_s = line.per_decoding * (self.decoding + self.prefilling) + (line.queued if queued else line.alone)

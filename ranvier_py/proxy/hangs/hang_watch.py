@@ -83,7 +83,9 @@ class HangWatch:
 
     def _hangs(self, backend: Backend, waiting: Sequence[Call], now: float) -> bool:
         sent_at = min(call.attempt.sent_at for call in waiting if call.attempt is not None)
-        silence = self.hangs.judge(backend, sent_at, lambda: self._router.policy.predicted_s(backend, 0, now), now)
+        silence = self.hangs.judge(
+            backend, sent_at, lambda: self._router.policy.learner.predicted_s(backend, 0, now), now
+        )
         if silence is Silence.SUSPECTED:
             self._probe(backend.id)
         if silence is Silence.HANGS and not backend.vitals.silent:
@@ -133,7 +135,7 @@ class HangWatch:
         return router.registry[router.place(attempt.prompt, found).backend]
 
     def _has_room(self, backend: Backend, moved: int, now: float) -> bool:
-        predicted_s = self._router.policy.predicted_s(backend, 0, now)
+        predicted_s = self._router.policy.learner.predicted_s(backend, 0, now)
         return self.hangs.has_room(backend, moved, self._reported_waiting(backend.id), predicted_s, now)
 
 

@@ -116,8 +116,42 @@ class Choice(NamedTuple):
     tokens: int  # predicted depth at the chosen backend
 
 
+class PolicyLearner:
+    """What a policy learns from answers; this one learns nothing."""
+
+    def work_of(self, held: int, prompt_tokens: int) -> int:
+        """Return how many tokens a backend that holds `held` of a prompt has to compute. A policy that learns how depth
+        slows tokens down returns how many would take as long at a prompt's beginning."""
+        return max(0, prompt_tokens - held)
+
+    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:  # noqa: ARG002
+        """Predict the seconds until the first token of a request with so many tokens to compute, behind all that waits
+        there; 0 for a policy that predicts nothing."""
+        return 0.0
+
+    def served(self, service: Service) -> None:
+        """Learn from a first token. `computed_tokens` in the service is the prediction."""
+
+    def counted(
+        self, backend: BackendId, believed_tokens: int, computed_tokens: int, service: Service | None = None
+    ) -> None:
+        """Learn from an engine's count how many prompt tokens it computed, of one request, and not as was believed.
+        `service`: what was learned of its first token, if that was seen."""
+
+    def decoded(self, decoded: Decoded) -> None:
+        """Learn from a finished answer how long it took."""
+
+    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:  # noqa: ARG002
+        """Return when the first token of a request that is sent there now is to be expected, for answers that come as
+        a whole. A policy that predicts nothing takes it for come at once."""
+        return now
+
+    def forget(self, backend: BackendId) -> None:
+        """Forget what was learned of the backend that had this id before."""
+
+
 class Policy:
-    """One placement rule: how it chooses, which members of a Match it reads, and how it learns.
+    """One placement rule: how it chooses, which members of a Match it reads, and what it learns.
 
     `depths_wanted`: how many holders a Match must list for it; 1 = the deepest is enough, 0 = it reads none.
     `opening_bytes`: it reads `Match.opening`, made of so many bytes of the `opening_source`; 0 = it does not.
@@ -130,6 +164,7 @@ class Policy:
     opening_source: str = SYSTEM
     wants_prefix = False
     wants_shared = False
+    learner = PolicyLearner()
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose one of `candidates`, of which there is at least one; every holder in `match` is among them."""
@@ -147,36 +182,6 @@ class Policy:
         Units are in the names. Changes nothing.
         """
         return ()
-
-    def work_of(self, held: int, prompt_tokens: int) -> int:
-        """Return how many tokens a backend that holds `held` of a prompt has to compute. A policy that learns how depth
-        slows tokens down returns how many would take as long at a prompt's beginning."""
-        return max(0, prompt_tokens - held)
-
-    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:  # noqa: ARG002
-        """Predict the seconds until the first token of a request with so many tokens to compute, behind all that waits
-        there; 0 for a policy that predicts nothing."""
-        return 0.0
-
-    def served(self, service: Service) -> None:
-        """Learn from a first token. `computed_tokens` in the service is the prediction."""
-
-    def corrected(self, service: Service, computed_tokens: int) -> None:
-        """Correct an earlier service: the engine says that it had to compute `computed_tokens` prompt tokens."""
-
-    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
-        """Learn from an engine's count how many prompt tokens it computed, of one request, and not as was believed."""
-
-    def decoded(self, decoded: Decoded) -> None:
-        """Learn from a finished answer how long it took."""
-
-    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:  # noqa: ARG002
-        """Return when the first token of a request that is sent there now is to be expected, for answers that come as
-        a whole. A policy that predicts nothing takes it for come at once."""
-        return now
-
-    def forget(self, backend: BackendId) -> None:
-        """Forget what was learned of the backend that had this id before."""
 
 
 class Service(NamedTuple):

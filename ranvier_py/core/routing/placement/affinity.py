@@ -16,10 +16,9 @@ from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
+from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_share
-from ranvier_py.core.routing.rates.decode_rate import Decoded
 
 Floats = Sequence[float]
 
@@ -68,6 +67,7 @@ class Affinity(Policy):
         self.options = replace(options, divert_floor=0) if self.literal else options
         self.wants_shared = self.options.load_aware and not self.literal
         self.by_time = Ttft()
+        self.learner = self.by_time.learner
         self.rendezvous = self.by_time.rendezvous
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Affinity(Policy):
         """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if self.options.load_aware and (holder.load or self.by_time.decode_rates.uneven):
+        if self.options.load_aware and (holder.load or self.by_time.learner.decode_rates.uneven):
             divert = self.divert_by_requests if self.counts_requests else self.divert_by_time
             if diverted := divert(match, candidates, position, rng):
                 return diverted
@@ -142,7 +142,7 @@ class Affinity(Policy):
         others = [each for each in range(len(loads)) if each != position]
         if (
             not waits
-            and not self.by_time.decode_rates.uneven
+            and not self.by_time.learner.decode_rates.uneven
             and loads[position] <= median_of([loads[each] for each in others])
         ):
             return None  # no more decode there than elsewhere
@@ -229,32 +229,6 @@ class Affinity(Policy):
             {**terms, "ahead_s": self.by_time.ahead_s(match, candidate)[1]}
             for terms, candidate in zip(found, candidates, strict=True)
         ]
-
-    # --- learning -----------------------------------------------------------------------------------------------------
-
-    def work_of(self, held: int, prompt_tokens: int) -> int:
-        return self.by_time.work_of(held, prompt_tokens)
-
-    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
-        return self.by_time.predicted_s(candidate, tokens, now)
-
-    def served(self, service: Service) -> None:
-        self.by_time.served(service)
-
-    def corrected(self, service: Service, computed_tokens: int) -> None:
-        self.by_time.corrected(service, computed_tokens)
-
-    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
-        self.by_time.counted(backend, believed_tokens, computed_tokens)
-
-    def decoded(self, decoded: Decoded) -> None:
-        self.by_time.decoded(decoded)
-
-    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
-        return self.by_time.expected_at(candidate, work_tokens, now)
-
-    def forget(self, backend: BackendId) -> None:
-        self.by_time.forget(backend)
 
 
 def median_of(values: Floats, kind: str = "upper") -> float:

@@ -12,12 +12,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
+from copy import copy
 from math import sqrt
 from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
+from ranvier_py.core.routing.placement import (
+    ALL_HOLDERS,
+    Candidate,
+    Choice,
+    Holder,
+    Match,
+    Policy,
+    PolicyLearner,
+    Service,
+)
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
@@ -74,18 +84,67 @@ class Weighed(NamedTuple):
         return queue_s + decode_share * decode_s
 
 
+class TimeLearner(PolicyLearner):
+    """Learns how fast backends compute prompts and decode, and what they evict."""
+
+    def __init__(self) -> None:
+        self.service_rates = ServiceRates()
+        self.decode_rates = DecodeRates()
+        self.evictions = Evictions()
+
+    def __copy__(self) -> TimeLearner:
+        twin = TimeLearner()
+        vars(twin).update({name: copy(value) for name, value in vars(self).items()})
+        return twin
+
+    def work_of(self, held: int, prompt_tokens: int) -> int:
+        return self.service_rates.work_of(held, prompt_tokens)
+
+    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
+        ahead = ahead_of(candidate.work, now)._replace(since_progress_s=0.0)
+        return sum(self.service_rates[candidate.id].predict(tokens, ahead))
+
+    def served(self, service: Service) -> None:
+        self.service_rates.served(service)
+        if not self.decode_rates.count:
+            self.decode_rates.assume(self.service_rates.fleet.line().per_token)
+
+    def counted(
+        self, backend: BackendId, believed_tokens: int, computed_tokens: int, service: Service | None = None
+    ) -> None:
+        self.decode_rates.counted(abs(computed_tokens - believed_tokens))
+        if (again := computed_tokens - believed_tokens) > 0:
+            self.evictions.add(backend, again, again, 0.0)
+        if service is not None:
+            self.service_rates.corrected(service, computed_tokens)
+
+    def decoded(self, decoded: Decoded) -> None:
+        fleet = self.service_rates.fleet
+        known = self.service_rates[decoded.backend].per_token_s if fleet.count else None
+        self.decode_rates.observe(decoded, known)
+        if known is None:
+            fleet.assume(self.decode_rates.per_token_s)
+
+    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
+        return now + sum(self.service_rates[candidate.id].predict(work_tokens, ahead_of(candidate.work, now)))
+
+    def forget(self, backend: BackendId) -> None:
+        self.service_rates.forget(backend)
+        self.decode_rates.forget(backend)
+        self.evictions.forget(backend)
+
+
 class Ttft(Policy):
     """State: the service rates, and the time lost for want of second holders."""
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
     wants_shared = True
+    learner: TimeLearner
 
     def __init__(self) -> None:
-        self.service_rates = ServiceRates()
-        self.decode_rates = DecodeRates()
+        self.learner = TimeLearner()
         self.losses = Losses()
-        self.evictions = Evictions()
         self.rendezvous = Rendezvous()
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -161,10 +220,10 @@ class Ttft(Policy):
             return None
         copy = weighed.best_of(others)
         backend = candidates[copy]
-        anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
+        anew_s = self.learner.service_rates.work_of(0, deepest) * self.learner.service_rates[backend.id].per_token_s
         # a copy costs a prefill with what it evicts, another for each that waits there, a share for each that decodes
         waits = backend.work.waiting + DECODE_SHARE * backend.load
-        if lost_s <= anew_s * (self.evictions.price(backend.id) + waits):
+        if lost_s <= anew_s * (self.learner.evictions.price(backend.id) + waits):
             return None
         losses.forget(prefix)
         return copy
@@ -172,43 +231,43 @@ class Ttft(Policy):
     def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
         """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
         minutes and decode for as long as this one will: a copy takes no others away."""
-        lasts_s = match.answer_tokens * self.decode_rates.token_s(holder.work.own.contexts)
+        lasts_s = match.answer_tokens * self.learner.decode_rates.token_s(holder.work.own.contexts)
         return min(1.0, self.losses.running(prefix, match.at, lasts_s) / max(1, holder.load))
 
     @property
     def uneven(self) -> bool:
         """Whether a backend is, or might be, much faster than others: idle ones are not equal then."""
-        return self.decode_rates.uneven or self.decode_rates.looks
+        return self.learner.decode_rates.uneven or self.learner.decode_rates.looks
 
     @property
     def has_rates(self) -> bool:
         """Whether rates rest on more that answers have shown than on what is assumed."""
-        return self.service_rates.fleet.count + self.decode_rates.count > BORROWED
+        return self.learner.service_rates.fleet.count + self.learner.decode_rates.count > BORROWED
 
     @property
     def error_s(self) -> float:
         """The mean error of predictions: of first tokens or, where all answers are whole, of these and of what engines
         count that they computed."""
-        fleet, decode = self.service_rates.fleet, self.decode_rates
+        fleet, decode = self.learner.service_rates.fleet, self.learner.decode_rates
         return fleet.error_s if fleet.count else decode.prefill_error_s + DECODE_SHARE * decode.answer_error_s
 
     def slower_s(self, match: Match, candidates: Sequence[Candidate], position: int) -> float:
         """Return by how many seconds an answer takes longer there than at the fastest candidate; 0 where that may be
         chance."""
-        factor = self.decode_rates.factor
+        factor = self.learner.decode_rates.factor
         least = min([factor(candidate.id) for candidate in candidates])
-        if not self.decode_rates.uneven or factor(candidates[position].id) < UNEVEN * least:
+        if not self.learner.decode_rates.uneven or factor(candidates[position].id) < UNEVEN * least:
             return 0.0
-        answer_s = match.answer_tokens * self.decode_rates.per_answer_token_s
+        answer_s = match.answer_tokens * self.learner.decode_rates.per_answer_token_s
         return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
 
     def ahead_s(self, match: Match, candidate: Candidate) -> tuple[float, float]:
         """Return the seconds that a request waits there for others' work before its first token, and in all."""
-        queue_s, _ = self.service_rates[candidate.id].predict(0, ahead_of(candidate.work, match.at))
+        queue_s, _ = self.learner.service_rates[candidate.id].predict(0, ahead_of(candidate.work, match.at))
         many, own = candidate.load, candidate.work.own
         context = REQUEST_TOKENS + match.prompt_tokens + match.answer_tokens / 2
         contexts = own.contexts + (many - own.decoding) * context + context * many
-        decode = self.decode_rates
+        decode = self.learner.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
         full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens)
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
@@ -219,23 +278,23 @@ class Ttft(Policy):
         missing = missing_share(match, candidate, held)
         if missing <= 0.0:
             return 0.0
-        return missing * (factor * match.answer_tokens * self.decode_rates.token_s(contexts))
+        return missing * (factor * match.answer_tokens * self.learner.decode_rates.token_s(contexts))
 
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
     ) -> Weighed:
         """Compute what the prompt would cost at each of these positions. One flat loop, since there may be dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
-        rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
+        rates, decode, prompt_tokens = self.learner.service_rates, self.learner.decode_rates, match.prompt_tokens
+        slope = rates.fleet.slope
         # as many requests come during a wait as are waiting: there or, since placement evens queues out, anywhere
         mean = sum([candidates[position].work.waiting for position in among]) / len(among)
         # a cold prompt must be computed somewhere: it delays what decodes on average, what decodes just there little
         mean_load = sum([candidates[position].load for position in among]) / len(among)
-        decode = self.decode_rates
         decode_weight = DECODE_SHARE * match.answer_tokens
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
         least = min([decode.factor(candidates[position].id) for position in among])
-        price = self.evictions.price
+        price = self.learner.evictions.price
         queues: dict[int, float] = {}
         prefills: dict[int, float] = {}
         others: dict[int, float] = {}
@@ -284,48 +343,11 @@ class Ttft(Policy):
         scores = self.rendezvous.scores(key, candidates)
         return max(tied, key=scores.__getitem__)
 
-    # --- learning -----------------------------------------------------------------------------------------------------
-
     def chosen(self, match: Match, choice: Choice) -> None:
         """Learn what the chosen backend has to compute, and what another one had to evict."""
-        self.evictions.add(choice.backend, max(0, match.prompt_tokens - choice.tokens), 0, match.at)
+        self.learner.evictions.add(choice.backend, max(0, match.prompt_tokens - choice.tokens), 0, match.at)
         if match.evicted:
-            self.evictions.add(match.evicted[0], 0, match.evicted[1], match.at)
-
-    def work_of(self, held: int, prompt_tokens: int) -> int:
-        return self.service_rates.work_of(held, prompt_tokens)
-
-    def predicted_s(self, candidate: Candidate, tokens: int, now: float) -> float:
-        ahead = ahead_of(candidate.work, now)._replace(since_progress_s=0.0)
-        return sum(self.service_rates[candidate.id].predict(tokens, ahead))
-
-    def served(self, service: Service) -> None:
-        self.service_rates.served(service)
-        if not self.decode_rates.count:
-            self.decode_rates.assume(self.service_rates.fleet.line().per_token)
-
-    def corrected(self, service: Service, computed_tokens: int) -> None:
-        self.service_rates.corrected(service, computed_tokens)
-
-    def counted(self, backend: BackendId, believed_tokens: int, computed_tokens: int) -> None:
-        self.decode_rates.counted(abs(computed_tokens - believed_tokens))
-        if (again := computed_tokens - believed_tokens) > 0:
-            self.evictions.add(backend, again, again, 0.0)
-
-    def decoded(self, decoded: Decoded) -> None:
-        fleet = self.service_rates.fleet
-        known = self.service_rates[decoded.backend].per_token_s if fleet.count else None
-        self.decode_rates.observe(decoded, known)
-        if known is None:
-            fleet.assume(self.decode_rates.per_token_s)
-
-    def expected_at(self, candidate: Candidate, work_tokens: int, now: float) -> float:
-        return now + sum(self.service_rates[candidate.id].predict(work_tokens, ahead_of(candidate.work, now)))
-
-    def forget(self, backend: BackendId) -> None:
-        self.service_rates.forget(backend)
-        self.decode_rates.forget(backend)
-        self.evictions.forget(backend)
+            self.learner.evictions.add(match.evicted[0], 0, match.evicted[1], match.at)
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 
@@ -335,7 +357,7 @@ class Ttft(Policy):
         found = []
         for position, candidate in enumerate(candidates):
             parts = {name: getattr(weighed, name)[position] for name in TERMS}
-            found.append({**parts, "tokens_per_s": 1.0 / self.service_rates[candidate.id].per_token_s})
+            found.append({**parts, "tokens_per_s": 1.0 / self.learner.service_rates[candidate.id].per_token_s})
         return found
 
 

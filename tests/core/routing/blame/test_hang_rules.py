@@ -71,11 +71,11 @@ def test_work_that_takes_long_by_prediction_is_waited_for_twice_as_long() -> Non
 def test_a_policy_that_learns_rates_predicts_the_work_at_an_engine() -> None:
     policy, (_, registry, backend) = Affinity(), busy(requests=0)
     for _ in range(100):
-        policy.served(Service(backend.id, 1000, 1.0, False, 0, 0, 1000))
-    before_s = policy.predicted_s(backend, 0, 100.0)
+        policy.learner.served(Service(backend.id, 1000, 1.0, False, 0, 0, 1000))
+    before_s = policy.learner.predicted_s(backend, 0, 100.0)
     registry.dispatched(backend.id, 100.0, InFlight(20_000))
-    assert policy.predicted_s(backend, 0, 100.0) > before_s + 10.0
-    assert policy.predicted_s(backend, 0, 160.0) > before_s + 10.0, "what waits has not been done by waiting"
+    assert policy.learner.predicted_s(backend, 0, 100.0) > before_s + 10.0
+    assert policy.learner.predicted_s(backend, 0, 160.0) > before_s + 10.0, "what waits has not been done by waiting"
 
 
 def test_engines_that_hang_get_nothing_until_they_send_something() -> None:

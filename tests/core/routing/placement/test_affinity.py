@@ -261,8 +261,8 @@ def trained() -> Affinity:
     for _ in range(40):
         for backend in range(4):
             tokens, contexts = rng.randrange(100, 8000), rng.randrange(1000, 100_000)
-            policy.served(Service(BackendId(backend), tokens, tokens * 1e-4, False, 0, 0))
-            policy.decoded(Decoded(BackendId(backend), 100, 100 * (0.01 + contexts * 1e-7), contexts, 0))
+            policy.learner.served(Service(BackendId(backend), tokens, tokens * 1e-4, False, 0, 0))
+            policy.learner.decoded(Decoded(BackendId(backend), 100, 100 * (0.01 + contexts * 1e-7), contexts, 0))
     return policy
 
 
@@ -327,7 +327,7 @@ def test_a_holder_whose_places_are_taken_is_left_for_a_free_one() -> None:
 def test_a_holder_that_answers_a_quarter_as_fast_as_an_idle_other_is_left() -> None:
     policy = trained()
     for number in range(12 * LOOK_EVERY + 1):
-        policy.decoded(Decoded(BackendId(number % 4), 100, 1.0 if number % 4 else 4.0, 3000, 0))
+        policy.learner.decoded(Decoded(BackendId(number % 4), 100, 1.0 if number % 4 else 4.0, 3000, 0))
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0), (0, 0), (0, 0)), Random(1)).reason == "diverted"
 
 
@@ -346,12 +346,12 @@ def test_a_backend_that_has_shown_no_rate_is_worth_a_look_now_and_then() -> None
     policy, looked = Affinity(), 0
     for _ in range(6 * LOOK_EVERY):
         looked += policy.choose(shared(chat_of(900, 1000)), busy((0, 0), (0, 0)), Random(1)).backend
-        policy.served(Service(BackendId(0), 1000, 0.1, False, 0, 0))
-        policy.decoded(Decoded(BackendId(0), 100, 1.0, 1000, 0))
+        policy.learner.served(Service(BackendId(0), 1000, 0.1, False, 0, 0))
+        policy.learner.decoded(Decoded(BackendId(0), 100, 1.0, 1000, 0))
     assert looked in (4, 5), "of six: at first nothing is known of rates"
     assert policy.choose(chat_of(900, 1000), busy((0, 0), (0, 0)), Random(1)).backend == 0, "a chat stays"
     for _ in range(20):
-        policy.decoded(Decoded(BackendId(1), 100, 1.0, 1000, 0))
+        policy.learner.decoded(Decoded(BackendId(1), 100, 1.0, 1000, 0))
     assert policy.choose(shared(chat_of(900, 1000)), busy((0, 0), (0, 0)), Random(1)).backend == 0, "it is no faster"
 
 

@@ -44,7 +44,7 @@ def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int]
         for backend in backends:
             tokens = rng.randrange(100, 8000)
             gap_s = tokens * per_token + rng.choice((0.0, 2 * error))
-            policy.served(Service(BackendId(backend), tokens, gap_s, False, 0, 0))
+            policy.learner.served(Service(BackendId(backend), tokens, gap_s, False, 0, 0))
     return policy
 
 
@@ -85,7 +85,7 @@ def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
 def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
     policy = trained(backends=range(1, 4))
     for tokens in range(100, 5000, 50):
-        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, 0))
+        policy.learner.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, 0))
     assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).backend != 0
     assert choose(policy, warm((0, 9990)), engines(0, 0, 0, 0)) == Choice(BackendId(0), "warm", 9990)
 
@@ -105,7 +105,7 @@ def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> 
 def test_a_cold_prefix_has_two_homes_whoever_asks_for_it() -> None:
     """Before any gossip nodes would each make a copy of their own."""
     policy, rng = trained(), Random(5)
-    policy.service_rates.fleet.error_s = 0.1
+    policy.learner.service_rates.fleet.error_s = 0.1
     chosen = set()
     for own in range(10, 60):
         idle = engines(0, 0, 0, 0, decoding=[rng.randrange(3) for _ in range(4)])  # as each node sees them
@@ -205,18 +205,18 @@ def test_a_prompt_goes_where_what_it_evicts_is_not_needed_again() -> None:
 
 def test_what_an_engine_computed_although_it_was_believed_to_hold_it_was_evicted() -> None:
     policy = trained()
-    before = policy.evictions.price(BackendId(1))
-    policy.counted(BackendId(1), 100, 9000)
-    assert policy.evictions.price(BackendId(1)) > before == 1.0
+    before = policy.learner.evictions.price(BackendId(1))
+    policy.learner.counted(BackendId(1), 100, 9000)
+    assert policy.learner.evictions.price(BackendId(1)) > before == 1.0
 
 
 def test_where_all_answers_are_whole_a_holder_is_left_only_for_more_than_the_usual_error_of_what_is_believed() -> None:
     policy = Ttft()
     for number in range(60):
-        policy.decoded(Decoded(BackendId(number % 4), 100, 2.0, 1000, 10_000))
+        policy.learner.decoded(Decoded(BackendId(number % 4), 100, 2.0, 1000, 10_000))
     assert choose(policy, warm((0, 9000)), engines(16_000, 0, 0, 0)).reason == "moved"
     for _ in range(30):
-        policy.counted(BackendId(0), 1000, 11_000)
+        policy.learner.counted(BackendId(0), 1000, 11_000)
     assert choose(policy, warm((0, 9000)), engines(16_000, 0, 0, 0)).reason == "warm"
 
 
@@ -237,7 +237,7 @@ def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
 def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
     """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
     policy, candidates = trained(error=2.0), engines(11_000, 0, 0, 0)
-    assert policy.service_rates.fleet.error_s > 1.0
+    assert policy.learner.service_rates.fleet.error_s > 1.0
     assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
     assert choose(policy, warm((0, 4000)), candidates).reason == "common"
 
@@ -259,7 +259,7 @@ def test_its_terms_add_up_to_what_decides() -> None:
 def test_its_terms_can_be_shown_where_whole_answers_took_longest_after_short_prompts() -> None:
     policy = Ttft()
     for computed in (10, 2000, 500, 4000):
-        policy.decoded(Decoded(BackendId(0), 100, 2.0 - computed / 4000, 1000.0, computed))
+        policy.learner.decoded(Decoded(BackendId(0), 100, 2.0 - computed / 4000, 1000.0, computed))
     cold, held = policy.terms(warm((1, 9000)), engines(0, 0))
     assert cold["tokens_per_s"] > 0.0
     assert cold["prefill_s"] > held["prefill_s"] > 0.0
