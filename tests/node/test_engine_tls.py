@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -59,8 +61,11 @@ async def tls_node(context: ssl.SSLContext, fields: str = "", **settings: Any) -
         listeners = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1", https_compatible=True)
         place.nursery.start_soon(partial(trio.serve_listeners, engine.serve, listeners))
         port = listeners[0].transport_listener.socket.getsockname()[1]
-        given = {"backend": [f"https://127.0.0.1:{port}{fields}"], "probe_interval_s": 0.05, "health": None, **settings}
-        yield await place.start(**{name: value for name, value in given.items() if value is not None})
+        given = {"backend": [f"https://127.0.0.1:{port}{fields}"], "probe_interval_s": 0.05, **settings}
+        yield await place.start(**given)
+    with warnings.catch_warnings():  # httpcore leaves a socket whose handshake was cancelled to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 async def status_of(node: Node) -> int:
