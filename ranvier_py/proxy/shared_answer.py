@@ -35,6 +35,9 @@ LAG_BYTES_MAX = 16 << 20
 """Of what is kept for a client that takes less than the engine sends, while others take more. An answer of that size
 comes within a second from an engine nearby, and a client at 10 Mbit/s takes 13."""
 
+KEEPALIVE = b": keepalive\n\n"
+"""The comment that keeps the line to a client who waits for a stream's first event."""
+
 PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
 """Fields of an answer that only the leader's client gets."""
 
@@ -218,8 +221,10 @@ class SharedAnswer:
 
     @property
     def body(self) -> bytes | None:
-        """The whole body; None if it was too large."""
-        return None if self.is_outgrown else bytes(self._body)
+        """The whole body without comments of ours; None if it was too large."""
+        if self.is_outgrown or self.head is None:
+            return None
+        return bytes(self._body).replace(in_chunk(KEEPALIVE) if self.head.framing == "chunked" else KEEPALIVE, b"")
 
     @contextmanager
     def followed(self) -> Iterator[Follower]:
@@ -279,3 +284,7 @@ def without_personal(head: HttpResponseHead) -> HttpResponseHead:
 def codings_of(request: HttpRequest) -> list[bytes]:
     """Return a client's accept-encoding fields."""
     return [value for name, value in request.headers if name.lower() == b"accept-encoding"]
+
+
+def in_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

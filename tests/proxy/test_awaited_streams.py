@@ -248,6 +248,23 @@ async def test_if_none_can_continue_it_the_failure_is_an_event_in_the_shape_of_i
     assert words in message
 
 
+@pytest.mark.parametrize("end", [[b'"choices":[]}'], [CLOSE]], ids=["whole", "cut"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"], ids=["whole answer", "compressed stream"])
+async def test_what_no_other_engine_could_continue_goes_out_as_it_came(end: list[Step], kind: bytes) -> None:
+    seen, coding = trio.Event(), b"content-encoding: gzip\r\n" if kind == b"text/event-stream" else b""
+    head = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: 14\r\n\r\n" % (coding, kind)
+    both = engines([head + (b"" if coding else b"{"), seen, *([b"{"] if coding else []), *end], [GOOD])
+    async with lab(*both) as node, await node.wire() as wire:
+        await wire.send(post(chat(stream=bool(coding))))
+        await wire.until(HEAD_END)
+        seen.set()
+        if end == [CLOSE]:
+            assert await wire.cut()
+        else:
+            assert await wire.exactly(14) == b'{"choices":[]}'
+    assert sum(len(each.bodies) for each in both) == 1
+
+
 async def test_a_connection_serves_on_behind_such_an_event() -> None:
     failed = trio.Event()
     engine = engines([STREAM_HEAD, failed, CLOSE], [STREAM_HEAD + TOKEN + END], count=1)
@@ -328,6 +345,10 @@ async def test_all_who_ask_the_same_get_the_comments_and_the_end(last: list[Step
         await second.until(OURS)
         computed.set()
         got = [without_ours(await ended(wire)) for wire in (first, second)]
+        if last != [CLOSE]:
+            async with await node.wire() as later:  # gets what was kept, which has none of our comments
+                await later.send(asked)
+                assert await ended(later) == got[0]
     assert got[0] == got[1]
     assert (b"word" in got[0], b"error" in got[0]) == (last != [CLOSE], last == [CLOSE])
     assert len(engine.bodies) == 1

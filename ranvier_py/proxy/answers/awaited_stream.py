@@ -3,7 +3,8 @@
 Rules: the head and what begins nothing is held for HELD_S; then it goes out, and from then on a comment of ours every
 `keepalive_s`, until an answer begins: proxies in front cut lines that are silent. Until then another engine's stream
 may follow the same head, without what announces it if that went out for another one. All of it is in frames of ours.
-Bound: HELD_BYTES_MAX, then they go on, and no other engine can follow (test_awaited_streams.py).
+A whole answer, or a compressed stream, goes out as it came after HELD_S, and no other engine can follow.
+Bound: HELD_BYTES_MAX; beyond it the same (test_awaited_streams.py).
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead
-from ranvier_py.proxy.shared_answer import SharedAnswer
+from ranvier_py.proxy.shared_answer import KEEPALIVE, SharedAnswer, in_chunk
 from ranvier_py.proxy.upstream import Exchange
 
 HELD_S = 5.0
 
-KEEPALIVE = b": keepalive\n\n"
 COMMENTS = re.compile(rb"(?:(?::[^\r\n]*+)?+(?>\r\n|\r|\n))++")
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -32,7 +32,7 @@ class AwaitedStream:
 
     __slots__ = (
         *("_announcer", "_client", "_exchange", "_held", "_in_chunks", "_keepalive_s"),
-        *("_reader", "_shown", "_sink", "is_open"),
+        *("_reader", "_shown", "_sink", "is_open", "is_out"),
     )
 
     def __init__(self, client: Client, sink: Client | SharedAnswer, keepalive_s: float) -> None:
@@ -44,6 +44,7 @@ class AwaitedStream:
         self._announcer: Exchange | None = None  # the stream of which more than head and comments went out
         self._in_chunks = False
         self.is_open = False  # the client has a head, and any engine may still answer
+        self.is_out = False  # it has the head of what no other engine could continue
 
     def wait(
         self,
@@ -54,7 +55,7 @@ class AwaitedStream:
     ) -> None:
         """Hold what a stream begins with. `shown`: its head as the client gets it, and what is added."""
         self._exchange, self._reader, self._shown, self._held = exchange, reader, shown, held
-        if not self.is_open and isinstance(reader, StreamReader) and exchange.head.framing in ("chunked", "close"):
+        if not self.is_open:
             self._call_in(HELD_S, self._go_out)
 
     def add(self, data: bytes) -> None:
@@ -90,7 +91,7 @@ class AwaitedStream:
     def send(self, data: bytes) -> None:
         """Send more behind a head that went out. Raises ClientGone."""
         if data:
-            self._sink.send(b"%x\r\n%b\r\n" % (len(data), data) if self._in_chunks else data)
+            self._sink.send(in_chunk(data) if self._in_chunks else data)
 
     def end(self) -> None:
         """End the body. Raises ClientGone."""
@@ -107,6 +108,9 @@ class AwaitedStream:
         if exchange is None:
             return
         head, fields = self._shown()
+        if not isinstance(self._reader, StreamReader) or head.framing not in ("chunked", "close"):
+            self._commit(head, fields)
+            return
         self._in_chunks = exchange.chunks is not None
         if self._in_chunks:
             self._held = payload_of(self._held)
@@ -120,6 +124,15 @@ class AwaitedStream:
             return
         self.pass_on()
         self._call_in(self._keepalive_s, self._keep_alive)
+
+    def _commit(self, head: HttpResponseHead, fields: Fields) -> None:
+        """Send what no other engine could continue, as it came."""
+        self.is_out = self._reader.begun = True
+        held, self._held = self._held, b""
+        try:
+            self._sink.relay_head(head, fields, held)
+        except ClientGone as error:
+            self._client.interrupt(error)
 
     def _keep_alive(self) -> None:
         if self._sink.unsent is None:  # else the client has not taken what came before

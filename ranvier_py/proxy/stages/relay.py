@@ -89,12 +89,13 @@ class RelayStage:
         self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes | None
     ) -> Steps[None]:
         """Relay an answer to its end, and have learned what it proves. `held`: what goes on of what was read of it."""
-        client, awaited = call.shared or call.client, call.awaited
+        client = call.shared or call.client
         proof = AnswerProof(self.learn, call, attempt, reader)
         if held is None:
             held = reader.feed(exchange.take(), exchange.complete)
             held = yield from self.begin(call, attempt, exchange, reader, held)
         send: Callable[[bytes], None] = client.send
+        awaited = call.awaited
         if awaited is not None and awaited.is_open:
             held = payload_of(held) if exchange.head.framing == "chunked" else held
             if not may_follow(exchange.head) or reader.failure is EMPTY:
@@ -102,6 +103,9 @@ class RelayStage:
                 return
             awaited.begin(exchange, held)
             send = awaited.send
+        elif awaited is not None and awaited.is_out:
+            awaited = None
+            client.send(held)
         else:
             awaited = None
             client.relay_head(*self._shown(call, attempt, exchange.head), held)
