@@ -123,7 +123,7 @@ class SimNode(SimRouter):
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
             "sessions": Bounded(sessions.sessions, SESSIONS_MAX),
-            "backends with facts": Bounded(len(self.peer.facts), BACKENDS_MAX),
+            "backends with facts": Bounded(len(self.peer.facts.backends), BACKENDS_MAX),
             "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
             **self.route_tables(members.alive),
         }

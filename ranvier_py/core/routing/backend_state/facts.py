@@ -130,6 +130,61 @@ class KnownBackend:
 UNKNOWN = KnownBackend()  # stands for every backend that is not known; never changed
 
 
+class LastHad:
+    """When any node last had each backend that is not ours."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, float] = {}
+        self.oldest: list[tuple[float, int]] = []  # the same, in the order of these times
+
+    def note(self, backend: int, at: float | None) -> None:
+        """Note when a node had it; None: it is ours, or dropped."""
+        before = self.at.pop(backend, None)
+        if before is not None:
+            del self.oldest[bisect_left(self.oldest, (before, backend))]
+        if at is not None:
+            self.at[backend] = at
+            insort(self.oldest, (at, backend))
+
+
+class MissingCounts:
+    """The backends of which no peer has sent a count, and when peers are asked for these, ever more rarely."""
+
+    def __init__(self) -> None:
+        self.backends: dict[int, None] = {}
+        self._ask_at = inf  # until there are peers
+        self._asked = 0  # questions since the last newcomer
+
+    @property
+    def wake_at(self) -> float:
+        """With peers."""
+        return inf if not self.backends else 0.0 if self._ask_at == inf else self._ask_at
+
+    def newcomer(self) -> None:
+        self._asked, self._ask_at = 0, inf
+
+    def is_due(self, now: float, rng: Random) -> bool:
+        """Whether a peer is to be asked now; there is one."""
+        if self._ask_at == inf:
+            self._ask_at = now + ASK_S
+        if now < self._ask_at or not self.backends:
+            return False
+        self._ask_at = now + doubled(ASK_S, self._asked, REPAIR_INTERVAL_S) * rng.uniform(0.8, 1.2)
+        self._asked += 1
+        return True
+
+
+class Doubts:
+    """When each peer last called a backend ill."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, dict[int, float]] = {}  # by backend and session
+
+    def count(self, backend: int, now: float) -> int:
+        """Return how many peers called this backend ill within DOUBT_S."""
+        return sum(now - at <= DOUBT_S for at in self.of.get(backend, {}).values())
+
+
 class BackendFacts(JoinTable[int, Fact]):
     """One node's knowledge of all backends, by their key (`registry_sync`).
 
@@ -158,17 +213,10 @@ class BackendFacts(JoinTable[int, Fact]):
         self.read: list[tuple[int, Fact]] = []  # by a peer's session, whose marks its facts have; drained likewise
         self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
         self.backends: dict[int, KnownBackend] = {}  # by key; to be read alone
-        self._others: dict[int, float] = {}  # those of `backends` that are not ours: when any node last had each
-        self._oldest: list[tuple[float, int]] = []  # the same, in the order of these times
-        self._doubts: dict[int, dict[int, float]] = {}
+        self._had = LastHad()
+        self.doubts = Doubts()
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
-        self._uncounted: dict[int, None] = {}  # backends of which no peer has sent a count
-        self._ask_at = inf  # when to ask for missing counts; inf until there are peers
-        self._asked = 0  # questions since the last newcomer
-
-    def __len__(self) -> int:
-        """How many backends anything is known of."""
-        return len(self.backends)
+        self._missing = MissingCounts()
 
     def known(self, now: float) -> Sequence[Fact]:
         """Return all that is known, in the form sent to peers."""
@@ -180,11 +228,11 @@ class BackendFacts(JoinTable[int, Fact]):
         if known is None:
             known = self._made(backend)
             self._changed[backend] = None
-        elif backend in self._others:
-            self._note_had(backend, None)
+        elif backend in self._had.at:
+            self._had.note(backend, None)
             self._changed[backend] = None
             if not known.counted:
-                self._uncounted[backend] = None
+                self._missing.backends[backend] = None
         if started_at and not known.started_at:
             known.started_at = started_at
             self._changed[backend] = None
@@ -223,14 +271,14 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def drains(self, backend: int, now: float) -> bool:
         """Whether the backend drains by an order that still holds (HELD_S)."""
-        return self.of(backend).draining and now - self._others.get(backend, now) <= HELD_S
+        return self.of(backend).draining and now - self._had.at.get(backend, now) <= HELD_S
 
     def left(self, backend: int, now: float) -> None:
         """Note that our registry has the backend no more."""
         if backend in self.backends:
             self.backends[backend].reading = None
-            self._note_had(backend, now)
-            self._uncounted.pop(backend, None)
+            self._had.note(backend, now)
+            self._missing.backends.pop(backend, None)
 
     def of(self, backend: int) -> KnownBackend:
         """Return what is known of a backend. The caller must neither change nor keep it."""
@@ -250,15 +298,9 @@ class BackendFacts(JoinTable[int, Fact]):
         self._adopt(backend, min(generation + ahead, COUNT_MAX), 0.0)
         return generation + ahead
 
-    def doubts(self, backend: int, now: float) -> int:
-        """Return how many peers called this backend ill within DOUBT_S."""
-        return sum(now - at <= DOUBT_S for at in self._doubts.get(backend, {}).values())
-
     @property
     def wake_at(self) -> float:
-        asks = self._peers and self._uncounted
-        ask_at = inf if not asks else 0.0 if self._ask_at == inf else self._ask_at
-        return min(super().wake_at, self.loads.wake_at, ask_at)
+        return min(super().wake_at, self.loads.wake_at, self._missing.wake_at if self._peers else inf)
 
     def met(self, peers: LivePeers, now: float) -> None:
         self.loads.peers(peers.met)
@@ -266,26 +308,22 @@ class BackendFacts(JoinTable[int, Fact]):
         self._answered = {session: None for session in self._answered if session in now_there}
         if self._meet(peers.near, now):
             self.loads.newcomers()
-            self._asked, self._ask_at = 0, inf
+            self._missing.newcomer()
 
     def forgotten(self, session: int, now: float) -> None:  # noqa: ARG002  # as of all machines
         self.loads.forget(session)
-        for observers in self._doubts.values():
+        for observers in self.doubts.of.values():
             observers.pop(session, None)
 
     def tick(self, now: float) -> None:
         if now >= self._rounds.repeat_at:
-            for backend in [backend for backend, had_at in self._others.items() if now - had_at > KEPT_S]:
+            for backend in [backend for backend, had_at in self._had.at.items() if now - had_at > KEPT_S]:
                 self._drop(backend)
-            draining = {key: None for key, known in self.backends.items() if known.draining and key not in self._others}
+            draining = {key: None for key, known in self.backends.items() if known.draining and key not in self._had.at}
             self._send(self._some(self._peers), self._rows(draining, now))
         super().tick(now)
         self.loads.tick(now)
-        if self._ask_at == inf and self._peers:
-            self._ask_at = now + ASK_S
-        if now >= self._ask_at and self._uncounted and self._peers:
-            self._ask_at = now + doubled(ASK_S, self._asked, REPAIR_INTERVAL_S) * self._rng.uniform(0.8, 1.2)
-            self._asked += 1
+        if self._peers and self._missing.is_due(now, self._rng):
             peer = self._rng.choice(self._peers)
             self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, Facts(())))
 
@@ -297,13 +335,10 @@ class BackendFacts(JoinTable[int, Fact]):
         else:
             for fact in message.facts:
                 self._take_fact(peer, fact, now)
-            self._answer(peer, now)
-
-    def _answer(self, peer: Peer, now: float) -> None:
-        """Send all to a peer that sends facts for the first time: what we sent when we met may have come too early."""
-        if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
-            self._answered[peer.session] = None
-            self._send([peer], self._rows(None, now))
+            # to a peer that sends facts for the first time: what we sent when we met may have come too early
+            if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
+                self._answered[peer.session] = None
+                self._send([peer], self._rows(None, now))
 
     def _take_fact(self, peer: Peer, fact: Fact, now: float) -> None:
         self.counters.facts_received += 1
@@ -320,15 +355,15 @@ class BackendFacts(JoinTable[int, Fact]):
                 self.counters.dropped += 1
                 return
             known = self.backends[fact.backend] = KnownBackend(fact.generation, fact.started_at)
-            self._note_had(fact.backend, had_at)
+            self._had.note(fact.backend, had_at)
             self._changed[fact.backend] = None
             self.changes.append(NewGeneration(fact.backend, fact.generation, fact.started_at))
         else:
             self._merge_generation(fact, known)
-            if had_at > self._others.get(fact.backend, inf):
-                self._note_had(fact.backend, had_at)
+            if had_at > self._had.at.get(fact.backend, inf):
+                self._had.note(fact.backend, had_at)
         known.counted = True
-        self._uncounted.pop(fact.backend, None)
+        self._missing.backends.pop(fact.backend, None)
         if fact.drain_clock > known.drain_clock or (
             fact.drain_clock == known.drain_clock and fact.draining > known.draining
         ):
@@ -336,10 +371,10 @@ class BackendFacts(JoinTable[int, Fact]):
             self._changed[fact.backend] = None
             self.changes.append(DrainChange(fact.backend, fact.draining))
         if fact.verdict in ILL:
-            self._doubts.setdefault(fact.backend, {})[peer.session] = now
-            self.changes.append(Doubt(fact.backend, self.doubts(fact.backend, now)))
+            self.doubts.of.setdefault(fact.backend, {})[peer.session] = now
+            self.changes.append(Doubt(fact.backend, self.doubts.count(fact.backend, now)))
         else:
-            self._doubts.get(fact.backend, {}).pop(peer.session, None)
+            self.doubts.of.get(fact.backend, {}).pop(peer.session, None)
 
     def _merge_generation(self, fact: Fact, known: KnownBackend) -> None:
         """Merge: the greater number wins; of two processes with one number the one that started later gets the next."""
@@ -374,31 +409,22 @@ class BackendFacts(JoinTable[int, Fact]):
         """Add a backend of ours of which no peer has sent a fact."""
         self._has_room(inf)
         known = self.backends[backend] = KnownBackend()
-        self._uncounted[backend] = None
+        self._missing.backends[backend] = None
         return known
 
     def _has_room(self, had_at: float) -> bool:
         """Whether one more backend fits, last had at `had_at`; if full, it replaces one that was last had earlier."""
         if len(self.backends) >= BACKENDS_MAX:
-            if not self._oldest or self._oldest[0][0] >= had_at:
+            if not self._had.oldest or self._had.oldest[0][0] >= had_at:
                 return False
-            self._drop(self._oldest[0][1])
+            self._drop(self._had.oldest[0][1])
             self.counters.dropped += 1
         return True
 
     def _drop(self, backend: int) -> None:
-        self._note_had(backend, None)
-        for known in (self.backends, self._doubts, self._changed):
+        self._had.note(backend, None)
+        for known in (self.backends, self.doubts.of, self._changed):
             known.pop(backend, None)
-
-    def _note_had(self, backend: int, at: float | None) -> None:
-        """Note when any node last had a backend that is not ours; None: it is ours, or dropped."""
-        before = self._others.pop(backend, None)
-        if before is not None:
-            del self._oldest[bisect_left(self._oldest, (before, backend))]
-        if at is not None:
-            self._others[backend] = at
-            insort(self._oldest, (at, backend))
 
     def _rows(self, keys: dict[int, None] | None, now: float) -> Sequence[Fact]:
         return [self._fact(backend, now) for backend in (self.backends if keys is None else keys)]
@@ -407,7 +433,7 @@ class BackendFacts(JoinTable[int, Fact]):
         return Facts(tuple(rows))
 
     def _fact(self, backend: int, now: float) -> Fact:
-        known, idle_s = self.backends[backend], now - self._others.get(backend, now)
+        known, idle_s = self.backends[backend], now - self._had.at.get(backend, now)
         reading = known.reading
         return Fact(
             backend,

@@ -188,8 +188,8 @@ def test_what_is_ill_is_a_doubt_that_passes() -> None:
     assert node.changes[-1] == f.Doubt(ENGINE, 1)
     receive(node, C, fact(verdict=3, draining=False), now=2.0)
     assert node.changes[-1] == f.Doubt(ENGINE, 2)
-    assert node.doubts(ENGINE, 4.5) == 1
-    assert node.doubts(ENGINE, 5.5) == 0
+    assert node.doubts.count(ENGINE, 4.5) == 1
+    assert node.doubts.count(ENGINE, 5.5) == 0
 
 
 def test_an_observer_that_reports_it_well_again_withdraws_its_doubt_and_heals_nothing() -> None:
@@ -198,7 +198,7 @@ def test_an_observer_that_reports_it_well_again_withdraws_its_doubt_and_heals_no
     receive(node, B, fact(verdict=2, draining=False), now=1.0)
     node.changes.clear()
     receive(node, B, fact(verdict=1, draining=False), now=1.5)
-    assert node.doubts(ENGINE, 1.5) == 0
+    assert node.doubts.count(ENGINE, 1.5) == 0
     assert not node.changes
 
 
@@ -223,18 +223,18 @@ def test_a_new_backend_finds_room_however_many_there_were_in_the_life_of_the_clu
         for backend in range(first, first + 1000):
             for node in (A, B):
                 net[node].left(backend, now)
-    assert len(net[A]) == BACKENDS_MAX
+    assert len(net[A].backends) == BACKENDS_MAX
 
 
 def test_our_own_backends_always_have_room_and_are_never_dropped_for_those_of_others() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, f.Verdict.HEALTHY, 1.0)
     receive(node, B, *[f.Fact(key, 1, 0.0, 1, False, 0) for key in range(100, 100 + BACKENDS_MAX)], now=1.0)
-    assert (len(node), node.counters.dropped) == (BACKENDS_MAX, 1)
+    assert (len(node.backends), node.counters.dropped) == (BACKENDS_MAX, 1)
     node.observe(OTHER, f.Verdict.HEALTHY, 1.0)
     receive(node, B, *[f.Fact(key, 1, 0.0, 1, False, 0) for key in range(9000, 9000 + BACKENDS_MAX)], now=9.0)
     assert {ENGINE, OTHER} <= {fact.backend for fact in node.known(9.0)}
-    assert len(node) == BACKENDS_MAX
+    assert len(node.backends) == BACKENDS_MAX
 
 
 def test_what_longer_nobody_had_takes_the_place_of_no_later_fact() -> None:
@@ -268,7 +268,7 @@ def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_ar
     net[A].left(OTHER, 2.0)
     for step in range(int(f.KEPT_S / f.REPAIR_INTERVAL_S) - 1):
         net.until(2.0 + step * f.REPAIR_INTERVAL_S)
-    assert [len(net[node]) for node in (A, B, C)] == [2, 2, 2]
+    assert [len(net[node].backends) for node in (A, B, C)] == [2, 2, 2]
     for step in range(6):
         net.until(2.0 + f.KEPT_S + step * f.REPAIR_INTERVAL_S)
     assert [[fact.backend for fact in net[node].known(4000.0)] for node in (A, B, C)] == [[ENGINE]] * 3
