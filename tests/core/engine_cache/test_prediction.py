@@ -17,6 +17,8 @@ from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TokenState
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.placement import Service
+from ranvier_py.core.routing.placement.ttft import TimeLearner
 from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.core.routing.router import Attempt
 from tests.core.routing.test_router import make_router
@@ -24,6 +26,21 @@ from tests.core.routing.test_router import make_router
 URL = "http://10.0.0.1:8000"
 BLOCK = 16
 A = BackendId(0)
+
+
+class ServiceLearner(TimeLearner):
+    """Notes the counts by which what first tokens taught is corrected."""
+
+    def __init__(self, learned: list[int]) -> None:
+        super().__init__()
+        self.learned = learned
+
+    def counted(
+        self, backend: BackendId, believed_tokens: int, computed_tokens: int, service: Service | None = None
+    ) -> None:
+        super().counted(backend, believed_tokens, computed_tokens, service)
+        if service is not None:
+            self.learned.append(computed_tokens)
 
 
 class World:
@@ -370,7 +387,7 @@ def test_what_an_engine_without_counts_seems_to_compute_teaches_no_service_rate(
     """By its zeros it would compute whole prompts in the time that their last turns take."""
     world = World()
     learned: list[int] = []
-    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.router.policy.learner = ServiceLearner(learned)
     for cached in (0, 0, 64, 0):
         world.served([1, 2, 3, 4], cached, 10.0)
     assert learned == [5, 69]
@@ -381,7 +398,7 @@ def test_an_absurd_count_teaches_no_absurd_service_rate(prompt_tokens: int, cach
     """One line of all engines is learned: it would be wrong for all."""
     world = World()
     learned: list[int] = []
-    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.router.policy.learner = ServiceLearner(learned)
     world.served([1, 2, 3, 4], 64, 10.0)
     world.answer(world.start_attempt([1, 2, 3, 4], 11.0), cached, 11.5, prompt_tokens=prompt_tokens)
     assert 0 <= learned[-1] <= 69
@@ -392,7 +409,7 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
     world = World()
     learned: list[int] = []
     world.reuses_what_it_served()
-    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.router.policy.learner = ServiceLearner(learned)
     attempt = world.start_attempt([1, 2, 3, 4], 12.0)
     attempt.prompt.counts_differ = True
     world.answer(attempt, 0, 12.1, prompt_tokens=69 + 69)
@@ -416,7 +433,7 @@ def test_a_body_that_only_names_a_stored_response_or_media_may_make_the_engine_c
 ) -> None:
     world = World()
     learned: list[int] = []
-    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.router.policy.learner = ServiceLearner(learned)
     world.served([1, 2, 3, 4], 64, 10.0)
     attempt = world.start_attempt([1, 2, 3, 4], 11.0)
     attempt.prompt = replace(attempt.prompt, **names)
