@@ -37,8 +37,8 @@ def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> 
             node.probed(engine.number, engine.probe(), now)
         peer.flush(now)
         peer.live_members.update(now)
-        agree(peer.facts, neighbours)
-        peer.routes._pull.synced = True
+        agree(peer.features.facts, neighbours)
+        peer.features.routes._pull.synced = True
         peer.outbox.clear()
 
 

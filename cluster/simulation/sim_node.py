@@ -95,8 +95,9 @@ class SimNode(SimRouter):
             profile=WAN if birth.cluster.profile == "wan" else LAN,
             routes=route_settings(birth.cluster),
         )
+        self.settings = settings
         self.peer = RouterPeer(self.router, settings, ring_of(birth.keys), rng, birth.now, subkeys=subkeys)
-        self.streams = NodeStreams(self.router, self.ids, self.peer.streams) if birth.cluster.events else None
+        self.streams = NodeStreams(self.router, self.ids, self.peer.features.streams) if birth.cluster.events else None
 
     def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
         self.peer.sealer.rekey(ring_of(keys))
@@ -108,7 +109,7 @@ class SimNode(SimRouter):
 
     def look(self, now: float) -> Look:  # noqa: ARG002  # as all calls
         members = {member.session: member.record for member in self.peer.members.everybody()}
-        return Look(self.peer.me, members, self.peer.routes.vector(), self.tables())
+        return Look(self.peer.me, members, self.peer.features.routes.vector(), self.tables())
 
     def living(self, now: float) -> Mapping[int, State]:  # noqa: ARG002  # as all calls
         return {member.session: member.state for member in self.peer.members.alive()}
@@ -123,18 +124,18 @@ class SimNode(SimRouter):
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
             "sessions": Bounded(sessions.sessions, SESSIONS_MAX),
-            "backends with facts": Bounded(len(self.peer.facts.backends), BACKENDS_MAX),
-            "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
+            "backends with facts": Bounded(len(self.peer.features.facts.backends), BACKENDS_MAX),
+            "observers of loads": Bounded(len(self.peer.features.facts.loads), members.alive + members.dead + 1),
             **self.route_tables(members.alive),
         }
 
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
-        gossip, shared, table = self.peer.routes.counters, self.peer.route_sync, self.router.routes
+        gossip, shared, table = self.peer.features.routes.counters, self.peer.features.route_sync, self.router.routes
         return {
-            "route updates kept": Bounded(gossip.logged, self.peer.settings.routes.log_entries_max),
+            "route updates kept": Bounded(gossip.logged, self.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
-            "transfers": Bounded(self.peer.routes.transfer.running(), TABLES.given_max),
+            "transfers": Bounded(self.peer.features.routes.transfer.running(), TABLES.given_max),
             "new routes": Bounded(len(table.outgoing.new), QUEUE_MAX),
             "routes that wait": Bounded(shared.waiting, 2 * HELD_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
@@ -157,11 +158,11 @@ class SimNode(SimRouter):
 
     def updates_sent(self) -> int:
         """Return how many route updates of its own it has sent since its start."""
-        return self.peer.routes.vector().get(self.session, 0)
+        return self.peer.features.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
         """Return the bucket sums, as the node would send them to a peer."""
-        scan = self.peer.route_sync.copy.sums(now)
+        scan = self.peer.features.route_sync.copy.sums(now)
         return memoryview(next(filter(None, iter(lambda: scan.step(now), b"")))).cast("Q")
 
 

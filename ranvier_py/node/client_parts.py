@@ -76,7 +76,7 @@ class ClientReader(Part, Observer):
         book = rule_book(config.client_rules_file, config.client_rules)
         mender = BodyMender(book, TextHasher(self._scheme.key).digest, config.proof) if book.changing else None
         if self._clustering is not None:
-            verdicts = self._clustering.peer.verdicts
+            verdicts = self._clustering.peer.features.verdicts
             verdicts.mender, verdicts.followed = mender, log_result
         return book, mender
 

@@ -130,7 +130,7 @@ class ClusterParts(Part):
         port.send_stream = self._outbound.send
         self.rates = TrafficRates()
         self._noted = Noted()
-        peer.woken = port.poke
+        peer.flushes.woken = port.poke
         join = endpoints.join if (endpoints := gossip_endpoints(config)) is not None else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
 
@@ -163,7 +163,7 @@ class ClusterParts(Part):
 
     def look(self) -> None:
         """Measure the traffic, and log problems that no peer reports and only an operator can solve. Call it often."""
-        traffic, commands = self.port.counters, self.peer.signed_commands
+        traffic, commands = self.port.counters, self.peer.features.signed_commands
         commands.set_wall_clock(wall_ms(), time.monotonic())
         if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
             return
@@ -188,7 +188,7 @@ class ClusterParts(Part):
         self._noted.untimely = commands.counters.refused["time"]
 
     def _log_backend_sets(self) -> None:
-        before, self._noted.differing = self._noted.differing, self.peer.backend_sets.differing
+        before, self._noted.differing = self._noted.differing, self.peer.features.backend_sets.differing
         for session in [one for one in self._noted.differing if self._noted.differing[one] != before.get(one)]:
             log.warning("gossip.backends_differ %s: %s", self.peer.name_of(session), self._noted.differing[session])
         for session in [one for one in before if one not in self._noted.differing]:
@@ -206,7 +206,7 @@ class ClusterParts(Part):
 
     def order(self, verb: str, url: str, weight: float, name: str) -> bool:
         """Share an operator's command with the peers. Returns False if it stays on this node."""
-        shared = self.peer.signed_commands.give(verb, url, weight, name, time.monotonic())
+        shared = self.peer.features.signed_commands.give(verb, url, weight, name, time.monotonic())
         if shared:
             self.port.poke()
         return shared
@@ -250,19 +250,19 @@ class ClusterParts(Part):
         yield from samples("gossip", peer.counters)
         yield from samples("gossip_members", peer.members.statistics())
         yield from samples("gossip_sessions", peer.sessions.statistics())
-        for machine in peer.machines:
+        for machine in peer.machines.called:
             yield from machine.samples()
         yield from samples("gossip_port", port.counters)
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "Seconds from learning a route on any node to receiving it here, as senders measured it."
-        yield Sample("gossip_lag_seconds", "histogram", lag, peer.routes.lag)
+        yield Sample("gossip_lag_seconds", "histogram", lag, peer.features.routes.lag)
         lateness = "Seconds by which the timer of gossip woke up late."
         yield Sample("gossip_lateness_seconds", "histogram", lateness, port.lateness_s)
 
     async def _sums(self, _: Asked) -> ControlAnswer:
         """Return the sums of the route table's buckets, computed in steps."""
-        scan = self.peer.route_sync.copy.sums(time.monotonic())
+        scan = self.peer.features.route_sync.copy.sums(time.monotonic())
         while (sums := scan.step(time.monotonic())) is None:
             await trio.lowlevel.checkpoint()
         return ControlAnswer(sums, kind="application/octet-stream")

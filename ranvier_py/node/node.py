@@ -60,7 +60,7 @@ def parts_of(
     router.observers += (clients,)
     worker = TokenizerWorker(tokenizer, router, inbox, queue_max=config.learn_queue_max)
     ranks, polls = RankParts(node), Polls(node, clustering)
-    streams = clustering.peer.streams if clustering is not None else None
+    streams = clustering.peer.features.streams if clustering is not None else None
     events = EngineEvents(router, rng, polled=polls.poller, sharing=streams, faults=node.faults)
     reports = WorkerReports(router, events.engine_caches, inbox, faults=node.faults)
     calibration = CalibrationParts(

@@ -67,14 +67,14 @@ class ReplayPeer(RouterPeer):
     def flush(self, now: float) -> None:
         super().flush(now)
         if self.synced:  # until then new routes wait, so it flushes at the usual interval
-            self._flush_at = now + IDLE_INTERVAL_S
+            self.flushes.next = now + IDLE_INTERVAL_S
 
     def touched(self, now: float) -> None:
         """Note that the router may have changed: flush at the next multiple of the interval."""
-        self._hurry()
-        late_s = now - self._flush_at
+        self.flushes.hurry()
+        late_s = now - self.flushes.next
         if late_s > 0.0:
-            self._flush_at += ceil(late_s / FLUSH_INTERVAL_S) * FLUSH_INTERVAL_S
+            self.flushes.next += ceil(late_s / FLUSH_INTERVAL_S) * FLUSH_INTERVAL_S
 
 
 class PeerNetwork:

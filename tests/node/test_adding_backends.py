@@ -58,8 +58,10 @@ class Clustering(Part):
         self.failed: list[Command] = []
         signed_commands = SimpleNamespace(failed=self.failed.append, take_new=self._take)
         keys = SimpleNamespace(key_of=lambda _: None)
-        shared = {"streams": StreamSharer(), "verdicts": SimpleNamespace(), "backends": keys}
-        self.peer = SimpleNamespace(transitions=list, doubted=list, signed_commands=signed_commands, **shared)
+        features = SimpleNamespace(
+            signed_commands=signed_commands, streams=StreamSharer(), verdicts=SimpleNamespace(), backends=keys
+        )
+        self.peer = SimpleNamespace(transitions=list, doubted=list, features=features)
         self._commands = commands
 
     def _take(self) -> tuple[Command | None, ...]:
@@ -196,7 +198,7 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
         assert isinstance(affinity, Affinity)
         assert isinstance(robin, RoundRobin)
         robin.credit[slow] = -1.0
-        rates = (ttft.learner.service_rates, affinity.by_time.learner.service_rates, judge.service_rates)
+        rates = (ttft.learner.service_rates, affinity.by_time.learner.service_rates, judge.learner.service_rates)
         assert min(each[slow].factor for each in rates) > 1.5
         node.remove_backend("slow")
         assert node.add_backend("http://127.0.0.1:11", 1.0, "fast") == slow

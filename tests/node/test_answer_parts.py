@@ -48,7 +48,10 @@ class Lab:
         now = time.monotonic()
         self.answers = PeerAnswers(settings, AnswerSecrets(SECRET), self.outbox, Random(1), now)
         self.answers.met(alike([peer_of(2)]), now)
-        parts = SimpleNamespace(peer=SimpleNamespace(answers=self.answers), port=SimpleNamespace(poke=lambda: None))
+        parts = SimpleNamespace(
+            peer=SimpleNamespace(features=SimpleNamespace(answers=self.answers)),
+            port=SimpleNamespace(poke=lambda: None),
+        )
         share_answers(self.responses, cast("ClusterParts", parts))
         self.advertise()
 

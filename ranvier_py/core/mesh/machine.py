@@ -60,3 +60,11 @@ class Machine:
         """Yield its metrics."""
         for name, counters in self.counted().items():
             yield from samples(name, counters)
+
+
+class Machines:
+    """The machines of one node in the order in which they are `called`, and the one `taking` each type of message."""
+
+    def __init__(self, called: Sequence[Machine]) -> None:
+        self.called = called
+        self.taking = {kind.make: machine for machine in called for kind in machine.kinds}

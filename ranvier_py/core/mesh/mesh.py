@@ -14,12 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.mesh.contact.greeter import Greeter
 from ranvier_py.core.mesh.contact.sessions import Sessions
-from ranvier_py.core.mesh.machine import Machine, Senders
+from ranvier_py.core.mesh.machine import Machines, Senders
 from ranvier_py.core.mesh.membership.live_members import LiveMembers, LivePeers
 from ranvier_py.core.mesh.membership.members import Membership
-from ranvier_py.core.mesh.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.mesh.membership.profile import LAN, Profile
 from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.mesh.wire.codec import Codec
@@ -28,11 +27,6 @@ from ranvier_py.core.mesh.wire.messages import Message, Record, State
 from ranvier_py.core.mesh.wire.seal import Sealer
 from ranvier_py.core.metrics import counter, gauge
 
-STRANGERS_MAX = 8
-"""If `contact` gets MESH_MEMBERS_MAX unknown addresses or more, it greets only this many: one answer is enough, and DNS
-names all of them again and again."""
-
-TRIED_MAX = 4096  # addresses for which the plane of the next greeting is remembered
 UNKNOWN_TOPIC = "unknown"  # of messages of kinds that this node does not know
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # a packet of our format, sealed with another key or another label
 
@@ -88,8 +82,8 @@ class MeshCounters:
 class Mesh:
     """Contact and membership of one node, and its machines. Times are seconds of one monotonic clock.
 
-    `wrong_key_source` is the address that sent the last packet sealed with another key or label, or None; whoever logs
-    it resets it to None.
+    Whoever makes it sets its `machines` before the first call of the shell. `wrong_key_source` is the address that sent
+    the last packet sealed with another key or label, or None; whoever logs it resets it to None.
     """
 
     def __init__(
@@ -112,19 +106,11 @@ class Mesh:
         self.sessions = Sessions(me, self.outbox, rng, codec, release=settings.release)
         self.live_members = LiveMembers(self.members, self._meet)
         self.wrong_key_source: Address | None = None
-        self.machines: Sequence[Machine] = ()
-        self._machine_of: dict[type, Machine] = {}
-        self._datagrams = settings.datagrams
+        self.greeter = Greeter(self.members, self.sessions, datagrams=settings.datagrams)
+        self.machines = Machines(())
         self._codec = codec
         self._effects: list[Send] = []
-        self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
         self._changes: list[MemberChange] = []
-
-    def use(self, *machines: Machine) -> None:
-        """Set the machines, in the order in which they are called."""
-        self.machines = machines
-        for machine in machines:
-            self._machine_of |= dict.fromkeys([kind.make for kind in machine.kinds], machine)
 
     # --- the calls of the shell -------------------------------------------------------------------------------------
 
@@ -132,7 +118,7 @@ class Mesh:
     def wake_at(self) -> float:
         """When `tick` must be called next. Any call may bring it nearer."""
         wake_at = min(self.live_members.wake_at, self.members.wake_at)
-        for machine in self.machines:
+        for machine in self.machines.called:
             wake_at = min(wake_at, machine.wake_at)
         return wake_at
 
@@ -152,7 +138,7 @@ class Mesh:
         if incoming is not None:
             peer, message, proved = incoming
             if proved is not None:
-                self._tried.pop(peer.address, None)
+                self.greeter.proved(peer.address)
                 self.members.proved(proved, now)
                 self.live_members.proved(proved.session, now)
             if message is None:
@@ -163,11 +149,7 @@ class Mesh:
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
         """Greet addresses that may be peers, from the operator or DNS. May be called any number of times."""
-        if not self.members.neighbours.is_mesh:
-            known = {member.address for member in self.members.alive()}
-            addresses = [address for address in addresses if address not in known]
-        for address in addresses if len(addresses) < MESH_MEMBERS_MAX else addresses[:STRANGERS_MAX]:
-            self._greet(address, now)
+        self.greeter.contact(addresses, now)
         self.settle(now)
 
     def unreachable(self, address: Address, plane: Plane, now: float) -> None:
@@ -179,10 +161,10 @@ class Mesh:
         """Do all that is due. The shell must pass packets that have already arrived to `receive` first."""
         self.members.tick(now)
         for address in self.members.needs_greeting(now):
-            self._greet(address, now)
+            self.greeter.greet(address, now)
         if now >= self.live_members.wake_at:
             self.live_members.update(now)
-        for machine in self.machines:
+        for machine in self.machines.called:
             machine.tick(now)
         self.counters.other_protocols = len(self.sessions.others.listed(now))
         self.settle(now)
@@ -232,7 +214,7 @@ class Mesh:
 
     def _hand_on(self, peer: Peer, message: Message, plane: Plane, now: float) -> None:
         """Pass a message to its machine, if that takes messages of this sender."""
-        machine = self._machine_of.get(type(message))
+        machine = self.machines.taking.get(type(message))
         if machine is None:  # of membership, which alone asks how a packet came
             self.members.receive(peer, message, now, plane)
             return
@@ -242,20 +224,10 @@ class Mesh:
         if machine.senders is not Senders.SHARING or peer.session in self.live_members.sharing:
             machine.receive(peer, message, now)
 
-    def _greet(self, address: Address, now: float) -> None:
-        """Send a Hello, unless a proved live member is there; by datagram and stream in turn, as one may be blocked."""
-        session = self.sessions.session_at(address)
-        member = self.members.member(session) if session else None
-        if member is not None and member.live and member.proved:
-            return
-        streamed = self._tried.get(address, not self._datagrams)
-        if self.sessions.greet(address, now, Plane.PROBE if streamed else Plane.DATAGRAM) and self._datagrams:
-            self._tried[address] = not streamed
-
     # --- to machines and peers --------------------------------------------------------------------------------------
 
     def _meet(self, live: LivePeers, now: float) -> None:
-        for machine in self.machines:
+        for machine in self.machines.called:
             machine.met(live, now)
 
     def settle(self, now: float) -> None:
@@ -265,7 +237,7 @@ class Mesh:
             self.live_members.changed(now)
             for session in members.gone:
                 self.sessions.forget(session)
-                for machine in self.machines:
+                for machine in self.machines.called:
                     machine.forgotten(session, now)
             members.gone.clear()
             self._changes += members.changes

@@ -24,7 +24,7 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
         "incarnation": me.incarnation,
         "state": me.state.name.lower(),
         "address": spelled((me.host, me.port)),
-        "release": peer.settings.release,
+        "release": peer.sessions.about[1],
         "protocol": PROTOCOL_VERSION,
         "synced": peer.synced,
         "members": [member_view(each, me.schema, now) | spoken(peer, each) for each in peer.members.everybody()],
@@ -35,9 +35,11 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
             }
             for topic in counters.packets_sent
         },
-        **{name: shown for machine in peer.machines for name, shown in machine.view().items()},
+        **{name: shown for machine in peer.machines.called for name, shown in machine.view().items()},
         "membership": values(peer.members.statistics()),
-        "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
+        "lag_ms": {
+            name: rounded(peer.features.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()
+        },
         "other_protocols": peer.sessions.others.listed(now),
         "sessions": values(peer.sessions.statistics()),
         "refused": dict(counters.refused),

@@ -17,7 +17,7 @@ from ranvier_py.core.clients.rule_verdicts import VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.mesh.machine import Machine
+from ranvier_py.core.mesh.machine import Machine, Machines
 from ranvier_py.core.mesh.membership.identity import first_epoch
 from ranvier_py.core.mesh.mesh import Mesh, MeshSettings
 from ranvier_py.core.mesh.transfer import Transfers
@@ -50,7 +50,7 @@ FLUSH_INTERVAL_S = 0.05
 """A learned route becomes a route update within this time. Equal to the intervals at which a busy node sends route
 updates and loads (`RouteGossipSettings.tick_s`, `loads.LOAD_INTERVAL_S`), so that both leave in one tick."""
 
-IDLE_INTERVAL_S = 0.25  # between two flushes while no request is in flight; `_hurry` shortens it when work arrives
+IDLE_INTERVAL_S = 0.25  # between two flushes while no request is in flight; `hurry` shortens it when work arrives
 
 STATE_HEAD = Struct("<4sQH")  # magic, epoch, number of floors
 STATE_FLOOR = Struct("<QQ")  # of signed commands: digest of a URL, clock
@@ -72,9 +72,55 @@ class GossipSettings(MeshSettings):
     admin_key: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What one router shares with its peers: the machine of each feature, and the tables that these keep."""
+
+    router: Router
+    facts: BackendFacts
+    backends: RegistrySync
+    signed_commands: SignedCommands
+    route_sync: RouteSync
+    routes: RouteGossip
+    streams: SharedStreams
+    answers: PeerAnswers
+    verdicts: VerdictGossip
+    prefills: PrefillGossip
+    backend_sets: BackendSets
+
+    def machines(self) -> Sequence[Machine]:
+        """Return them in the order in which they are called."""
+        return (
+            *(self.routes, self.backends, self.signed_commands),
+            *(self.streams, self.streams.claims, self.streams.transfers),
+            *(self.answers, self.verdicts, self.prefills, self.backend_sets),
+            Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
+        )
+
+
+class FlushTimes:
+    """When a node flushes: after IDLE_INTERVAL_S, but after FLUSH_INTERVAL_S if it is busy, or once it has something to
+    send. `woken` is called when that moves nearer between two calls of the shell."""
+
+    def __init__(self, now: float) -> None:
+        self.last = self.next = now
+        self.woken: Callable[[], object] = lambda: None
+
+    def flushed(self, now: float, *, busy: bool) -> None:
+        self.last = now
+        self.next = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)
+
+    def hurry(self) -> None:
+        """Note that there is something to send."""
+        wanted_at = self.last + FLUSH_INTERVAL_S
+        if wanted_at < self.next:
+            self.next = wanted_at
+            self.woken()
+
+
 class RouterPeer(Mesh):
     """One router wired to its peers: everything that it sends to them and receives from them. A node drives it, and so
-    does the lab. `woken` is called when `wake_at` moves nearer between two calls of the shell."""
+    does the lab."""
 
     def __init__(
         self,
@@ -89,61 +135,40 @@ class RouterPeer(Mesh):
         epoch, floors, remembered = read_state(settings.state)
         me = settings.record(first_epoch(epoch, settings.wall_ms), settings.routes.schema)
         super().__init__(me, settings, Sealer(me.session, ring, settings.label, subkeys), CODEC, rng, now)
-        session, outbox = settings.session, self.outbox
-        self.router, self.settings = router, settings
-        self.facts = BackendFacts(outbox, rng, now, plane_of=self.members.plane_of)
-        self.signed_commands = SignedCommands(
-            settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
-        )
-        self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
-        router.registry.names.node_name = self.name_of
-        self.route_sync = RouteSync(router.routes, self.backends, router.owners, router.checkpoints)
-        self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
-        self.routes = RouteGossip(
-            session, self.route_sync, settings.routes, outbox, rng, now, round_trip_s=self.round_trip_s
-        )
-        secrets = AnswerSecrets(settings.fingerprint_key, settings.admin_key)
-        self.answers = PeerAnswers(
-            settings.answers, secrets, outbox, rng, now, round_trip_s=self.round_trip_s, room=self.routes.room
-        )
-        self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
-        self.prefills = PrefillGossip(router.holders.speculation, self.backends, outbox, now)
-        self.backend_sets = BackendSets(self.backends, outbox, rng, now)
-        self.use(
-            *(self.routes, self.backends, self.signed_commands),
-            *(self.streams, self.streams.claims, self.streams.transfers),
-            *(self.answers, self.verdicts, self.prefills, self.backend_sets),
-            Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
-        )
-        self.woken: Callable[[], object] = lambda: None
-        self._flushed_at = self._flush_at = now
-        self.streams.synced = lambda: self.synced
-        self.backends.lacked = self.routes.compare_soon
-        self.route_sync.copy.asked = self._send_everything
-        router.routes.outgoing.collect(self._hurry)
-        router.owners.collect(self._hurry)
-        router.checkpoints.collect(router.routes.rows.index, self._hurry)
-        router.registry.busied = self._hurry
-        router.holders.speculation.collect(self._hurry)
+        self.features = features_of(self, router, settings, rng, now, floors=floors)
+        self.machines = Machines(self.features.machines())
+        self.flushes = FlushTimes(now)
+        self._wire()
         self.members.remember(remembered, now)
         self.settle(now)
+
+    def _wire(self) -> None:
+        """Let the features, and the router's tables, call each other and this node."""
+        features, router, hurry = self.features, self.features.router, self.flushes.hurry
+        router.registry.names.node_name = self.name_of
+        features.streams.synced = lambda: self.synced
+        features.backends.lacked = features.routes.compare_soon
+        features.route_sync.copy.asked = self._send_everything
+        router.routes.outgoing.collect(hurry)
+        router.owners.collect(hurry)
+        router.checkpoints.collect(router.routes.rows.index, hurry)
+        router.registry.busied = hurry
+        router.holders.speculation.collect(hurry)
 
     # --- the calls of the shell -------------------------------------------------------------------------------------
 
     @property
     def wake_at(self) -> float:
-        return min(self._flush_at, super().wake_at)
+        return min(self.flushes.next, super().wake_at)
 
     def tick(self, now: float) -> None:
-        if now >= self._flush_at:
+        if now >= self.flushes.next:
             self.flush(now)
         super().tick(now)
 
     def flush(self, now: float) -> None:
         """Pass what the router learned and its registry saw since the last flush to the machines that send it."""
-        busy = self.backends.look(now)
-        self._flushed_at = now
-        self._flush_at = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)
+        self.flushes.flushed(now, busy=self.features.backends.look(now))
         self._announce(now)
 
     def leave(self, now: float) -> None:
@@ -155,43 +180,65 @@ class RouterPeer(Mesh):
     @property
     def synced(self) -> bool:
         """Whether this node has the routes that its peers had when it met them, or met no peer to copy from."""
-        return self.routes.synced
+        return self.features.routes.synced
 
     def state(self) -> bytes:
         """Return what must survive a restart, at most 80 KiB: the epoch, clocks of commands, and addresses of peers."""
         _, body = CODEC.encode(Members(tuple(self.members.export()), False))
-        floors = b"".join([STATE_FLOOR.pack(*floor) for floor in self.signed_commands.floors.items()])
+        floors = b"".join([STATE_FLOOR.pack(*floor) for floor in self.features.signed_commands.floors.items()])
         return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch, len(floors) // STATE_FLOOR.size) + floors + body
 
     def transitions(self) -> list[Transition]:
         """Return the transitions of our backends that peers caused since the last call; for the log."""
-        transitions, self.backends.transitions = self.backends.transitions, []
+        backends = self.features.backends
+        transitions, backends.transitions = backends.transitions, []
         return transitions
 
     def doubted(self) -> list[BackendId]:
         """Return the backends that a peer reports as unhealthy; the caller probes them now."""
-        doubted = list(self.backends.doubted)
-        self.backends.doubted.clear()
+        doubted = list(self.features.backends.doubted)
+        self.features.backends.doubted.clear()
         return doubted
 
     # --- from the router --------------------------------------------------------------------------------------------
 
     def _announce(self, now: float, *, everything: bool = False) -> None:
         if self.synced:  # before that, peers would drop our updates if our count of generations is behind theirs
-            for update, at in self.route_sync.updates(now, everything=everything):
-                self.routes.announce(update, at)
+            for update, at in self.features.route_sync.updates(now, everything=everything):
+                self.features.routes.announce(update, at)
 
     def _send_everything(self, now: float) -> None:
         """Flush, and send also what still waits for more (`RouteSync`)."""
         self.flush(now)
         self._announce(now, everything=True)
 
-    def _hurry(self) -> None:
-        """Flush after FLUSH_INTERVAL_S at the latest: there is something to send."""
-        wanted_at = self._flushed_at + FLUSH_INTERVAL_S
-        if wanted_at < self._flush_at:
-            self._flush_at = wanted_at
-            self.woken()
+
+def features_of(
+    peer: Mesh, router: Router, settings: GossipSettings, rng: Random, now: float, *, floors: Mapping[int, int]
+) -> Features:
+    """Make the features of a node. `floors`: of signed commands, from before a restart."""
+    session, outbox, round_trip_s = settings.session, peer.outbox, peer.round_trip_s
+    facts = BackendFacts(outbox, rng, now, plane_of=peer.members.plane_of)
+    commands = SignedCommands(settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors)
+    backends = RegistrySync(router.registry, facts, settings.fingerprint_key)
+    route_sync = RouteSync(router.routes, backends, router.owners, router.checkpoints)
+    streams = SharedStreams(session, backends, router.hasher, outbox, rng, now)
+    routes = RouteGossip(session, route_sync, settings.routes, outbox, rng, now, round_trip_s=round_trip_s)
+    secrets = AnswerSecrets(settings.fingerprint_key, settings.admin_key)
+    answers = PeerAnswers(settings.answers, secrets, outbox, rng, now, round_trip_s=round_trip_s, room=routes.room)
+    return Features(
+        router=router,
+        facts=facts,
+        backends=backends,
+        signed_commands=commands,
+        route_sync=route_sync,
+        routes=routes,
+        streams=streams,
+        answers=answers,
+        verdicts=VerdictGossip(settings.name, outbox, rng, now),
+        prefills=PrefillGossip(router.holders.speculation, backends, outbox, now),
+        backend_sets=BackendSets(backends, outbox, rng, now),
+    )
 
 
 def read_state(data: bytes) -> tuple[int, Mapping[int, int], Sequence[Record]]:

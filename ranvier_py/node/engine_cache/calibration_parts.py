@@ -257,11 +257,11 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
     """
 
     def owns(backend: BackendId) -> bool:
-        key = peer.backends.key_of(backend)
+        key = peer.features.backends.key_of(backend)
         if key is None:
             return True  # peers do not know it
         me = peer.me.session
-        members = (me, *peer.streams.live)
+        members = (me, *peer.features.streams.live)
         first: int = max(members, key=lambda member: (mix(mix(member) ^ key), member))
         return first == me
 

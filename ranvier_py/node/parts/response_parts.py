@@ -45,7 +45,7 @@ def share_answers(responses: ResponseCache, clustering: ClusterParts) -> None:
 
     Call this again whenever the cache or its options are replaced.
     """
-    answers, store = clustering.peer.answers, responses.store
+    answers, store = clustering.peer.features.answers, responses.store
     invalidations = answers.invalidations
     store.invalidations, invalidations.known.ttl_s = invalidations.known, store.options.ttl_s
     answers.fetches.timeout_s = store.options.peer_timeout_s
@@ -80,7 +80,7 @@ class ClusterAnswers:
     def __init__(self, responses: ResponseCache, clustering: ClusterParts) -> None:
         self._store = responses.store
         self._clustering = clustering
-        self._answers = answers = clustering.peer.answers
+        self._answers = answers = clustering.peer.features.answers
         self._waiting: dict[int, _Waiter] = {}
         answers.fetches.arrived, answers.fetches.find = self._arrived, self._give
         self._store.kept, self._store.dropped = self._kept, answers.keys.drop

@@ -144,10 +144,10 @@ class PeerFollower(Part):
                 self._poller.probe_soon(backend)
             for backend in self._node.registry.names.unsure():
                 self._poller.moved(backend)
-            for command in peer.signed_commands.take_new():
+            for command in peer.features.signed_commands.take_new():
                 with self._node.faults.caught("commands"):
                     if not self._follow(command):
-                        peer.signed_commands.failed(command)
+                        peer.features.signed_commands.failed(command)
             self._clustering.look()
 
     def _follow(self, command: Command) -> bool:

@@ -80,7 +80,7 @@ class Lab:
         return node.peer
 
     def gossip(self, number: int) -> VerdictGossip:
-        return self.peer(number).verdicts
+        return self.peer(number).features.verdicts
 
     def mender(self, number: int) -> BodyMender:
         found = self.gossip(number).mender

@@ -51,10 +51,10 @@ def test_a_command_from_before_a_later_one_is_refused_after_a_restart() -> None:
     before = started()
     added, removed = (Command(clock, NOON_MS, verb, URL, 1.0, "", b"") for clock, verb in ((1, "add"), (2, "remove")))
     added, removed = (each._replace(signature=signature_of(ADMIN_KEY, each)) for each in (added, removed))
-    before.signed_commands.receive(PEER, Commands((added, removed)), 0.0)
+    before.features.signed_commands.receive(PEER, Commands((added, removed)), 0.0)
     after = started(before.state())
-    after.signed_commands.receive(PEER, Commands((added,)), 0.0)
-    assert after.signed_commands.take_new() == []
+    after.features.signed_commands.receive(PEER, Commands((added,)), 0.0)
+    assert after.features.signed_commands.take_new() == []
 
 
 def test_a_session_that_lost_its_name_is_no_peer_any_more() -> None:
@@ -76,7 +76,7 @@ def test_a_session_that_lost_its_name_is_no_peer_any_more() -> None:
 
 def test_a_state_that_is_cut_off_or_something_else_is_none() -> None:
     whole = started()
-    whole.signed_commands.give("add", URL, 1.0, "", 0.0)
+    whole.features.signed_commands.give("add", URL, 1.0, "", 0.0)
     state = whole.state()
     assert len(read_state(state)[1]) == 1
     for end in range(STATE_HEAD.size):

@@ -113,7 +113,7 @@ class Keeper:
         sender, target = hosts[self.sender].node, hosts[self.target].node
         assert isinstance(sender, SimNode)
         assert isinstance(target, SimNode)
-        return target.peer.routes.vector().get(sender.session, 0)
+        return target.peer.features.routes.vector().get(sender.session, 0)
 
     def deliver(self) -> None:
         for data in self.kept:

@@ -156,7 +156,7 @@ def longest_s(make: Callable[[Name], m.Message]) -> float:
     now, longest, node, member = 1.0, 0.0, started(), started(number=2)
     member.contact([(node.me.host, node.me.port)], now)
     carry([node, member], now)
-    backend = counted(node.backends, URL)
+    backend = counted(node.features.backends, URL)
 
     def timed(step: Callable[[], object]) -> None:
         nonlocal longest

@@ -26,8 +26,8 @@ def large_cluster() -> list[SimNode]:
     run = Run(Scenario("company", "more than a mesh", FOR_S, cluster=cluster), 1, sim_nodes())
 
     def restart(node: SimNode, now: float) -> None:
-        node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
-        node.peer.facts.restarted(BACKEND, 900.0)
+        node.peer.features.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
+        node.peer.features.facts.restarted(BACKEND, 900.0)
 
     run.world.time.at(FOR_S / 2, lambda: run.world.hosts[7].run(restart))
     assert run.result().violation is None
@@ -38,7 +38,7 @@ def large_cluster() -> list[SimNode]:
 @pytest.mark.slow
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [node.peer.facts.of(BACKEND).generation for node in large_cluster()] == [2] * NODES
+    assert [node.peer.features.facts.of(BACKEND).generation for node in large_cluster()] == [2] * NODES
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
 def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
     for node in large_cluster():
-        assert node.peer.routes._outbox.relays
-        assert len(node.peer.routes._outbox.targets) == 3
+        assert node.peer.features.routes._outbox.relays
+        assert len(node.peer.features.routes._outbox.targets) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
@@ -76,4 +76,4 @@ def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> N
         set(node.peer.live_members.sharing) - set(node.peer.members.neighbours.near()) for node in large_cluster()
     ]
     assert any(guests)
-    assert [node.peer.routes.counters.strangers for node in large_cluster()] == [0] * NODES
+    assert [node.peer.features.routes.counters.strangers for node in large_cluster()] == [0] * NODES

@@ -156,22 +156,22 @@ def test_what_names_no_process_of_an_engine_or_is_too_much_is_counted_and_claims
     peer = lab.node(1).peer
     sender, router = Peer(lab.node(0).session, ("10.9.9.9", 1)), lab.node(1).router
     backend = next(iter(router.registry))
-    key, generation = peer.backends.name_of(backend.id, backend.generation) or (0, 0)
+    key, generation = peer.features.backends.name_of(backend.id, backend.generation) or (0, 0)
     unknown = SharedPrefill(1, 7, 0, bytes(range(1, 9)))
-    peer.prefills.receive(sender, Prefills((unknown,), b""), lab.now)
+    peer.features.prefills.receive(sender, Prefills((unknown,), b""), lab.now)
     assert (router.holders.speculation.counters.void, len(router.holders.speculation)) == (1, 0)
     for number in range(FROM_ONE_MAX + 5):
         known = SharedPrefill(number, key, generation, (number + 1).to_bytes(8, "little"))
-        peer.prefills.receive(sender, Prefills((known, known), b""), lab.now)
+        peer.features.prefills.receive(sender, Prefills((known, known), b""), lab.now)
     assert len(router.holders.speculation) == FROM_ONE_MAX
     assert router.holders.speculation.counters.received == FROM_ONE_MAX
-    peer.prefills.met(alike(()), lab.now)
+    peer.features.prefills.met(alike(()), lab.now)
     assert len(router.holders.speculation) == 0
 
 
 def test_however_much_peers_compute_half_of_the_room_is_left_to_requests_of_ones_own() -> None:
     lab = Lab()
-    speculation, backends = Speculation(capacity=20), lab.node(0).peer.backends
+    speculation, backends = Speculation(capacity=20), lab.node(0).peer.features.backends
     gossip = PrefillGossip(speculation, backends, [], 0.0)
     backend = next(iter(lab.node(0).router.registry))
     key, generation = backends.name_of(backend.id, backend.generation) or (0, 0)
@@ -186,7 +186,7 @@ def test_of_a_long_prompt_its_end_and_prefixes_all_along_are_sent(count: int) ->
     lab = Lab()
     outbox: list[Outgoing] = []
     speculation, peers = Speculation(), [Peer(9, ("10.9.9.9", 1))]
-    gossip = PrefillGossip(speculation, lab.node(0).peer.backends, outbox, 0.0)
+    gossip = PrefillGossip(speculation, lab.node(0).peer.features.backends, outbox, 0.0)
     gossip.met(alike(peers), 0.0)
     backend = next(iter(lab.node(0).router.registry))
     speculation.begun[1] = Prefill(backend.id, backend.generation, range(1, count + 1))
@@ -204,7 +204,7 @@ def test_of_a_long_prompt_its_end_and_prefixes_all_along_are_sent(count: int) ->
 def test_what_begins_beyond_the_bound_of_a_message_is_counted() -> None:
     lab = Lab()
     speculation = Speculation()
-    gossip = PrefillGossip(speculation, lab.node(0).peer.backends, [], 0.0)
+    gossip = PrefillGossip(speculation, lab.node(0).peer.features.backends, [], 0.0)
     gossip.met(alike([Peer(9, ("10.9.9.9", 1))]), 0.0)
     backend = next(iter(lab.node(0).router.registry))
     for number in range(PREFILLS_MAX + 3):
