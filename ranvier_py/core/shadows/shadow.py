@@ -164,7 +164,7 @@ class Shadow:
     def forget(self, backend: BackendId) -> None:
         self._world.forget(backend)
         self.calibration.forget(backend)
-        self.router.policy.learner.forget(backend)
+        self.router.policy.forget(backend)
 
     def expect(self, seconds_per_token: float, error_s: float) -> None:
         """Expect a token of an answer to take so long, and answers to differ by so much from what is expected."""

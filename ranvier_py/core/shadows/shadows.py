@@ -75,7 +75,7 @@ class Shadows(Observer):
 
     def forget(self, backend: BackendId) -> None:
         """Forget what was learned of the backend that had this id before."""
-        self.judge.learner.forget(backend)
+        self.judge.forget(backend)
         if self._world is not None:
             self._world.forget(backend)
         for shadow in self.shadows:

@@ -105,7 +105,7 @@ class RouterParts(Part):
         self._node, self._router, self._shown = node, node.router, shown
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
-        self._router.policy.learner.forget(backend.id)
+        self._router.policy.forget(backend.id)
 
     def sweep(self, now: float) -> None:
         self._router.routes.sweep(now, self._node.generations, SWEEP_ROWS_MAX)

@@ -170,6 +170,10 @@ class Policy:
         """Choose one of `candidates`, of which there is at least one; every holder in `match` is among them."""
         raise NotImplementedError
 
+    def forget(self, backend: BackendId) -> None:
+        """Forget the backend that had this id before."""
+        self.learner.forget(backend)
+
     def __copy__(self) -> Self:
         """Copy the policy for a dry run, with its own copy of all that a choice changes. Caches begin empty."""
         twin = object.__new__(type(self))
