@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from cluster.scenario import Cluster, Dns, Expect, Load, Scenario, Step
+from cluster.simulation.sim_host import RESOLVE_S, RESOLVE_SPREAD
 from cluster.simulation.world import Violation
 
 WARM_S = 8.0
@@ -21,6 +22,12 @@ WARM_S = 8.0
 
 FAULT_SHARE = 0.45
 """The share of the run, after WARM_S, in which faults happen; the rest is for recovery."""
+
+AGREE_SHARE = 0.9
+"""The share of the recovery after which all must agree."""
+
+BY_NAME_S = RESOLVE_S * (1 + RESOLVE_SPREAD) + 4.0
+"""The longest time to the next look-up of a node that has peers, and until all know whom it found."""
 
 
 class Draw:
@@ -136,7 +143,7 @@ ENGINE_KINDS: tuple[Kind, ...] = (
 
 
 def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) -> Scenario:
-    """Return the schedule of a seed, for so many nodes and virtual seconds."""
+    """Return the schedule of a seed, for so many nodes and virtual seconds, or for more if BY_NAME_S needs them."""
     rng = Random(f"{seed}/swarm")
     engines = rng.randint(2, 4)
     end = WARM_S + FAULT_SHARE * (for_s - WARM_S)
@@ -148,27 +155,32 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
     steps.sort(key=lambda step: step.at_s)
     liveness = nodes >= 3 and rng.random() < 0.5
     steps += ending(rng, nodes, end + 2.0, liveness=liveness)
+    cluster = Cluster(nodes=nodes, engines=engines, spread_s=rng.choice((0.0, 0.5, 3.0)), dns=rng.choice(DNS_MOSTLY))
     left = for_s - end - 2.0
+    if by_name(cluster.dns, steps):
+        left = max(left, BY_NAME_S / AGREE_SHARE)
     return Scenario(
         name=f"swarm{'-engines' if engines_fail else ''}-{seed}",
         about="liveness: a core heals" if liveness else "safety: everything heals",
-        for_s=for_s,
-        cluster=Cluster(
-            nodes=nodes,
-            engines=engines,
-            spread_s=rng.choice((0.0, 0.5, 3.0)),
-            dns=rng.choice(DNS_MOSTLY),
-        ),
+        for_s=max(for_s, round(end + 2.0 + left, 2)),
+        cluster=cluster,
         load=Load(chats_per_s=round(rng.choice((0.3, 1.0, 3.0)), 1), turns=3, think_s=0.5),
         steps=tuple(steps),
         expect=Expect(
-            agree_s=left * 0.9,
+            agree_s=left * AGREE_SHARE,
             same_routes_s=None if liveness else left * 0.4,
         ),
     )
 
 
 DNS_MOSTLY: tuple[Dns, ...] = ("all", "all", "all", "subset", "flapping")
+
+
+def by_name(dns: Dns, steps: list[Step]) -> bool:
+    """Whether nodes may be left that only the name can tell of each other: new processes that a cut or a wrong answer
+    kept from the others. Processes that have met keep each other's addresses."""
+    began = any(step.do in ("restart", "roll") for step in steps)
+    return began or dns != "all" or any(step.do == "dns" and step.dns != "all" for step in steps)
 
 
 def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:

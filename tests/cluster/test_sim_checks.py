@@ -15,10 +15,12 @@ from cluster.scenario import (
     Step,
     check,
     load_scenario,
+    quiet_at,
     read_scenario,
     settle,
     write_scenario,
 )
+from cluster.simulation.sim_host import RESOLVE_S, RESOLVE_SPREAD
 from cluster.simulation.sim_node import Bounded, Look, SimNode
 from cluster.simulation.sim_router import Birth, Trip
 from cluster.simulation.sim_run import Run, simulate
@@ -353,6 +355,16 @@ def test_seeds_draw_different_kinds_of_faults_and_both_endings() -> None:
     assert kinds >= {"kill", "restart", "roll", "pause", "slow", "cut", "link", "dns", "disk_full", "attack", "flood"}
     assert len({frozenset(step.do for step in scenario.steps) for scenario in drawn}) > 40
     assert {scenario.about[:6] for scenario in drawn} == {"safety", "livene"}
+
+
+def test_schedules_whose_nodes_may_know_each_other_by_name_only_last_past_the_next_lookup() -> None:
+    drawn = [swarm(seed, 4, 40.0) for seed in range(60)]
+    for scenario in drawn:
+        assert scenario.expect.agree_s is not None
+        if scenario.cluster.dns == "all" and not {"restart", "roll"} & {step.do for step in scenario.steps}:
+            continue
+        assert RESOLVE_S * (1 + RESOLVE_SPREAD) < scenario.expect.agree_s < scenario.for_s - quiet_at(scenario)
+    assert min(scenario.expect.agree_s or 0.0 for scenario in drawn) < 15.0, "who has met needs no name"
 
 
 def test_shrinking_leaves_what_the_failure_needs() -> None:

@@ -119,6 +119,12 @@ def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:
     assert result.measures["agreed_s"] is not None
 
 
+def test_two_pairs_that_restarted_apart_find_each_other_at_the_next_look_up() -> None:
+    """None has met a node of the other pair, and no state was written yet: only the name is left, each half minute."""
+    result, _ = run(scenario_of(RunRequest("swarm", 880019, 0, 0.0, small=True)), 880019)
+    assert result.violation is None
+
+
 @pytest.mark.slow
 def test_a_seed_gives_one_trace_in_every_process() -> None:
     """Hash seeds, addresses and the order of sets differ between processes; a run must not."""
