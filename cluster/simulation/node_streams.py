@@ -85,7 +85,8 @@ class NodeStreams:
             engine = self._ids.index(answer.backend)
             stream = self.streams.get(engine)
             if stream is not None:
-                self._carry(engine, stream.snapshot_offered(answer.ask, answer.snapshot, now), now)
+                effects = stream.machine.snapshot_offered(answer.ask, answer.snapshot, now)
+                self._carry(engine, stream.carry(effects, now), now)
         self.engine_caches.sweep(now, SWEEP_ROWS)
 
     def _follow(self, engine: int, backend: BackendId, now: float) -> None:

@@ -5,25 +5,23 @@ EngineCaches; a standby's is closed, and knows as much all the same. The level r
 applied is settled, and everything that the events name could be used (`Lack`); otherwise the engine may hold more than
 is known. Invariant: what a stream sends damages no routes but its own (test_hostile_events.py, test_lying_engines.py).
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks and applies CARRIED_BYTES of messages, or one portion
-more; of WAITING_BYTES_MAX the newest is dropped as if it were unreadable.
+more.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
+from ranvier_py.core.engine_cache.event_backlog import EventBacklog, MessageProgress
 from ranvier_py.core.engine_cache.gap_values import (
-    Apply,
     AskPeer,
     AskReplay,
     Effect,
     GapSettings,
-    Install,
     Level,
     LevelChanged,
     StreamReset,
@@ -31,10 +29,11 @@ from ranvier_py.core.engine_cache.gap_values import (
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Lack
-from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
+from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksStored, CacheCleared, Tier
 from ranvier_py.core.engine_cache.sources.events import PORTION_BYTES, EventDecoder
+from ranvier_py.core.engine_cache.stream_knowledge import StreamKnowledge
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
@@ -45,32 +44,15 @@ SETTLE_STEPS = 1000
 CARRIED_BYTES = 64 << 10
 """Of messages, in about 10 ms."""
 
-WAITING_BYTES_MAX = 128 << 20
-"""Of messages to be applied: more than a gap holds back, or than an engine sends while they are applied."""
-
 FROZEN_S = 0.1  # between two settles while a snapshot is written
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
 """What the shell has to do."""
 
 
-@dataclass(slots=True)
-class MessageProgress:
-    """A message that is being applied, portion by portion, and what was in it so far."""
-
-    seq: int
-    size_bytes: int
-    portions: Iterator[Batch]
-    cleared: bool = False
-    unread: bool = False
-
-
-InOrder = MessageProgress | StreamReset | Install
-"""What changes the residency."""
-
-
 class EventStream:
-    """The stream of one source. It is followed while its shell calls, whether it is `open` or not."""
+    """The stream of one source. It is followed while its shell calls, whether it is `open` or not. What others
+    tell its `machine` has effects for `carry`."""
 
     def __init__(
         self,
@@ -89,23 +71,19 @@ class EventStream:
         self.residency = Residency(hasher, names.namespace, entries_max=entries_max, repeats=True)
         self._engine_caches = engine_caches
         self._hasher = hasher
-        self._waiting: deque[InOrder] = deque()
-        self._waiting_bytes = 0
+        self._backlog = EventBacklog(self.decoder)
+        self._knowledge = StreamKnowledge(self.machine, self.decoder, self.residency)
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # to be reported; EXACT waits until all is settled
-        self._reason = ""  # of the machine's last change
         self._now_at = LevelChanged(self.machine.level, "")
-        self._stores = False  # a stored event was readable, since the engine's restart
-        self._skipped_before = 0  # unknown tags skipped before that restart
         self.is_open = False
-        self._is_hybrid = False  # by its metrics page
 
     def open(self, now: float) -> None:
         """Begin to report to EngineCaches. The next sweeps find what is held already."""
         if not self.is_open:
             self.is_open = True
             self._engine_caches.open(self.source, self.names.held(self.residency), now)
-            self._level = LevelChanged(self.level, self._why())
+            self._level = self._knowledge.now()
             self._report_level(now)
 
     def close(self, now: float) -> None:
@@ -117,40 +95,32 @@ class EventStream:
     # What the shell reports
 
     def connected(self, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.connected(now), now)
+        return self.carry(self.machine.connected(now), now)
 
     def disconnected(self, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.disconnected(now), now)
+        return self.carry(self.machine.disconnected(now), now)
 
     def live(self, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
         """Take a live message of the stream."""
-        return self._carry(self.machine.live(seq, payload, now), now)
+        return self.carry(self.machine.live(seq, payload, now), now)
 
     def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.replayed(ask, seq, payload, now), now)
+        return self.carry(self.machine.replayed(ask, seq, payload, now), now)
 
     def replay_ended(self, ask: int, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.replay_ended(ask, now), now)
+        return self.carry(self.machine.replay_ended(ask, now), now)
 
     def replay_failed(self, ask: int, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.replay_failed(ask, now), now)
-
-    def contradicted(self, now: float) -> list[StreamEffect]:
-        """The engine's answers do not fit what its events report: check that it is still the same process."""
-        return self._carry(self.machine.contradicted(now), now)
+        return self.carry(self.machine.replay_failed(ask, now), now)
 
     def measured(self, now: float, *, is_hybrid: bool) -> list[StreamEffect]:
         """Take from the engine's metrics page whether it is a hybrid."""
-        self._is_hybrid = is_hybrid
-        return self._carry((), now)
-
-    def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[StreamEffect]:
-        """Take a peer's snapshot in answer to AskPeer, which uses it up; None: there is none."""
-        return self._carry(self.machine.snapshot_offered(ask, snapshot, now), now)
+        self._knowledge.is_hybrid = is_hybrid
+        return self.carry((), now)
 
     def tick(self, now: float) -> list[StreamEffect]:
         """Do what is due. To be called at `wake_at`."""
-        effects = self._carry(self.machine.tick(now), now)
+        effects = self.carry(self.machine.tick(now), now)
         if self._settle_at is not None and now >= self._settle_at:
             self._settle(now)
         return effects
@@ -164,18 +134,12 @@ class EventStream:
 
     @property
     def level(self) -> Level:
-        """The level of the gap machine, lowered by what the residency lacks."""
-        level = self.machine.level
-        lack = self._lack()
-        if lack is not Lack.NOTHING:
-            is_partial = lack is not Lack.MIXED and self.residency.view().prefixes > 0
-            level = max(level, Level.DEGRADED if is_partial else Level.ESTIMATED, key=LEVELS.index)
-        return level
+        return self._knowledge.level()
 
     def snapshot(self) -> SnapshotWriter | None:
         """Begin a snapshot for a peer; None if this stream is not EXACT, has states or messages yet to apply, or is
         already writing one."""
-        if self.level is not Level.EXACT or self.residency.has_states or self._waiting:
+        if self.level is not Level.EXACT or self.residency.has_states or self._backlog.waiting:
             return None
         self.residency.catch_up()
         seq = self.machine.next_seq - 1
@@ -196,36 +160,36 @@ class EventStream:
         """What the stream knows, as JSON."""
         return {
             "level": self.level.value,
-            "lacks": self._lack().value,
+            "lacks": self._knowledge.lack().value,
             "next": self.machine.next_seq,
             **asdict(self.residency.view()),
             "unknown_tags": dict(self.decoder.unknown_tags),
             "counts": self.counts(),
         }
 
-    # Inside
+    # What it does
 
-    def _carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
+    def carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
         """Carry out the effects that concern this stream, as many as there is time for, and return the others."""
         outside = self._queue(effects)
         cleared, room = False, CARRIED_BYTES
-        while self._waiting and room > 0:
-            effect = self._waiting.popleft()
+        while self._backlog.waiting and room > 0:
+            effect = self._backlog.waiting.popleft()
             if isinstance(effect, MessageProgress):
                 room -= min(effect.size_bytes, PORTION_BYTES)
                 cleared |= self._apply(effect, outside, now)
             elif isinstance(effect, StreamReset):
                 self._clear()
-                self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
+                self._knowledge.restarted()
                 self.residency.mixed = self.residency.has_states = False
                 cleared = True
             else:
                 self.residency.install(effect.snapshot.state)
-                self._stores = self._stores or self.residency.view().blocks > 0
+                self._knowledge.stores = self._knowledge.stores or self.residency.view().blocks > 0
                 self._settle_soon(now, 0.0)
-        if self._waiting:
+        if self._backlog.waiting:
             self._settle_soon(now, 0.0)
-        now_at = LevelChanged(self.level, self._why())
+        now_at = self._knowledge.now()
         if now_at != self._now_at:
             self._now_at = self._level = now_at
             outside.append(now_at)
@@ -234,41 +198,19 @@ class EventStream:
         self._report_level(now)
         return outside
 
+    # Inside
+
     def _queue(self, effects: Iterable[Effect]) -> list[StreamEffect]:
         """Queue what changes the residency; return what the shell has to do, which need not wait for that."""
         outside: list[StreamEffect] = []
         for effect in effects:
             if isinstance(effect, LevelChanged):
-                self._reason = effect.reason
+                self._knowledge.reason = effect.reason
             elif isinstance(effect, AskReplay | AskPeer):
                 outside.append(effect)
-            elif isinstance(effect, Apply):
-                self._waiting_bytes += len(effect.payload)
-                self._waiting.append(MessageProgress(effect.seq, len(effect.payload), self._portions(effect.payload)))
-            else:  # what came before is void
-                self._waiting.clear()
-                self._waiting_bytes = 0
-                self._waiting.append(effect)
+            else:
+                self._backlog.add(effect)
         return outside
-
-    def _portions(self, payload: bytes) -> Iterator[Batch]:
-        if self._waiting_bytes <= WAITING_BYTES_MAX:
-            return self.decoder.portions(payload)
-        self.decoder.counters.dropped += 1
-        return iter((Batch((), unread=1),))
-
-    def _why(self) -> str:
-        return self._reason if self.level is self.machine.level else self._lack().value
-
-    def _lack(self) -> Lack:
-        """What lacks. If anything does, the engine holds more than is known, and nothing may be taken for not held."""
-        if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
-            return Lack.SCHEMA
-        residency = self.residency
-        is_hybrid = residency.mixed or (self._is_hybrid and not residency.has_states)
-        if is_hybrid and residency.lack is not Lack.GROUP:
-            return Lack.MIXED
-        return self.residency.lack
 
     def _apply(self, message: MessageProgress, outside: list[StreamEffect], now: float) -> bool:
         """Apply a portion of a message; what the shell has to do goes to `outside`. Returns at the message's end
@@ -281,9 +223,9 @@ class EventStream:
         else:
             self._apply_portion(message, batch, now)
             if batch.more:
-                self._waiting.appendleft(message)
+                self._backlog.waiting.appendleft(message)
                 return False
-        self._waiting_bytes -= message.size_bytes
+        self._backlog.bytes -= message.size_bytes
         if message.cleared:
             outside += self._queue(self.machine.cleared(message.seq))
         if message.unread:
@@ -299,7 +241,9 @@ class EventStream:
                 continue
             self.residency.apply(event)
         if batch.events:
-            self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
+            self._knowledge.stores = self._knowledge.stores or any(
+                isinstance(event, BlocksStored) for event in batch.events
+            )
             self._settle_soon(now, SETTLE_S)
 
     def _clear(self) -> None:
@@ -312,11 +256,11 @@ class EventStream:
 
     def _settle(self, now: float) -> None:
         changes = self.residency.settle(SETTLE_STEPS)
-        if self._lack() is Lack.MIXED:
+        if self._knowledge.lack() is Lack.MIXED:
             gone = tuple([change for change in changes.changes if change.tier is Tier.ABSENT])
             changes = changes._replace(changes=gone)
         frozen = bool(self.residency.frozen)
-        complete = changes.complete and not frozen and not self._waiting
+        complete = changes.complete and not frozen and not self._backlog.waiting
         self._settle_at = None if complete else now + FROZEN_S * frozen
         if self.is_open:
             found = changes._replace(complete=complete)
@@ -327,6 +271,6 @@ class EventStream:
         """Report EXACT only once all that was applied is settled, and any lower level at once."""
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             if self.is_open:
-                mixed = self._lack() is Lack.MIXED
+                mixed = self._knowledge.lack() is Lack.MIXED
                 self._engine_caches.set_level(self.source, self._level.level, self._level.reason, now, mixed=mixed)
             self._level = None

@@ -111,7 +111,8 @@ class EngineEvents(Part):
     def contradicted(self, backend: BackendId) -> None:
         """Check whether an engine is still the same process, since its answers contradict what it is known to hold."""
         for one in self.streams.get(backend, {}).values():
-            one.subscriber.carry(one.stream.contradicted(self._clock()))
+            now = self._clock()
+            one.subscriber.carry(one.stream.carry(one.stream.machine.contradicted(now), now))
 
     def received_at(self, backend: BackendId) -> float:
         """Return when the last event of an engine came; 0 if none did."""
@@ -169,7 +170,8 @@ class EngineEvents(Part):
     def _offer(self, answer: SnapshotAnswer, now: float) -> None:
         one = self.streams.get(answer.backend, {}).get(answer.rank)
         if one is not None:
-            one.subscriber.carry(one.stream.snapshot_offered(answer.ask, answer.snapshot, now))
+            effects = one.stream.machine.snapshot_offered(answer.ask, answer.snapshot, now)
+            one.subscriber.carry(one.stream.carry(effects, now))
             what = "missing" if answer.snapshot is None else "received"
             log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
 

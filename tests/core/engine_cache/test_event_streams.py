@@ -205,10 +205,11 @@ def test_a_peers_copy_fills_what_replay_cannot() -> None:
     effects = here.stream.replay_failed(1, here.now)
     (ask,) = [effect for effect in effects if isinstance(effect, AskPeer)]
     there.publish(stored(2, 2))
-    here.stream.snapshot_offered(ask.ask, snapshot_of(there.stream), here.now)
+    machine = here.stream.machine
+    here.stream.carry(machine.snapshot_offered(ask.ask, snapshot_of(there.stream), here.now), here.now)
     here.settle()
     assert (here.depth(), here.level) == (64, Level.EXACT)
-    assert here.stream.snapshot_offered(ask.ask, None, here.now) == [], "that question is closed"
+    assert machine.snapshot_offered(ask.ask, None, here.now) == [], "that question is closed"
 
 
 def snapshot_of(stream: EventStream) -> Snapshot:
