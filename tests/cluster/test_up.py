@@ -190,7 +190,7 @@ async def test_no_child_outlives_a_parent_that_is_killed_outright(stub: Path, lo
     command = stub_command(stub, "127.0.0.1", plan(Settings(), Random()).engines[0].port, "engine-1")
     driver.write_text(
         f"import sys, time; sys.path.insert(0, {str(up.Path(up.__file__).parents[2])!r})\n"
-        "from pathlib import Path\n"
+        "from pathlib import Path, PosixPath\n"
         "from cluster.processes.children import Command, start\n"
         f"child = start({command!r}, Path({str(logs)!r}))\n"
         "print(child.process.pid, flush=True)\n"
