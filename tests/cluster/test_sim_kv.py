@@ -110,8 +110,8 @@ def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
     reported: list[tuple[Message, bytes]] = []
     encode = Codec.encode
 
-    def recorded(self: Codec, message: Message) -> tuple[int, bytes]:
-        kind, body = encode(self, message)
+    def recorded(self: Codec, message: Message, *version: int) -> tuple[int, bytes]:
+        kind, body = encode(self, message, *version)
         reported.append((message, body))
         return kind, body
 
