@@ -31,7 +31,7 @@ from ranvier_py.replay.engine.model import EngineModel
 KnowledgeName = Literal["estimated", "calibrated", "events", "attention", "oracle"]
 """estimated: nothing more. calibrated: the cached tokens in answers and the engines' metrics. events: the engines
 publish what they store and drop; one node reads each engine and the others learn by gossip. For comparison, attention:
-the events of keys and values alone; oracle: what each engine would reuse (`SeeingRouter`)."""
+the events of keys and values alone; oracle: what each engine would reuse (`SeenHolders`)."""
 KNOWLEDGE: tuple[KnowledgeName, ...] = ("estimated", "calibrated", "events")
 """The kinds of knowledge that real nodes can have."""
 

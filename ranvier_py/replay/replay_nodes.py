@@ -23,6 +23,7 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, Pool, Probe
 from ranvier_py.core.routing.health import Health
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.prefix_holders import PrefixHolders
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.replay.engine.block_cache import Job
@@ -108,8 +109,8 @@ class Nodes(Placer):
         """Place a request at this node, but not on the engines `excluded`. Raises NoBackend as `place` does."""
         self._look(now)
         router, prompt = self.routers[node], item.prompt
-        if isinstance(router, SeeingRouter):
-            router.job = item.job
+        if isinstance(router.holders, SeenHolders):
+            router.holders.job = item.job
         found = router.find(prompt, now, [BackendId(engine) for engine in excluded])
         terms = router.terms(prompt, found) if self._explains else ()
         decision = router.place(prompt, found)
@@ -148,13 +149,16 @@ class Nodes(Placer):
             self.network.touched(node, now)
 
 
-class SeeingRouter(Router):
-    """A router that sees what each engine would reuse of `job`, which must be set to the request to be placed next."""
+class SeenHolders(PrefixHolders):
+    """What each engine would reuse of `job`, which must be set to the request to be placed next."""
 
-    engines: Sequence[EngineModel] = ()
     job: Job
 
-    def _holders(
+    def __init__(self, routes: RouteTable, engines: Sequence[EngineModel]) -> None:
+        super().__init__(routes, texts_match=False)
+        self._engines = engines
+
+    def find(
         self,
         prompt: Prompt,
         pool: Pool,
@@ -162,16 +166,16 @@ class SeeingRouter(Router):
         wanted: int,
         unheld: list[PrefixKey],
         *,
-        touch: bool,  # noqa: ARG002  # as the router's own
+        touch: bool,  # noqa: ARG002  # as that of a router's own
     ) -> tuple[int, Sequence[Holder]]:
-        known = [(self.engines[backend].cached_tokens(self.job, now), backend) for backend in pool.ids if wanted]
+        known = [(self._engines[backend].cached_tokens(self.job, now), backend) for backend in pool.ids if wanted]
         holders = [Holder(backend, tokens, Trust.CONFIRMED) for tokens, backend in known if tokens]
         holders.sort(key=lambda holder: -holder.tokens)
         deepest = holders[0].tokens if holders else 0
-        unheld += takewhile(lambda key: key[0] > deepest, self.holders.chain(prompt.end))
+        unheld += takewhile(lambda key: key[0] > deepest, self.chain(prompt.end))
         return deepest, holders
 
-    def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:  # noqa: ARG002
+    def several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:  # noqa: ARG002
         return found.holders
 
 
@@ -186,8 +190,7 @@ def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[Engi
     reader = PromptReader(
         TextHasher(KEY), hasher, PromptMemory(), identity="replay", bytes_per_token=1.0, digest_seed=0
     )
-    kind = SeeingRouter if plan.knowledge == "oracle" else Router
-    router = kind(
+    router = Router(
         reader=reader,
         hasher=hasher,
         routes=RouteTable(capacity=plan.routes_max, options=plan.routes),
@@ -197,8 +200,8 @@ def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[Engi
         texts_match=False,  # a trace has one name for each prefix, and it is a token fingerprint's
         recent_max=1,
     )
-    if isinstance(router, SeeingRouter):
-        router.engines = engines
+    if plan.knowledge == "oracle":
+        router.holders = SeenHolders(router.routes, engines)
     elif plan.knowledge != "attention":
         for engine, limits in enumerate(plan.engines):
             router.checkpoints.set_profile(BackendId(engine), profile_of(limits))
