@@ -92,6 +92,8 @@ async def traffic(node: Node, number: int) -> None:
         await node.chat(turn(f"hello {number} " * 100))
     with suppress(httpx.HTTPError):
         await node.http.post(f"{node.url}/v1/audio/speech", content=BODY)
+    with suppress(httpx.HTTPError):
+        await node.http.post(f"{node.url}/v1/chat/completions", content=b'{"model":"unknown-%d"}' % number)
     with suppress(httpx.HTTPError), trio.move_on_after(0.1):  # waited for, for a peer may know of it
         await node.http.get(f"{node.url}/v1/responses/resp_of_nobody")
     control = urlsplit(node.control)
