@@ -49,6 +49,66 @@ class Follower:
     at: int = 0
 
 
+class KeptBody:
+    """What is kept of an answer's body for its clients, each of which takes it at its own pace."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.own: Follower | None = Follower()  # the leader's client; None once it has left
+        self.followers: set[Follower] = set()
+        self._bytes_max = bytes_max
+        self._data = bytearray()
+        self._begin = 0  # position in the body where `_data` begins
+        self._changed = trio.Event()
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether the answer is too large to be kept, or to be given to anybody who asks from now on."""
+        return bool(self._begin) or len(self._data) > self._bytes_max
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > self._bytes_max:
+            clients = self.followers if self.own is None else [*self.followers, self.own]
+            taken = min((each.at for each in clients), default=self._begin + len(self._data)) - self._begin
+            most = max(self._bytes_max, LAG_BYTES_MAX)
+            least = max(taken, len(self._data) - most) if self.followers else taken
+            if least > 0:
+                del self._data[:least]
+                self._begin += least
+        self.notify()
+
+    def notify(self) -> None:
+        if self.followers:
+            self._changed.set()
+            self._changed = trio.Event()
+
+    def end(self) -> None:
+        """Let nobody wait any more."""
+        self._changed.set()
+
+    @property
+    def change(self) -> Callable[[], Awaitable[None]]:
+        """What waits for more to come, or for the end, as seen from this moment, however late the wait begins."""
+        return self._changed.wait
+
+    def next_piece(self, follower: Follower) -> bytes:
+        """Return of what this client has not taken yet as much as it may be given at once. Raises ClientTooSlow if some
+        of it was dropped."""
+        start = follower.at - self._begin
+        if start < 0:
+            raise ClientTooSlow("the client takes its answer too slowly")
+        piece = bytes(self._data[start : start + PIECE_BYTES_MAX])
+        follower.at += len(piece)
+        return piece
+
+    def is_at_end(self, follower: Follower) -> bool:
+        """Whether this client has taken everything so far."""
+        return follower.at == self._begin + len(self._data)
+
+    def all(self) -> bytes:
+        return bytes(self._data)
+
+
 class SharedAnswer:
     """Receives the answer from the leader's steps, which use it like a Client."""
 
@@ -66,31 +126,22 @@ class SharedAnswer:
         self._connection = client  # its steps relay and its deadlines are watched, even after its client left
         self._client: Client | None = client  # None once it has left
         client.outlasts = self._outlasts
-        self._bytes_max = bytes_max
-        self._body = bytearray()
-        self._begin = 0  # position in the body where `_body` begins
-        self._own = Follower()  # the leader's client
-        self._followers: set[Follower] = set()
-        self._changed = trio.Event()
+        self.kept = KeptBody(bytes_max)
 
     # --- the leader's side ------------------------------------------------------------------------------------------
 
     @property
     def unsent(self) -> memoryview | None:
         """What the engine has to wait for."""
-        if self._client is None or (self.head is not None and (self._followers or not self.is_outgrown)):
+        if self._client is None or (self.head is not None and (self.kept.followers or not self.kept.is_outgrown)):
             return None
         return self._client.unsent
 
     @property
-    def is_outgrown(self) -> bool:
-        """Whether the answer is too large to be kept, or to be given to anybody who asks from now on."""
-        return bool(self._begin) or len(self._body) > self._bytes_max
-
-    @property
     def lags(self) -> bool:
         """Whether the leader's client has not been given all that is here."""
-        return self.head is not None and self._client is not None and not self.is_at_end(self._own)
+        own = self.kept.own
+        return self.head is not None and own is not None and not self.kept.is_at_end(own)
 
     async def flush(self) -> None:
         """Wait until the leader's client has taken what is here. Raises ClientGone."""
@@ -135,28 +186,31 @@ class SharedAnswer:
         self.is_private = head.status == 200 and forbids_sharing(control)
         self._to_client(lambda client: client.relay_head(head, extra, body))
         if self.is_private:
-            self._notify()
+            self.kept.notify()
             return
-        self.head, self._own.at = without_personal(head), len(body)
-        self._add(body)
+        self.head = without_personal(head)
+        if self.kept.own is not None:
+            self.kept.own.at = len(body)
+        self.kept.add(body)
 
     def send(self, piece: bytes) -> None:
         """Continue the answer. Raises ClientGone like `relay_head`."""
         if self.head is None:
             self._to_client(lambda client: client.send(piece))
             return
-        self._add(piece)
+        self.kept.add(piece)
         self._to_client(self._pass_on)
 
     def _pass_on(self, client: Client) -> None:
         """Give the leader's client what it takes now of what is here."""
-        while client.send_unsent() and (piece := self.next_piece(self._own)):
+        own = self.kept.own
+        while own is not None and client.send_unsent() and (piece := self.kept.next_piece(own)):
             client.send(piece)
 
     def leave(self) -> bool:
         """Note that the leader's client has left. Returns whether anybody follows."""
-        self._client = None
-        return bool(self._followers)
+        self._client = self.kept.own = None
+        return bool(self.kept.followers)
 
     def _outlasts(self) -> bool:
         """Note that the client left. Whether the request goes on; False also to wake steps that wait for the client."""
@@ -169,7 +223,7 @@ class SharedAnswer:
     @property
     def is_left(self) -> bool:
         """Whether nobody waits for it any more: the leader's steps are about to end, so nobody may follow."""
-        return self._client is None and not self._followers
+        return self._client is None and not self.kept.followers
 
     def fail(self) -> None:
         """Note that all of the answer came, and that it ends with an error."""
@@ -189,7 +243,7 @@ class SharedAnswer:
     def end(self) -> None:
         self.over = True
         self._connection.outlasts = None
-        self._changed.set()
+        self.kept.end()
 
     def _to_client(self, send: Callable[[Client], None]) -> None:
         if self._client is None:
@@ -200,47 +254,30 @@ class SharedAnswer:
             if not self.leave():
                 raise
 
-    def _add(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > self._bytes_max:
-            clients = [*self._followers, self._own] if self._client is not None else self._followers
-            taken = min((each.at for each in clients), default=self._begin + len(self._body)) - self._begin
-            most = max(self._bytes_max, LAG_BYTES_MAX)
-            least = max(taken, len(self._body) - most) if self._followers else taken
-            if least > 0:
-                del self._body[:least]
-                self._begin += least
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._followers:
-            self._changed.set()
-            self._changed = trio.Event()
-
     # --- the followers' side ----------------------------------------------------------------------------------------
 
     @property
     def body(self) -> bytes | None:
         """The whole body without comments of ours; None if it was too large."""
-        if self.is_outgrown or self.head is None:
+        if self.kept.is_outgrown or self.head is None:
             return None
-        return bytes(self._body).replace(in_chunk(KEEPALIVE) if self.head.framing == "chunked" else KEEPALIVE, b"")
+        return self.kept.all().replace(in_chunk(KEEPALIVE) if self.head.framing == "chunked" else KEEPALIVE, b"")
 
     @contextmanager
     def followed(self) -> Iterator[Follower]:
         follower = Follower()
-        self._followers.add(follower)
+        self.kept.followers.add(follower)
         try:
             yield follower
         finally:
-            self._followers.discard(follower)
+            self.kept.followers.discard(follower)
             if self.is_left and not self.over:
                 self._connection.interrupt(ClientGone("nobody waits for the answer any more"))
 
     def serves(self, question: Question, request: HttpRequest) -> bool:
         """Whether the answer is here from its first byte, and is what this client asks for and can read."""
         own, head = self.question, self.head
-        if head is None or self.is_outgrown:
+        if head is None or self.kept.is_outgrown:
             return False
         if head.status == 200 and (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
             return False
@@ -251,26 +288,9 @@ class SharedAnswer:
     @property
     def is_decided(self) -> bool:
         """Whether nobody needs to wait any longer whom it does not serve yet."""
-        return self.over or self.is_private or self.is_outgrown or (self.head is not None and self.head.status != 200)
-
-    def next_piece(self, follower: Follower) -> bytes:
-        """Return of what this client has not taken yet as much as it may be given at once. Raises ClientTooSlow if some
-        of it was dropped."""
-        start = follower.at - self._begin
-        if start < 0:
-            raise ClientTooSlow("the client takes its answer too slowly")
-        piece = bytes(self._body[start : start + PIECE_BYTES_MAX])
-        follower.at += len(piece)
-        return piece
-
-    def is_at_end(self, follower: Follower) -> bool:
-        """Whether this client has taken everything so far."""
-        return follower.at == self._begin + len(self._body)
-
-    @property
-    def change(self) -> Callable[[], Awaitable[None]]:
-        """What waits for more to come, or for the end, as seen from this moment, however late the wait begins."""
-        return self._changed.wait
+        return (
+            self.over or self.is_private or self.kept.is_outgrown or (self.head is not None and self.head.status != 200)
+        )
 
 
 def without_personal(head: HttpResponseHead) -> HttpResponseHead:

@@ -71,8 +71,8 @@ async def test_a_piece_that_comes_before_a_follower_has_begun_to_wait_ends_its_w
     with clients(1) as (leader,):
         shared = SharedAnswer(QUESTION, REQUEST, leader, 1000)
         with shared.followed() as follower:
-            waiting = shared.change  # as steps yield it
+            waiting = shared.kept.change  # as steps yield it
             shared.relay_head(HttpResponseHead(200, b"OK"), (), b"piece")
             with trio.fail_after(1):
                 await waiting()
-            assert shared.next_piece(follower) == b"piece"
+            assert shared.kept.next_piece(follower) == b"piece"

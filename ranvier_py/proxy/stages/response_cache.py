@@ -259,7 +259,7 @@ class ResponseCache:
         client = call.client
         with shared.followed() as follower:
             while not (serves := shared.serves(question, call.request)) and not shared.is_decided:
-                yield shared.change
+                yield shared.kept.change
             head = shared.head
             if head is None or not serves:
                 if shared.failure is not None:
@@ -270,12 +270,12 @@ class ResponseCache:
             age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
             own = client.cors.replaced(head, call.request.fields.origin)  # the leader's page may be another one
             client.relay_head(own, ((b"x-cache", call.cached), *age, *named))
-            while not (shared.over and shared.is_at_end(follower)):
-                piece = shared.next_piece(follower)
+            while not (shared.over and shared.kept.is_at_end(follower)):
+                piece = shared.kept.next_piece(follower)
                 if piece:
                     client.send(piece)
                 elif not shared.over:
-                    yield shared.change
+                    yield shared.kept.change
                 if client.unsent is not None:
                     yield client.flush
         if not shared.is_whole:
