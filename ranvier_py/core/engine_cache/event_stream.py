@@ -10,18 +10,20 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
-from ranvier_py.core.engine_cache.event_backlog import EventBacklog, MessageProgress
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import (
+    Apply,
     AskPeer,
     AskReplay,
     Effect,
     GapSettings,
+    Install,
     Level,
     LevelChanged,
     StreamReset,
@@ -33,7 +35,6 @@ from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksStored, CacheCleared, Tier
 from ranvier_py.core.engine_cache.sources.events import PORTION_BYTES, EventDecoder
-from ranvier_py.core.engine_cache.stream_knowledge import StreamKnowledge
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
@@ -44,15 +45,90 @@ SETTLE_STEPS = 1000
 CARRIED_BYTES = 64 << 10
 """Of messages, in about 10 ms."""
 
+WAITING_BYTES_MAX = 128 << 20
+"""Of messages to be applied: more than a gap holds back, or than an engine sends while they are applied."""
+
 FROZEN_S = 0.1  # between two settles while a snapshot is written
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
 """What the shell has to do."""
 
 
+@dataclass(slots=True)
+class MessageProgress:
+    """A message that is being applied, portion by portion, and what was in it so far."""
+
+    seq: int
+    size_bytes: int
+    portions: Iterator[Batch]
+    cleared: bool = False
+    unread: bool = False
+
+
+class EventBacklog:
+    """What is to be applied to the residency, in order. Of more than WAITING_BYTES_MAX the newest message is dropped,
+    as if it were unreadable, and counted."""
+
+    def __init__(self, decoder: EventDecoder) -> None:
+        self.waiting: deque[MessageProgress | StreamReset | Install] = deque()
+        self.bytes = 0  # of messages, until they are applied
+        self._decoder = decoder
+
+    def add(self, effect: Apply | StreamReset | Install) -> None:
+        if isinstance(effect, Apply):
+            self.bytes += len(effect.payload)
+            self.waiting.append(MessageProgress(effect.seq, len(effect.payload), self._portions(effect.payload)))
+        else:  # what came before is void
+            self.waiting.clear()
+            self.bytes = 0
+            self.waiting.append(effect)
+
+    def _portions(self, payload: bytes) -> Iterator[Batch]:
+        if self.bytes <= WAITING_BYTES_MAX:
+            return self._decoder.portions(payload)
+        self._decoder.counters.dropped += 1
+        return iter((Batch((), unread=1),))
+
+
+class StreamKnowledge:
+    """How exactly a stream knows what its engine holds: the gap machine's level, lowered by what the residency lacks.
+    If anything lacks, the engine holds more than is known, and nothing may be taken for not held."""
+
+    def __init__(self, machine: GapMachine, decoder: EventDecoder, residency: Residency) -> None:
+        self._machine, self._decoder, self._residency = machine, decoder, residency
+        self.reason = ""  # of the machine's last change
+        self.stores = False  # a stored event was readable, since the engine's restart
+        self.is_hybrid = False  # by its metrics page
+        self._skipped_before = 0  # unknown tags skipped before that restart
+
+    def restarted(self) -> None:
+        self.stores, self._skipped_before = False, self._decoder.counters.tags_skipped
+
+    def lack(self) -> Lack:
+        if not self.stores and self._decoder.counters.tags_skipped > self._skipped_before:
+            return Lack.SCHEMA
+        residency = self._residency
+        is_hybrid = residency.mixed or (self.is_hybrid and not residency.has_states)
+        if is_hybrid and residency.lack is not Lack.GROUP:
+            return Lack.MIXED
+        return residency.lack
+
+    def level(self) -> Level:
+        level, lack = self._machine.level, self.lack()
+        if lack is not Lack.NOTHING:
+            is_partial = lack is not Lack.MIXED and self._residency.view().prefixes > 0
+            level = max(level, Level.DEGRADED if is_partial else Level.ESTIMATED, key=LEVELS.index)
+        return level
+
+    def now(self) -> LevelChanged:
+        """Return the level, and why it is so."""
+        level = self.level()
+        return LevelChanged(level, self.reason if level is self._machine.level else self.lack().value)
+
+
 class EventStream:
-    """The stream of one source. It is followed while its shell calls, whether it is `open` or not. What others
-    tell its `machine` has effects for `carry`."""
+    """The stream of one source. It is followed while its shell calls, whether it is `open` or not. What others tell
+    its `machine` has effects for `carry`."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import time
 import msgpack
 import pytest
 
-from ranvier_py.core.engine_cache import event_backlog, event_stream
+from ranvier_py.core.engine_cache import event_stream
 from ranvier_py.core.engine_cache.gap_values import Level
 from tests.core.engine_cache.test_event_streams import known, payload, stored
 
@@ -93,7 +93,7 @@ def test_a_long_message_is_applied_whole_in_many_turns() -> None:
 def test_what_waits_beyond_its_bound_is_dropped_and_lowers_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     world = known()
     monkeypatch.setattr(event_stream, "CARRIED_BYTES", 0)
-    monkeypatch.setattr(event_backlog, "WAITING_BYTES_MAX", 100)
+    monkeypatch.setattr(event_stream, "WAITING_BYTES_MAX", 100)
     for number in range(3):
         world.stream.live(world.seq + number, payload(stored(0, 2)), world.now)
     monkeypatch.undo()
