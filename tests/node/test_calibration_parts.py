@@ -179,9 +179,10 @@ def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
         for me in members:
             others = [member for member in members if member != me]
             peer = SimpleNamespace(
-                backends=SimpleNamespace(key_of=keys.get),
+                features=SimpleNamespace(
+                    backends=SimpleNamespace(key_of=keys.get), streams=SimpleNamespace(live=others)
+                ),
                 me=SimpleNamespace(session=me),
-                streams=SimpleNamespace(live=others),
             )
             owns = looked_at_by(peer)  # type: ignore[arg-type]
             for backend in keys:
