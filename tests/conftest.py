@@ -1,6 +1,7 @@
 """Holds for all tests: what is left out of `make test`, what comes first, bytecode, and how long examples may take."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from ranvier_py.io.logs import line_handlers
 from tests import house
 from tests.examples import examples
 
@@ -52,3 +54,21 @@ def trees_are_forgotten() -> Iterator[None]:
     yield
     for kept in (house.nodes_of, house.tree_of):
         kept.cache_clear()
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """For tests that set up logs in this process: others find them as they were."""
+    root, ours = logging.getLogger(), logging.getLogger("ranvier_py")
+    switches = {name: getattr(logging, name) for name in vars(logging) if name.startswith(("log", "raise"))}
+    handlers, levels, hook = list(root.handlers), (root.level, ours.level), sys.unraisablehook
+    yield
+    logging.captureWarnings(False)
+    sys.unraisablehook = hook
+    for handler in line_handlers():
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+    for name, value in switches.items():
+        setattr(logging, name, value)

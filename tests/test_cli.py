@@ -550,6 +550,7 @@ def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize("shares", [True, False], ids=["as workers do", "alone"])
 @pytest.mark.parametrize("listen", ["127.0.0.1:{}", "0.0.0.0:{}", "localhost:{}"])
 def test_workers_share_no_port_with_anybody_else(

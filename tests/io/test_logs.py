@@ -27,7 +27,6 @@ from ranvier_py.io.logs import (
     TRACEBACK_CHARACTERS_MAX,
     LineHandler,
     LogCounters,
-    line_handlers,
     log_counters,
     request_line,
     set_up_logs,
@@ -360,23 +359,6 @@ def test_lines_of_several_processes_in_one_pipe_do_not_mix() -> None:
     handler.close()
     os.close(reader)
     os.close(writer)
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("ranvier_py")
-    switches = {name: getattr(logging, name) for name in vars(logging) if name.startswith(("log", "raise"))}
-    handlers, levels, hook = list(root.handlers), (root.level, ours.level), sys.unraisablehook
-    yield
-    logging.captureWarnings(False)
-    sys.unraisablehook = hook
-    for handler in line_handlers():
-        handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    for name, value in switches.items():
-        setattr(logging, name, value)
 
 
 @pytest.mark.usefixtures("restored_logging")
