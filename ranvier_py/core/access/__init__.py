@@ -1,0 +1,1 @@
+"""Who asks, for whom, and how much: keys, tenants and limits."""
