@@ -18,7 +18,7 @@ from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine, Machines
-from ranvier_py.core.mesh.membership.identity import first_epoch
+from ranvier_py.core.mesh.membership.own_record import first_epoch
 from ranvier_py.core.mesh.mesh import Mesh, MeshSettings
 from ranvier_py.core.mesh.transfer import Transfers
 from ranvier_py.core.mesh.wire.codec import Codec

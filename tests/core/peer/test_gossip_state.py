@@ -9,7 +9,7 @@ import pytest
 from cluster.scenario import Cluster
 from cluster.simulation.sim_node import KEY, SimRouter
 from cluster.simulation.sim_router import Birth
-from ranvier_py.core.mesh.membership.identity import EPOCH_MAX
+from ranvier_py.core.mesh.membership.own_record import EPOCH_MAX
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.mesh.wire.keyring import insecure_ring
 from ranvier_py.core.mesh.wire.messages import Push, Record, State, Update

@@ -14,9 +14,9 @@ from random import Random
 
 from ranvier_py.core.mesh.membership.broadcasts import Broadcasts
 from ranvier_py.core.mesh.membership.contacts import Contacts, Greetings
-from ranvier_py.core.mesh.membership.identity import Identity
 from ranvier_py.core.mesh.membership.membership_counters import MembershipCounters
 from ranvier_py.core.mesh.membership.neighbour_set import NeighbourSet
+from ranvier_py.core.mesh.membership.own_record import OwnRecord
 from ranvier_py.core.mesh.membership.profile import LocalHealth, Profile
 from ranvier_py.core.mesh.membership.roster import Member, Paths, ProbeOrder, Roster
 from ranvier_py.core.mesh.membership.suspicion import Suspicions
@@ -79,7 +79,7 @@ class MemberTable:
 
     def __init__(self, me: Record, profile: Profile, room_bytes: int, rng: Random) -> None:
         """`room_bytes` is the room for updates in a datagram."""
-        self.identity = Identity(me)
+        self.identity = OwnRecord(me)
         self.health = LocalHealth(profile)
         self.counters = counters = MembershipCounters()
         self.rng = rng

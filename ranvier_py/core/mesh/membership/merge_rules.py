@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.membership.broadcasts import MembershipOutbox, best_plane
-from ranvier_py.core.mesh.membership.identity import EPOCH_MAX
 from ranvier_py.core.mesh.membership.member_table import MemberTable
+from ranvier_py.core.mesh.membership.own_record import EPOCH_MAX
 from ranvier_py.core.mesh.membership.roster import Member
 from ranvier_py.core.mesh.mesh_values import Plane
 from ranvier_py.core.mesh.wire.messages import Record, State, Update

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from cluster.network.links import UDP, Link
-from ranvier_py.core.mesh.membership.identity import EPOCH_MAX, INCARNATION_MAX, first_epoch
+from ranvier_py.core.mesh.membership.own_record import EPOCH_MAX, INCARNATION_MAX, first_epoch
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.messages import Push, State, Update
 from tests.core.mesh.membership.small_cluster import Cluster, Host, grown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.core.mesh.membership.identity import EPOCH_MAX, INCARNATION_MAX
 from ranvier_py.core.mesh.membership.members import CORRECTIONS_MAX
+from ranvier_py.core.mesh.membership.own_record import EPOCH_MAX, INCARNATION_MAX
 from ranvier_py.core.mesh.membership.profile import LAN
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.wire.messages import Ack, Nack, Ping, PingRequest, Push, Record, State, Update

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.mesh.membership.identity import (
+from ranvier_py.core.mesh.membership.own_record import (
     EPOCH_AHEAD_MAX,
     EPOCH_MAX,
     INCARNATION_MAX,
     INCARNATION_STEP_MAX,
     NAME_BYTES_MAX,
     NAMESAKES_MAX,
-    Identity,
+    OwnRecord,
     first_epoch,
 )
 from ranvier_py.core.mesh.wire.messages import Record, State
@@ -34,20 +34,20 @@ def other(epoch: int, session: int = 5, state: State = State.ALIVE) -> Record:
 def test_an_absurd_incarnation_is_answered_with_a_new_epoch() -> None:
     """memberlist#358: one message with the last incarnation there is evicted a member for good."""
     for claimed in (INCARNATION_MAX, 3 + INCARNATION_STEP_MAX + 1):
-        me = Identity(ME)
+        me = OwnRecord(ME)
         me.outbid(accused(claimed))
         assert (me.record.epoch, me.record.incarnation) == (11, 3)
         assert (me.record.epoch, me.record.incarnation) > (10, claimed)
 
 
 def test_the_last_incarnation_of_ones_own_is_followed_by_a_new_epoch() -> None:
-    me = Identity(ME._replace(incarnation=INCARNATION_MAX))
+    me = OwnRecord(ME._replace(incarnation=INCARNATION_MAX))
     me.outbid(accused(INCARNATION_MAX))
     assert (me.record.epoch, me.record.incarnation) == (11, 0)
 
 
 def test_another_address_comes_by_the_next_incarnation_with_a_name_of_its_own() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     me.overtake(other(20))
     me.overtake(other(22))
     me.move("10.0.0.9:7946", "10.0.0.9", "10.0.0.9:80")
@@ -65,14 +65,14 @@ def test_another_address_comes_by_the_next_incarnation_with_a_name_of_its_own() 
 
 
 def test_a_dead_earlier_run_never_costs_the_name() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     for epoch in (20, 40, 60):
         assert not me.overtake(other(epoch, state=State.DEAD))
     assert (me.record.name, me.record.epoch) == ("me", 61)
 
 
 def test_a_namesake_that_comes_back_gets_the_name() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     assert not me.overtake(other(20))
     assert me.overtake(other(22))
     assert me.record.name == "me-abcd"
@@ -81,21 +81,21 @@ def test_a_namesake_that_comes_back_gets_the_name() -> None:
 
 def test_several_epochs_of_one_earlier_run_are_no_namesake() -> None:
     """Peers that were apart hold different ones."""
-    me = Identity(ME)
+    me = OwnRecord(ME)
     for epoch in (20, 30, 40):
         assert not me.overtake(other(epoch))
     assert (me.record.name, me.record.epoch) == ("me", 41)
 
 
 def test_two_others_that_overtake_once_each_are_no_namesake() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     assert not me.overtake(other(20, session=5))
     assert not me.overtake(other(30, session=6))
     assert me.record.name == "me"
 
 
 def test_a_name_taken_in_turn_gets_longer() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     for session, name in ((5, "me-abcd"), (6, "me-abcdef01"), (7, "me-abcdef012345"), (8, "me-abcdef0123456789")):
         me.overtake(other(me.record.epoch + 1, session))
         me.overtake(other(me.record.epoch + 1, session))
@@ -103,7 +103,7 @@ def test_a_name_taken_in_turn_gets_longer() -> None:
 
 
 def test_a_long_name_stays_within_its_bytes_and_whole_messages() -> None:
-    me = Identity(ME._replace(name="é" * 32))
+    me = OwnRecord(ME._replace(name="é" * 32))
     me.overtake(other(20))
     me.overtake(other(22))
     assert me.record.name == "é" * 29 + "-abcd"
@@ -111,7 +111,7 @@ def test_a_long_name_stays_within_its_bytes_and_whole_messages() -> None:
 
 
 def test_an_epoch_that_cannot_be_overtaken_costs_the_name_at_once() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     assert me.overtake(other(EPOCH_MAX))
     assert me.record.name == "me-abcd"
     assert me.record.epoch == 10
@@ -135,7 +135,7 @@ def test_a_run_begins_above_the_last_one_unless_that_is_beyond_belief(
 
 
 def test_only_so_many_namesakes_are_remembered() -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     for session in range(1, 3 * NAMESAKES_MAX):
         me.overtake(other(me.record.epoch + 1, session))
     assert not me.overtake(other(me.record.epoch + 1, 1)), "forgotten, so it counts as the first time"
@@ -158,7 +158,7 @@ def test_only_so_many_namesakes_are_remembered() -> None:
 def test_epoch_and_incarnation_only_rise_and_stay_in_their_bounds(
     claims: list[tuple[bool, int, int, State, int]],
 ) -> None:
-    me = Identity(ME)
+    me = OwnRecord(ME)
     for mine, epoch, incarnation, state, session in claims:
         before = (me.record.epoch, me.record.incarnation)
         claim = ME._replace(epoch=epoch, incarnation=incarnation, state=state)

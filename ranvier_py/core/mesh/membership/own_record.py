@@ -4,7 +4,7 @@ Rule: an accusation is answered by the next incarnation, so one answer settles i
 epoch by the next epoch, for it may be of an earlier run of ours; a session that overtakes us all the same is alive, and
 we take another name. Nothing is compared with the time of day (scylladb#5164). In the last epoch nobody can be
 overtaken and no accusation answered: a namesake in it gets the name, and no node believes such an accusation.
-Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT (test_identity.py).
+Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT (test_own_record.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def first_epoch(remembered: int, wall_ms: int) -> int:
     return max(remembered + 1, wall_ms) if remembered <= wall_ms + EPOCH_AHEAD_MAX else wall_ms
 
 
-class Identity:
+class OwnRecord:
     """The record of this node, as it changes."""
 
     __slots__ = ("_digits", "_given_name", "_namesakes", "record")
