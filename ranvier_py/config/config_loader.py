@@ -27,13 +27,13 @@ from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, w
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.config.secret_files import read_secret_file
 from ranvier_py.config.toml_file import read_toml
+from ranvier_py.config.yaml_file import YAML_SUFFIXES
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
 
 OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
-YAML_SUFFIXES = (".yaml", ".yml")
 
 SECRET_BYTES_MIN = 16
 OF_FILE = 2  # the rank of what a file has, behind that of flags and variables

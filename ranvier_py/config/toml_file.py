@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ranvier_py.core.errors import ConfigError
+
 FILE_BYTES_MAX = 4 * 1024 * 1024
 """4096 backends with every option set take a quarter of it."""
 
@@ -52,7 +54,8 @@ class NotToml(Exception):
 
 @dataclass(slots=True)
 class TomlFile:
-    """What a file has. Lines count from 1; `lines` has keys, tables, and each of an array of tables as `backend[0]`."""
+    """What a file has. Lines count from 1; `lines` has keys, tables, and each of an array of tables as `backend[0]`,
+    with its members as `backend[0].url`."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
@@ -63,17 +66,24 @@ class TomlFile:
 def read_toml(file: Path) -> TomlFile:
     """Read a file, with everything that is wrong as `problems`."""
     try:
+        return parse_toml(read_text(file, FILE_BYTES_MAX), str(file))
+    except ConfigError as error:
+        return TomlFile(problems=error.problems)
+
+
+def read_text(file: Path, bytes_max: int) -> str:
+    """Return what a file has. Raises ConfigError."""
+    try:
         with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            return TomlFile(problems=[f"{file}: is larger than {FILE_BYTES_MAX} bytes"])
-        text = content.decode("utf-8-sig")  # some editors write a byte order mark first
+            content = stream.read(bytes_max + 1)
+        if len(content) > bytes_max:
+            raise ConfigError([f"{file}: is larger than {bytes_max} bytes"])
+        return content.decode("utf-8-sig")  # some editors write a byte order mark first
     except OSError as error:
-        return TomlFile(problems=[f"{file}: can't be read: {error.strerror}"])
+        raise ConfigError([f"{file}: can't be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return TomlFile(problems=[f"{file}:{line}: not TOML: it is not UTF-8"])
-    return parse_toml(text, str(file))
+        raise ConfigError([f"{file}:{line}: not TOML: it is not UTF-8"]) from error
 
 
 def parse_toml(text: str, name: str) -> TomlFile:
@@ -157,7 +167,9 @@ def statements(text: str) -> Iterator[Statement]:
         if head is not None:
             part.name, part.opens = head["name"].strip("\"'"), head["table"] or ""
             part.name_line = line + text.count("\n", start, head.start())
-            if part.opens:
+            if part.opens and part.name == table and text[head.end() : head.end() + 1] == ".":  # of the table above
+                part.name, part.opens = text[head.end() + 1 : end].partition("]")[0].strip(), "."
+            elif part.opens:
                 part.table = table = part.name
         yield part
         line += text.count("\n", start, end)
@@ -171,7 +183,9 @@ def lines_of(parts: Sequence[Statement]) -> dict[str, int]:
         if part.opens == "[[":
             lines[f"{part.name}[{counts[part.name]}]"] = part.name_line
             counts[part.name] += 1
-        if part.opens or (part.name and not part.table):
+        elif part.name and counts[part.table]:
+            lines.setdefault(f"{part.table}[{counts[part.table] - 1}].{part.name}", part.name_line)
+        if part.opens in ("[", "[[") or (part.name and not part.table):
             lines.setdefault(part.name, part.name_line)
     return lines
 

@@ -21,6 +21,9 @@ from yaml.resolver import Resolver
 FILE_BYTES_MAX = 64 * 1024
 """A hundred backends with every option set take a quarter of it; PyYAML reads it within a second."""
 
+YAML_SUFFIXES = (".yaml", ".yml")
+"""Of files that are YAML; others are TOML."""
+
 PROBLEMS_MAX = 20  # with more of them the file is another one; each costs one more reading
 DEPTH_MAX = 12  # the deepest key of a configuration is four levels down
 NUMBER_CHARACTERS_MAX = 40  # a longer scalar is a text
@@ -56,13 +59,13 @@ class YamlFile:
     bad: dict[str, None] = field(default_factory=dict)
 
 
-def read_yaml(file: Path) -> YamlFile:
+def read_yaml(file: Path, bytes_max: int = FILE_BYTES_MAX) -> YamlFile:
     """Read a file, with everything that is wrong as `problems`."""
     try:
         with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            return YamlFile(problems=[f"{file}: is larger than {FILE_BYTES_MAX} bytes"])
+            content = stream.read(bytes_max + 1)
+        if len(content) > bytes_max:
+            return YamlFile(problems=[f"{file}: is larger than {bytes_max} bytes"])
         lines = content.decode("utf-8-sig").splitlines(keepends=True)
     except OSError as error:
         return YamlFile(problems=[f"{file}: can't be read: {error.strerror}"])

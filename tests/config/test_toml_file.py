@@ -54,8 +54,16 @@ def test_the_line_of_each_key_is_known() -> None:
         "table": 14,
         "row": 17,
         "row[0]": 17,
+        "row[0].inner": 18,
         "row[1]": 19,
+        "row[1].indented": 20,
     }
+
+
+def test_tables_within_one_of_several_are_counted_as_its_own() -> None:
+    found = parse_toml("[[row]]\na = 1\n[[row.inner]]\nb = 2\n[[row.inner]]\nb = 3\n[[row]]\na = 4\n", "file")
+    first, second = {"row[0]": 1, "row[0].a": 2, "row[0].inner": 3, "row[0].b": 4}, {"row[1]": 7, "row[1].a": 8}
+    assert found.lines == {"row": 1, **first, **second}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,7 @@ def test_the_keys_of_a_table_whose_head_can_not_be_read_are_no_others() -> None:
     found = parse_toml("a = 1\n[[backend]\nurl = 1\nname = 2\n[[row]]\nb = 2\n", "file")
     assert (bad_lines(found), list(found.bad)) == ([2], ["backend"])
     assert found.values == {"a": 1, "row": [{"b": 2}]}
-    assert found.lines == {"a": 1, "row": 5, "row[0]": 5}
+    assert found.lines == {"a": 1, "row": 5, "row[0]": 5, "row[0].b": 6}
 
 
 def test_every_error_is_named_with_its_line() -> None:

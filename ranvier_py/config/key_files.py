@@ -1,0 +1,79 @@
+"""Reads files of keys: TOML, or YAML if its name says so.
+
+Bounds: TOML_BYTES_MAX is 60,000 keys with everything set, which a child process reads within seconds; YAML_BYTES_MAX,
+since PyYAML takes far longer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ranvier_py.config.toml_file import NotToml, parse_toml, read_text, values_of
+from ranvier_py.config.yaml_file import YAML_SUFFIXES, YamlValue, read_yaml
+from ranvier_py.core.access.key_table import KeyTable
+from ranvier_py.core.access.keys_file import KeyTables
+from ranvier_py.core.errors import ConfigError
+
+TOML_BYTES_MAX = 16 * 1024 * 1024
+YAML_BYTES_MAX = 1024 * 1024
+
+PIECE_TABLES = 1000
+TABLE = re.compile(r"^\[\[\w+\]\]", re.MULTILINE)  # the head of one, unless it is within a text of several lines
+LONG_QUOTES = ('"""', "'''")
+
+
+def read_key_file(path: Path, kind: str) -> KeyTable:
+    """Read a file of this kind, the key of the configuration that names it. Raises ConfigError with all problems, each
+    with its line."""
+    if path.suffix.lower() in YAML_SUFFIXES:
+        written, lines = read_yaml(path, YAML_BYTES_MAX), dict[str, int]()
+        values = plain(written.tree, "", lines) if written.tree is not None else {}
+        return checked(kind, path, [values], lines, written.problems)
+    try:
+        text = read_text(path, TOML_BYTES_MAX)
+    except ConfigError as error:
+        raise ConfigError([f"{kind}: {problem}" for problem in error.problems]) from error
+    try:
+        return checked(kind, path, map(values_of, pieces_of(text)), {}, [])
+    except (NotToml, ConfigError):  # only now its lines are worth the time
+        found = parse_toml(text, str(path))
+        return checked(kind, path, [found.values], found.lines, found.problems)
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """Cut a text before some of its tables, so that not all of its values are in memory at once."""
+    heads = [] if any(quotes in text for quotes in LONG_QUOTES) else [found.start() for found in TABLE.finditer(text)]
+    cuts = [0, *heads[PIECE_TABLES::PIECE_TABLES], len(text)]
+    return (text[start:end] for start, end in pairwise(cuts))
+
+
+def checked(
+    kind: str, path: Path, values: Iterable[Mapping[str, Any]], lines: Mapping[str, int], problems: Sequence[str]
+) -> KeyTable:
+    """Return the table of these values. Raises ConfigError."""
+
+    def place(at: str) -> str:
+        line = lines.get(at) or lines.get(at.partition(".")[0]) or lines.get(at.partition("[")[0])
+        return f"{path}:{line}" if line else str(path)
+
+    tables = KeyTables(kind, place)
+    for each in values:
+        tables.take(each)
+    found = tables.table()
+    if problems or tables.problems:
+        raise ConfigError([f"{kind}: {problem}" for problem in (*problems, *tables.problems)])
+    return found
+
+
+def plain(found: YamlValue, at: str, lines: dict[str, int]) -> Any:
+    """Return a value without its lines, which are noted by place as those of TOML are."""
+    lines[at] = found.line
+    if isinstance(found.value, dict):
+        return {name: plain(inner, f"{at}.{name}" if at else name, lines) for name, inner in found.value.items()}
+    if isinstance(found.value, list):
+        return [plain(inner, f"{at}[{number}]", lines) for number, inner in enumerate(found.value)]
+    return found.value
