@@ -108,7 +108,7 @@ class Conversations:
                         self.idle.pop(client.fd, None)
                     if not data:
                         return True
-                data = yield self._serve_one(client, data)
+                data = yield from self._serve_one(client, data)
                 if client.unsent is not None:
                     yield client.flush
                 if data:  # pipelined: let others have their turn
@@ -159,7 +159,7 @@ class Conversations:
             else:
                 request.body, data = yield from self._read_body(client, head, data[end:])
                 client.ahead = data
-            yield self._handle(client, request)
+            yield from self._handle(client, request)
         finally:
             request.body = client.ahead = b""  # since `client.last_head` keeps the request
             counters.in_flight_bytes -= client.body_bytes
@@ -177,7 +177,7 @@ class Conversations:
         client.work()
         client.handling = True
         try:
-            yield self._handler(request, client)
+            yield from self._handler(request, client)
             if not client.started:
                 raise AssertionError("the handler did not answer")
             if client.unsent is not None:

@@ -110,16 +110,17 @@ class Pipeline:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
-            if request.fields.origin and (yield self.browsers(call)):
+            if request.fields.origin and (yield from self.browsers(call)):
                 return
             if request.fields.reserved:
                 call.request = self.router_fields.admitted(request, self.read.limits.router_fields)
             for stage in self._first:
                 steps = stage(call)
                 if steps is not None:
-                    yield steps
+                    yield from steps
             if not client.started:
-                yield self._compute(call) if self.responses is None else self.responses.answer(call, self._compute)
+                compute, responses = self._compute, self.responses
+                yield from compute(call) if responses is None else responses.answer(call, compute)
         except RanvierError as error:
             call.end(error)
             if not client.started and not isinstance(error, ClientGone):
@@ -137,4 +138,4 @@ class Pipeline:
         for stage in self._rest:
             steps = stage(call)
             if steps is not None:
-                yield steps
+                yield from steps

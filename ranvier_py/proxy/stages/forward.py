@@ -56,7 +56,7 @@ class ForwardStage:
             while elsewhere is not None:
                 found, handed = elsewhere, list[Edit]()
                 for leg in self.plan(self.router, call, found):
-                    elsewhere = yield self._leg(call, leg, begin(self.router, call, leg, found), handed)
+                    elsewhere = yield from self._leg(call, leg, begin(self.router, call, leg, found), handed)
                     if elsewhere is not None or (leg.read is not None and call.is_decided):
                         break
         except RanvierError as error:
