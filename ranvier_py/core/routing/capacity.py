@@ -88,6 +88,8 @@ class StackClock:
 
     def distance(self, second: int) -> float:
         """Tokens used after that second."""
+        if not self._seconds or second >= self._seconds[-1]:
+            return 0.0
         self._settle()
         return self.total - self._up_to(bisect_right(self._seconds, second))
 

@@ -110,12 +110,12 @@ class Calibration(Observer):
             self.counters.skipped += 1
             return
         self._sampled += 1
-        if not self._estimated(attempt.target.id):
+        known = self._known(attempt)
+        if not known.estimated:
             return
         self.counters.sampled += 1
         found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.target.id, attempt.generation)
-        clock = self._known(attempt).clock
-        prefixes = [(tokens, second, clock.distance(second)) for tokens, second in found]
+        prefixes = [(tokens, second, known.clock.distance(second)) for tokens, second in found]
         self.samples[id(attempt)] = AttemptSample(attempt.sent_at, prefixes)
         if len(self.samples) > ATTEMPTS_MAX:
             del self.samples[next(iter(self.samples))]

@@ -41,7 +41,7 @@ class RouteUses:
         rows, claims = self._rows, self._claims
         row_of, backends, generations, evidences = rows.index.get, rows.backend, rows.generation, rows.evidence
         found: list[tuple[int, int]] = []
-        last = max(-1, floor(claims.horizon))
+        last, latest = max(-1, floor(claims.horizon)), int(claims.now)
         for tokens, token, text in chain:
             row = row_of(token) or row_of(text)
             if row is None:
@@ -55,6 +55,8 @@ class RouteUses:
             if evidence > last and own == generation:
                 last = evidence
                 found.append((tokens, last))
+                if last >= latest:  # none can be later
+                    break
         return found
 
     def used_before(
