@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 70_624, "cluster": 14_203, "benchmarks": 8_170, "tests": 82_698}
+LINES_REACHED = {"ranvier_py": 71_536, "cluster": 14_203, "benchmarks": 8_170, "tests": 83_356}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -59,7 +59,7 @@ ALLOWED = {
     "core.access": ("core", "core.mesh"),
     "core.response_cache": ("core", "core.mesh", "core.prompts", "core.answers"),
     "core.clients": ("core", "core.mesh", "core.prompts"),
-    "core.routing": ("core", "core.mesh", "core.prompts", "core.answers"),
+    "core.routing": ("core", "core.mesh", "core.access", "core.prompts", "core.answers"),
     "core.engine_cache": ("core", "core.mesh", "core.prompts", "core.answers", "core.routing"),
     "core.shadows": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.tokenize": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),

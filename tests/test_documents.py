@@ -87,8 +87,8 @@ def test_every_path_of_the_control_port_is_served() -> None:
     assert {path for path in named if path not in served} == set()
 
 
-NO_KEYS = frozenset({"older_than_s"})
-"""Of a request to the control port."""
+NO_KEYS = frozenset({"older_than_s", "api_key_file"})
+"""Of a request to the control port, of a table of a model."""
 
 
 def test_every_key_of_the_configuration_that_is_named_there_is_one() -> None:

@@ -56,7 +56,7 @@ LIBRARIES = {
     "yaml": ("yaml_file",),
     "cryptography": ("seal", "certificates"),
     "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames", "redis_entries"),
-    "pydantic": ("config_model", "config_loader", "config_values"),
+    "pydantic": ("config_model", "config_loader", "config_values", "model_tables"),
 }
 """Files that may import a foreign library, by name."""
 

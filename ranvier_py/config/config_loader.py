@@ -24,6 +24,8 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, RENAMED, flag_of, keys_of, variable_of
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
+from ranvier_py.config.model_tables import ModelSpec, with_keys
+from ranvier_py.config.model_tables import problems as model_problems
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.config.secret_files import read_secret_file
 from ranvier_py.config.toml_file import read_toml
@@ -178,6 +180,7 @@ def checked(found: FoundValues) -> Config:
             found.add(name, f"must be {expected(limits)}")
             del values[name]
     values |= secrets_of_files(values, found)
+    values["model"] = with_keys(values.get("model", ()), found.add)
     if found.sources and "backend" not in found.bad:
         values["backend"], problems, notes = with_sources(values.get("backend", ()), found.sources)
         found.problems += problems
@@ -277,6 +280,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
     yield from rule_problems(config)
     yield from cluster_problems(config)
+    yield from model_problems(config.model)
     yield from shared_answer_problems(config)
     yield from listed_twice(config)
 
@@ -335,14 +339,15 @@ def place(location: Iterable[int | str]) -> str:
     """Spell a location: ("backend", 1, "weight") -> backend[1].weight."""
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if part != "[key]":  # as Pydantic marks that the name itself is wrong
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
 
 def reworded(item: Mapping[str, Any]) -> str:
     """Return Pydantic's message in our words."""
     if item["type"] == "extra_forbidden":
-        return "no such key" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
+        return "no such key" + did_you_mean(str(item["loc"][-1]), (*BackendSpec.model_fields, *ModelSpec.model_fields))
     if item["type"] == "missing":
         return "is missing"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -13,11 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_type_hints
-
-from pydantic import BaseModel, SecretStr
 
 from ranvier_py.config.config_values import (
     BACKEND_HELP,
@@ -37,9 +34,12 @@ from ranvier_py.config.config_values import (
     RuleSettings,
     Secret,
     Text,
+    jsonable,
     key,
+    shown,
 )
-from ranvier_py.core.addresses import OFF, without_secrets
+from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
+from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
@@ -77,6 +77,7 @@ SECRETS = (
 SECTIONS = (
     "Ports",
     "Backends",
+    "Models",
     "Tokens",
     "Routing",
     "Clients",
@@ -174,6 +175,8 @@ class Config(Options):
         "Backends",
         "Mark the system prompt of bodies for /v1/messages that have no cache_control there, so that it is cached.",
     )
+
+    model: Models = key((), "Models", MODEL_HELP)
 
     tokenizer: Text = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
@@ -407,28 +410,7 @@ class Config(Options):
     def secret_values(self) -> list[str]:
         """Return the secrets themselves. Only the log's filter may use them."""
         secrets = (getattr(self, name) for name in SECRETS)
-        return [secret.get_secret_value() for secret in secrets if secret is not None]
-
-
-def jsonable(value: Any) -> Any:
-    """Return a value of the configuration as JSON, secrets masked."""
-    if isinstance(value, SecretStr):
-        return "***"
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Path):
-        return str(value)
-    return [jsonable(item) for item in value] if isinstance(value, tuple) else value
-
-
-def shown(value: Any) -> Any:
-    """Return a value as `jsonable` does, with no secret in the URLs of its texts."""
-    value = jsonable(value)
-    if isinstance(value, dict):
-        return {name: shown(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [shown(item) for item in value]
-    return without_secrets(value) if isinstance(value, str) and "://" in value else value
+        return [*(secret.get_secret_value() for secret in secrets if secret is not None), *secrets_of(self.model)]
 
 
 class Key(NamedTuple):

@@ -6,6 +6,7 @@ It is generated from the options alone, so it can't be out of date. Loaded as it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
@@ -13,6 +14,7 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key
 from ranvier_py.core.routing.placement.policies import option_reference
 
 WIDTH_CHARACTERS = 110
+BARE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a key of TOML
 
 
 def unit_of(name: str) -> str:
@@ -61,6 +63,11 @@ def as_toml(config: Config, origins: Mapping[str, str], notes: Sequence[str]) ->
             if value and ("://" not in value or "@" in value or "?" in value):
                 lines.append(f"\n# {name} is a secret: write it into a file that {name}_file names ({origins[name]})")
                 continue
+        if name == "model":
+            lines += [
+                f"# api_key of {each['name']} is a secret: use api_key_file" for each in value if "api_key" in each
+            ]
+            value = [{key: inner for key, inner in each.items() if key != "api_key"} for each in value]
         lines.append(f"\n# {origins[name]}\n{name} = {toml_value(value)}")
     if values["backend"] and "backend" not in origins:  # from event sources
         lines.append(f"\nbackend = {toml_value(values['backend'])}")
@@ -95,5 +102,9 @@ def toml_value(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_name(name)} = {toml_value(inner)}" for name, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def toml_name(name: str) -> str:
+    return name if BARE_NAME.fullmatch(name) else json.dumps(name, ensure_ascii=False)

@@ -23,7 +23,15 @@ from pydantic import (
     model_validator,
 )
 
-from ranvier_py.core.addresses import DEFAULT_PORTS, OFF, checked_url, host_port, is_address, parse_host_port
+from ranvier_py.core.addresses import (
+    DEFAULT_PORTS,
+    OFF,
+    checked_url,
+    host_port,
+    is_address,
+    parse_host_port,
+    without_secrets,
+)
 from ranvier_py.core.clients.client_rules import RuleSetting
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_of
 from ranvier_py.core.errors import BadRequest, ConfigError
@@ -271,3 +279,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return ""
     close = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value of the configuration as JSON, secrets masked."""
+    if isinstance(value, SecretStr):
+        return "***"
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value)
+    return [jsonable(item) for item in value] if isinstance(value, tuple) else value
+
+
+def shown(value: Any) -> Any:
+    """Return a value as `jsonable` does, with no secret in the URLs of its texts."""
+    value = jsonable(value)
+    if isinstance(value, dict):
+        return {name: shown(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    return without_secrets(value) if isinstance(value, str) and "://" in value else value

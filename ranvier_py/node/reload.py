@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import trio
 
 from ranvier_py.config.config_loader import Loaded, contradictions
-from ranvier_py.config.config_model import KEYS, SECRETS, Config, shown, with_values
+from ranvier_py.config.config_model import KEYS, SECRETS, Config, with_values
 from ranvier_py.config.config_reference import toml_value
-from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.config_values import BackendSpec, shown
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.io.certificates import described, digest_of

@@ -5,15 +5,17 @@ Stages (`proxy/stages/`) read the slots before theirs and fill their own. The lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+from urllib.parse import quote
 
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
 from ranvier_py.core.routing.health import Outcome
+from ranvier_py.core.routing.models.model_rules import Served
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
@@ -79,6 +81,26 @@ class ReadRequest(NamedTuple):
     is_kept: bool  # an engine may keep its answer, under an id that the answer names
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class NamedModel:
+    """The model that a request asks for, where a table is for it; the models that may serve it, in the order in which
+    they are asked; what makes the request for one of them; and which one it is now."""
+
+    asked: str
+    chain: Sequence[Served]
+    edited: Callable[[Served], HttpRequest]
+    at: int = 0
+
+    @property
+    def served(self) -> Served:
+        return self.chain[self.at]
+
+    @property
+    def authorization(self) -> bytes:
+        """What its engines get where the client sends none; empty: what all get."""
+        return b"Bearer " + key.encode() if (key := self.served.api_key) else b""
+
+
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class Call:
     """One request of a client. Each slot names the stage that fills it."""
@@ -87,6 +109,8 @@ class Call:
     client: Client
     started_at: float
     id: bytes = b""  # identify
+    named: NamedModel | None = None  # resolve: if a table is for the model
+    limits: PipelineLimits | None = None  # resolve: those of the model, where they are not everybody's
     cached: bytes = b""  # response cache: HIT, MISS or BYPASS; empty without one
     shared: SharedAnswer | None = None  # response cache: set if others may get its answer, too
     read: ReadRequest = field(init=False)  # read
@@ -137,6 +161,8 @@ class Call:
                 (b"x-ranvier-reason", decision.reason.encode()),
                 (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
             ]
+            if self.named is not None:
+                fields.append((b"x-ranvier-model", quote(self.named.served.model).encode()))
         if self.cached:
             fields.append((b"x-cache", self.cached))
         if not head.fields.names_request:  # else the backend's own id stays
@@ -163,5 +189,7 @@ class Call:
             first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
             total_ms=round(1000 * (now - self.started_at), 3),
             sent_bytes=self.sent_bytes,
+            asked=self.named.asked if self.named is not None else "",
+            model=self.named.served.model if self.named is not None else "",
             error=self.error,
         )

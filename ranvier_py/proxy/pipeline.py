@@ -37,6 +37,7 @@ from ranvier_py.proxy.stages.own_answer import answer_ourselves
 from ranvier_py.proxy.stages.plan import one_leg
 from ranvier_py.proxy.stages.read import ReadStage
 from ranvier_py.proxy.stages.relay import RelayStage
+from ranvier_py.proxy.stages.resolve_model import ResolveStage
 from ranvier_py.proxy.stages.response_cache import ResponseCache
 from ranvier_py.proxy.stages.strip import RouterFields
 from ranvier_py.proxy.upstream import Upstream
@@ -74,7 +75,6 @@ class Pipeline:
         self.realtime, self.router_fields = Realtime(), RouterFields()
         self.mend = MendStage(mender, router.registry)
         self.browsers = BrowserStage(router.registry, upstream, address_of)
-        self.edits = LegEdits(asking, router.counters, cache_control)
         self.read = ReadStage(
             *(router, limits), strip=self.router_fields, mend=self.mend, tenants=tenants, realtime=self.realtime
         )
@@ -83,7 +83,7 @@ class Pipeline:
         self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see)
         self.forward = ForwardStage(
             *(router, one_leg, upstream, limits, tokenizer),
-            edits=self.edits,
+            edits=LegEdits(asking, router.counters, cache_control),
             relay=self.relay,
             address_of=address_of,
             authorization=authorization,
@@ -92,10 +92,11 @@ class Pipeline:
             changed=changed,
         )
         models = ModelStage(router.registry, look_for)
+        self.resolve = ResolveStage(router, models, limits)
         self._first: Sequence[Stage] = (
             partial(identify, ids),  # behind it a request is to be admitted, by what its head says
-            partial(answer_ourselves, models),
-        )  # then comes the response cache, which may answer instead of
+            partial(answer_ourselves, self.resolve),
+        )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
             self.read,  # strips and mends
             models,
@@ -105,6 +106,7 @@ class Pipeline:
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits
+        self.resolve.set_limits(limits)
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
@@ -118,6 +120,8 @@ class Pipeline:
                 steps = stage(call)
                 if steps is not None:
                     yield from steps
+            if self.resolve.table is not None and (steps := self.resolve(call)) is not None:
+                yield from steps
             if not client.started:
                 compute, responses = self._compute, self.responses
                 yield from compute(call) if responses is None else responses.answer(call, compute)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from typing import NamedTuple
 
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
 
@@ -20,11 +21,22 @@ DISPOSITION = re.compile(rb"(?:\A|\r\n)content-disposition:([^\r\n]*)", re.IGNOR
 PARAMETER = re.compile(rb";[ \t]*([\w*]+)[ \t]*=[ \t]*(\"(?:[^\"\\]|\\.)*\"|[^;\s]*)")
 
 
-def form_model(body: bytes) -> Generator[None, None, str]:
-    """Return the model; "" if the form names none. Yields after each portion of work."""
+class FormModel(NamedTuple):
+    """The model that a form names, and where its value is."""
+
+    name: str
+    start: int
+    end: int
+
+
+NO_MODEL = FormModel("", 0, 0)
+
+
+def form_model(body: bytes) -> Generator[None, None, FormModel]:
+    """Return the model; NO_MODEL if the form names none. Yields after each portion of work."""
     first = BOUNDARY.match(body)
     if first is None:
-        return ""
+        return NO_MODEL
     delimiter, at = b"\r\n" + first[1], first.end()
     for _ in range(PARTS_MAX):
         head_end = body.find(b"\r\n\r\n", at - 2, at + HEAD_BYTES_MAX)
@@ -34,7 +46,8 @@ def form_model(body: bytes) -> Generator[None, None, str]:
         if is_model(body[at:head_end]):
             value, end, _ = body[start : start + 4 * NAME_CHARACTERS_MAX + len(delimiter)].partition(delimiter)
             name = value.decode("utf-8", "replace").strip()
-            return name if end and len(name) <= NAME_CHARACTERS_MAX and name.isprintable() else ""
+            is_one = end and len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
+            return FormModel(name, start, start + len(value)) if is_one else NO_MODEL
         at = start - 2
         while (found := body.find(delimiter, at, at + SLICE_BYTES + len(delimiter))) < 0 and at < len(body):
             at += SLICE_BYTES
@@ -43,7 +56,7 @@ def form_model(body: bytes) -> Generator[None, None, str]:
         if found < 0 or at < 2:
             break
         yield
-    return ""
+    return NO_MODEL
 
 
 def is_model(head: bytes) -> bool:

@@ -27,4 +27,6 @@ class RequestSummary(NamedTuple):
     first_byte_ms: float = 0.0
     total_ms: float = 0.0
     sent_bytes: int = 0
+    asked: str = ""  # the model that the client named, where a table is for it
+    model: str = ""  # the one that it was sent to
     error: str = ""  # of each attempt that failed, even if another one served: its backend and the reason

@@ -1,13 +1,18 @@
-"""Asks engines for their model lists out of turn, when `core/routing/models/list_looks.py` says so."""
+"""Asks engines for their model lists out of turn, when `core/routing/models/list_looks.py` says so; names the tables of
+models that lead to what no engine serves."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
 
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.model_tables import table_of
+from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backend import Card
@@ -15,13 +20,18 @@ from ranvier_py.core.routing.models.list_looks import WAIT_S, ListLooks
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.node.part import Node, Part, log_transitions
 
+log = logging.getLogger(__name__)
+
 
 class ModelLooks(Part):
     """See the module."""
 
     name = "model_looks"
+    keys = ("model",)
 
     def __init__(self, node: Node, poller: EnginePoller) -> None:
+        self._table, self._unknown = table_of(node.config.model), dict[str, Sequence[str]]()
+        self._seen: object = None  # the lists of engines as they were last compared with the tables
         self._registry, self._poller, self._looks = node.registry, poller, ListLooks()
         self._wanted, self._changed = trio.Event(), trio.Event()  # `_changed`: a list has changed, or a look has ended
         self._lacking: dict[BackendId, None] = {}  # engines that lack a model that they listed
@@ -73,8 +83,40 @@ class ModelLooks(Part):
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
+    def sweep(self, now: float) -> None:
+        """Compare the tables of models with what engines list, once either is new."""
+        if self._table is None or self._seen is (listed := self._registry.pools.names.listed):
+            return
+        self._seen, before = listed, self._unknown
+        self._unknown = dict(self._table.unknown(self._lacks))
+        for name, models in self._unknown.items():
+            if before.get(name) != models:
+                log.warning("model.unknown %s leads to %s, which no engine serves", name, ", ".join(models))
+
+    def _lacks(self, model: str) -> bool:
+        return self._registry.pools.names.lacks(self._registry, model)
+
+    def check(self, before: Config, after: Config) -> bool:
+        """Refuse new tables that lead to what no engine serves, unless one comes with them."""
+        if after.model != before.model and {spec.url for spec in after.backend} <= {
+            spec.url for spec in before.backend
+        }:
+            table = table_of(after.model)
+            unknown = table.unknown(self._lacks) if table is not None else {}
+            known = self._table.unknown(self._lacks) if self._table is not None else {}
+            new = [(name, models) for name, models in unknown.items() if known.get(name) != models]
+            if new:
+                words = "leads to {}, which no engine serves"
+                raise ConfigError([f"model: {name} {words.format(', '.join(models))}" for name, models in new])
+        return False
+
+    def reload(self, before: Config, after: Config) -> None:
+        self._table, self._seen, self._unknown = table_of(after.model), None, {}
+
     def view(self) -> Any:
-        return values(self._looks.counters)
+        return {**values(self._looks.counters), "unknown": self._unknown}
 
     def metrics(self) -> Iterator[Sample]:
-        return samples("model_looks", self._looks.counters)
+        yield from samples("model_looks", self._looks.counters)
+        words = "Names of models whose table leads to what no engine serves."
+        yield Sample("models_unknown", "gauge", words, len(self._unknown))

@@ -23,6 +23,7 @@ import trio
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import listening_on
@@ -57,7 +58,7 @@ class RequestPath(Part):
     keys = (
         *("pipeline", "upstream", "debug_headers", "control_key", "control_key_file", "ask_usage"),
         *("backend_api_key", "backend_api_key_file", "anthropic_cache_control", "log_level", "log_format"),
-        *("client_rules", "client_rules_file", "proof", "responses"),
+        *("client_rules", "client_rules_file", "proof", "responses", "model"),
     )
 
     def __init__(
@@ -94,6 +95,7 @@ class RequestPath(Part):
             responses=responses.cache,
             mender=clients.mender,
         )
+        self.pipeline.resolve.table = table_of(config.model)
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         name = spec.tls_name if spec is not None else ""
@@ -122,8 +124,9 @@ class RequestPath(Part):
         return self._clients.check(before, after)
 
     def reload(self, before: Config, after: Config) -> None:
-        pipeline, edits = self.pipeline, self.pipeline.edits
+        pipeline, edits = self.pipeline, self.pipeline.forward.edits
         pipeline.set_limits(after.pipeline)
+        pipeline.resolve.table = table_of(after.model)
         pipeline.report, pipeline.responses = request_line(), self._responses.cache
         pipeline.forward.authorization, pipeline.relay.may_see = authorization_of(after), debugger_of(after)
         edits.marks, edits.asking.enabled = after.anthropic_cache_control, after.ask_usage
@@ -133,6 +136,7 @@ class RequestPath(Part):
         yield from samples("upstream", self.upstream.counters)
         yield from samples("realtime", self.pipeline.realtime.counters)
         yield from samples("router_fields", self.pipeline.router_fields.counters)
+        yield from samples("models", self.pipeline.resolve.counters)
 
 
 def request_ids() -> Iterator[bytes]:
@@ -177,6 +181,8 @@ class Explanations(Part):
         body, headers, pipeline = await asked.body(), asked.fields(), self._pipeline
         router, tenants, path = pipeline.match.router, pipeline.read.tenants, path_of(body)
         await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
+        body = pipeline.resolve.resolved(HttpRequest(b"POST", path, list(headers), body)).body
+        await trio.lowlevel.checkpoint()
         body = pipeline.mend.body_as_read(path, body, headers)
         await trio.lowlevel.checkpoint()
         prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)

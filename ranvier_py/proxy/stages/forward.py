@@ -146,7 +146,7 @@ class ForwardStage:
         if call.is_decided:
             raise error
         failed = self._failed_tries(call)
-        is_late = waited_long(call.started_at, attempt, self.limits.first_event_s)
+        is_late = waited_long(call.started_at, attempt, (call.limits or self.limits).first_event_s)
         elsewhere = failed.after_error(attempt, error, is_late=is_late)
         if elsewhere is not None:
             return elsewhere
@@ -173,7 +173,8 @@ class ForwardStage:
 
     def _failed_tries(self, call: Call) -> FailedTries:
         if call.failed_tries is None:
-            call.failed_tries = FailedTries(call.read.request, call.client, self.router, self.limits.retries)
+            limits = call.limits or self.limits
+            call.failed_tries = FailedTries(call.read.request, call.client, self.router, limits.retries)
         return call.failed_tries
 
     # --- ask --------------------------------------------------------------------------------------------------------
@@ -206,11 +207,13 @@ class ForwardStage:
         fields = request.fields
         if fields.request_id is None:
             extra.append((b"x-request-id", call.id))
-        if self.authorization and not fields.authorized:
-            extra.append((b"authorization", self.authorization))
+        if not fields.authorized:
+            authorization = (call.named is not None and call.named.authorization) or self.authorization
+            if authorization:
+                extra.append((b"authorization", authorization))
         if attempt.target.behind.rank is not None:
             extra.append((RANK_FIELD, b"%d" % attempt.target.behind.rank))
-        call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
+        call.client.arm(WaitPhase.FIRST_BYTE, (call.limits or self.limits).first_event_s)
         if call.read.upgrades:
             return self.upstream.upgrade(self.address_of(attempt.target.url), request, extra)
         return self.upstream.open(self.address_of(attempt.target.url), request, extra, partial(self._sent, attempt))

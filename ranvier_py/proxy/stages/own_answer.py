@@ -14,7 +14,6 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from ranvier_py.core.errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRefused
-from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.models.model_list import card_of, model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PATHS, REALTIME_PATH, meant_path
 from ranvier_py.proxy.admission.request_target import misleads
@@ -23,7 +22,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.stages.find_model import ModelStage
+from ranvier_py.proxy.stages.resolve_model import ResolveStage
 
 MODELS_PATH = b"/v1/models"
 ONE_MODEL = MODELS_PATH + b"/"
@@ -31,13 +30,13 @@ ALIVE = frozenset((b"/health", b"/", b"/api/hello"))  # the latter two are what 
 NO_SUCH_PATH = "no such path: this port serves /health, /v1/ and paths of engines' inference, such as /generate"
 
 
-def answer_ourselves(models: ModelStage, call: Call) -> Steps[None] | None:
+def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
     """Answer what no backend has to. Raises RequestError."""
-    registry, path = models.registry, call.request.path
+    registry, path = resolve.models.registry, call.request.path
     is_get = call.request.method in (b"GET", b"HEAD") and not call.request.fields.upgrades
     if is_get and path.startswith(ONE_MODEL) and registry.pools.names.listed:
-        return answer_one(models, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
-    body = own_answer(registry, call.request, call.client)
+        return answer_one(resolve, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
+    body = own_answer(resolve, call.request, call.client)
     if body is not None:
         answer(call, body)
     return None
@@ -49,19 +48,20 @@ def answer(call: Call, body: bytes) -> None:
     call.outcome = "success"
 
 
-def answer_one(models: ModelStage, call: Call, name: str) -> Steps[None]:
+def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
     """Answer with the card of one model. Raises ModelNotFound."""
-    registry, claude = models.registry, call.request.fields.is_anthropic
-    card = card_of(registry, name, claude=claude)
+    registry, claude = resolve.models.registry, call.request.fields.is_anthropic
+    alias = resolve.table.card_of(name, registry.pools.names.listed) if resolve.table is not None else ""
+    card = card_of(registry, name, alias, claude=claude)
     if card is None and registry.pools.names.lacks(registry, name):
-        yield models.sought(name)
+        yield resolve.models.sought(name)
         card = card_of(registry, name, claude=claude)
     if card is None:
         raise registry.pools.names.missing(name)
     answer(call, orjson.dumps(card))
 
 
-def own_answer(backends: Registry, request: HttpRequest, client: Client) -> bytes | None:
+def own_answer(resolve: ResolveStage, request: HttpRequest, client: Client) -> bytes | None:
     """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError."""
     path, method = request.path, request.method
     of_v1 = path.startswith(b"/v1/")
@@ -75,8 +75,10 @@ def own_answer(backends: Registry, request: HttpRequest, client: Client) -> byte
         if path in ALIVE:
             return b'{"status":"ok"}'
         if path == MODELS_PATH:
-            models = model_list(backends, claude=request.fields.is_anthropic)
-            return None if models is None else orjson.dumps(models)
+            backends, table = resolve.models.registry, resolve.table
+            aliases = table.shown(backends.pools.names.listed) if table is not None else {}
+            found = model_list(backends, aliases, claude=request.fields.is_anthropic)
+            return None if found is None else orjson.dumps(found)
     if not of_v1 or path.startswith(b"/v1/v1/"):
         known = meant_path(path)
         client.api = api_of(known, request.fields) if known else client.api

@@ -41,7 +41,7 @@ class ReadStage:
         if names:
             call.read = read = self._read(call, self.strip.without(read.unmended or read.request, names))
         if read.request.fields.multipart and not read.prompt.model:
-            read.prompt.model = yield from in_portions(form_model(read.request.body))
+            read.prompt.model = (yield from in_portions(form_model(read.request.body))).name
 
     def _read(self, call: Call, request: HttpRequest) -> ReadRequest:
         router, fields, tenants = self.router, request.fields, self.tenants

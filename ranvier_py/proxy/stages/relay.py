@@ -60,7 +60,7 @@ class RelayStage:
     def _next(self, call: Call, exchange: Exchange) -> Steps[bytes]:
         """Wait for the next piece of an answer that has not begun."""
         try:
-            call.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
+            call.client.arm(WaitPhase.FIRST_BYTE, (call.limits or self.limits).first_event_s)
             yield exchange.readable
         except ClientGone:
             if call.shared is None or not call.shared.leave():
@@ -124,15 +124,16 @@ class RelayStage:
     ) -> Steps[None]:
         """Relay what comes, piece by piece."""
         client, is_prefilled, readable = call.shared or call.client, False, exchange.readable
+        limits = call.limits
         while not exchange.complete:
             try:
                 if client.unsent is not None:
                     yield client.flush
                 is_prefilled = is_prefilled or proof.is_prefilled
                 if is_prefilled:
-                    client.arm(WaitPhase.STALL, self.limits.stall_s)
+                    client.arm(WaitPhase.STALL, (limits or self.limits).stall_s)
                 else:
-                    client.arm(WaitPhase.FIRST_BYTE, self.limits.first_event_s)
+                    client.arm(WaitPhase.FIRST_BYTE, (limits or self.limits).first_event_s)
                 yield readable if call.shared is None else call.shared.or_client(readable)
             except ClientGone:
                 if call.shared is None or not call.shared.leave():

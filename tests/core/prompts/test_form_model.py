@@ -24,7 +24,7 @@ def model_in(body: bytes) -> str:
         try:
             next(steps)
         except StopIteration as end:
-            return str(end.value)
+            return str(end.value.name)
 
 
 @pytest.mark.parametrize("order", [*permutations(range(3))])
