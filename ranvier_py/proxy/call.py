@@ -84,12 +84,14 @@ class ReadRequest(NamedTuple):
 @dataclass(slots=True, eq=False, repr=False)
 class NamedModel:
     """The model that a request asks for, where a table is for it; the models that may serve it, in the order in which
-    they are asked; what makes the request for one of them; and which one it is now."""
+    they are asked; what makes the request for one of them; which one it is now, and which one is to be asked next."""
 
     asked: str
     chain: Sequence[Served]
     edited: Callable[[Served], HttpRequest]
     at: int = 0
+    following: int = 0  # 0: none, and the answer that came, or the error, is the client's
+    fell_back: bool = False  # so that the answer is not the one that is looked for under the first model's name
 
     @property
     def served(self) -> Served:
@@ -136,6 +138,11 @@ class Call:
     def is_decided(self) -> bool:
         """Whether no other engine may answer."""
         return self.client.started and not self.is_open
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether another model is to be asked."""
+        return self.named is not None and self.named.following > 0
 
     def failed(self, error: RanvierError) -> None:
         """Note why the latest leg failed, with the cause, which clients do not see."""

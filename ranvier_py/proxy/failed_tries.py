@@ -188,7 +188,7 @@ class FailedTries:
 
     def elsewhere(self, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
         """Return whom to ask after a failed try; None if the request ends here."""
-        if not self._may_repeat(outcome):
+        if not self.may_repeat_after(outcome):
             return None
         budget = self._budget
         others = self._found_without(attempt, (*budget.tried, attempt.target.id))
@@ -197,7 +197,8 @@ class FailedTries:
             return self._found_without(attempt, budget.tried)
         return others if step is Next.ELSEWHERE else None
 
-    def _may_repeat(self, outcome: Outcome) -> bool:
+    def may_repeat_after(self, outcome: Outcome) -> bool:
+        """Whether the request may be sent again, here or elsewhere."""
         request = self._request
         if outcome is Outcome.CONNECT_ERROR or (outcome in DECLINED and is_inference(request.method, request.path)):
             return True

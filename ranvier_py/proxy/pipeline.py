@@ -79,20 +79,21 @@ class Pipeline:
             *(router, limits), strip=self.router_fields, mend=self.mend, tenants=tenants, realtime=self.realtime
         )
         self.match = MatchStage(router, limits, tokenizer)
+        models = ModelStage(router.registry, look_for)
+        self.resolve = ResolveStage(router, models, limits, (self.read, self.match))
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see)
         self.forward = ForwardStage(
             *(router, one_leg, upstream, limits, tokenizer),
             edits=LegEdits(asking, router.counters, cache_control),
             relay=self.relay,
+            resolve=self.resolve,
             address_of=address_of,
             authorization=authorization,
             trouble=trouble,
             lacking=lacking,
             changed=changed,
         )
-        models = ModelStage(router.registry, look_for)
-        self.resolve = ResolveStage(router, models, limits)
         self._first: Sequence[Stage] = (
             partial(identify, ids),  # behind it a request is to be admitted, by what its head says
             partial(answer_ourselves, self.resolve),

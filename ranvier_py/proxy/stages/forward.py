@@ -32,6 +32,7 @@ from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, serves,
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
+from ranvier_py.proxy.stages.resolve_model import ResolveStage
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
 
@@ -44,6 +45,7 @@ class ForwardStage:
     tokenizer: PromptTokenizer
     edits: LegEdits
     relay: RelayStage
+    resolve: ResolveStage
     address_of: Callable[[str], BackendAddress]  # from a backend's URL
     authorization: bytes  # sent if the client sends none; may be empty
     trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
@@ -52,13 +54,17 @@ class ForwardStage:
 
     def __call__(self, call: Call) -> Steps[None]:
         elsewhere: PoolMatch | None = call.match
+        if call.named is not None:
+            yield from self.resolve.at_keeper(call, call.named)
         try:
             while elsewhere is not None:
                 found, handed = elsewhere, list[Edit]()
                 for leg in self.plan(self.router, call, found):
                     elsewhere = yield from self._leg(call, leg, begin(self.router, call, leg, found), handed)
-                    if elsewhere is not None or (leg.read is not None and call.is_decided):
+                    if elsewhere is not None or (leg.read is not None and (call.is_decided or call.falls_back)):
                         break
+                if call.named is not None and elsewhere is None:
+                    elsewhere = yield from self.resolve.fallen_back(call)
         except RanvierError as error:
             if isinstance(error, ClientGone) or not call.is_open:
                 raise
@@ -87,7 +93,7 @@ class ForwardStage:
                 judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)
                 status = attempt.reply.status
                 elsewhere = self._failed_tries(call).after_answer(attempt, judgement)
-                if elsewhere is not None:
+                if elsewhere is not None or self._falls_back(call, judgement):
                     outcome = judgement.outcome
                     return elsewhere
             if status == 101:
@@ -150,6 +156,8 @@ class ForwardStage:
         elsewhere = failed.after_error(attempt, error, is_late=is_late)
         if elsewhere is not None:
             return elsewhere
+        if not (is_late and outcome is Outcome.TIMEOUT) and self._falls_back(call, Judgement(outcome)):
+            return None
         if failed.kept is None:
             if attempt.prompt.response_key and outcome is Outcome.CONNECT_ERROR:
                 raise ResponseLost("the engine that keeps this response is not there") from error
@@ -170,6 +178,14 @@ class ForwardStage:
         transitions = self.router.finish_attempt(attempt, outcome, now)
         if transitions or settled or served:
             self.changed([*settled, *served, *transitions])
+
+    def _falls_back(self, call: Call, judgement: Judgement) -> bool:
+        """Whether another model is asked instead of the one whose last answer, or error, is judged so."""
+        named = call.named
+        if named is None or not self._failed_tries(call).may_repeat_after(judgement.outcome):
+            return False
+        named.following = self.resolve.following(call, named, judgement)
+        return named.following > 0
 
     def _failed_tries(self, call: Call) -> FailedTries:
         if call.failed_tries is None:

@@ -9,7 +9,7 @@ compressed body nobody finds it, in one too large to be read it is found near it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
@@ -18,15 +18,24 @@ from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.prompts.body_json import spliced
 from ranvier_py.core.prompts.form_model import FormModel, form_model
 from ranvier_py.core.prompts.outer_members import Scalar, scalar_of
+from ranvier_py.core.routing.attempt import PoolMatch
+from ranvier_py.core.routing.blame.judgements import Judgement
+from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.models.body_edits import body_splices
 from ranvier_py.core.routing.models.chat_key import chat_key
-from ranvier_py.core.routing.models.model_rules import ModelTable, Served
+from ranvier_py.core.routing.models.model_rules import EMPTY, ERROR, OVERLOADED, TIMEOUT, TOO_LONG, ModelTable, Served
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.call import Call, NamedModel, PipelineLimits
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import QUERY_MODEL, model_of, upgrades
 from ranvier_py.proxy.stages.find_model import ModelStage
+
+KIND_OF = {
+    Outcome.OVERLOADED: OVERLOADED,
+    Outcome.TIMEOUT: TIMEOUT,
+    **dict.fromkeys((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.BROKEN), ERROR),
+}
 
 TIMES = ("first_event_s", "stall_s")
 RETRIES = {
@@ -42,8 +51,9 @@ class ModelCounters:
     """What became of requests whose model has a table."""
 
     served: dict[str, int] = counter(
-        "Requests whose model has a table, by the model that they were sent to first.", label="model"
+        "Requests whose model has a table, and fallbacks of such, by the model that they were sent to.", label="model"
     )
+    fallbacks: dict[str, int] = counter("Requests sent to another model instead, by why.", label="kind")
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +61,7 @@ class ResolveStage:
     router: Router
     models: ModelStage
     limits: PipelineLimits
+    again: Sequence[Callable[[Call], Steps[None] | None]]  # the stages that a request of another model passes again
     table: ModelTable | None = None  # without one this is not called
     counters: ModelCounters = field(default_factory=ModelCounters)
     _limits: dict[tuple[object, ...], PipelineLimits] = field(default_factory=dict)  # of models: few, by what differs
@@ -93,10 +104,17 @@ class ResolveStage:
         chain = self.table.chain(asked, "", self.router.registry.pools.names.listed, key)
         if not chain:
             return None
-        able = (at for at, each in enumerate(chain) if len(chain) == 1 or self.is_able(each.model))
-        return NamedModel(asked, chain, edited, next(able, 0))
+        named = NamedModel(asked, chain, edited)
+        if len(chain) > 1 and EMPTY in fallback_on(named) and not self._is_able(chain[0].model):
+            named.at = self._next_able(named)
+        return named
 
     def _begin(self, call: Call, named: NamedModel) -> None:
+        self._take(call, named)
+        if named.at:
+            increment(self.counters.fallbacks, EMPTY)
+
+    def _take(self, call: Call, named: NamedModel) -> None:
         call.request, call.limits = named.edited(named.served), self._limits_of(named.served)
         increment(self.counters.served, self._label(named.served))
 
@@ -116,15 +134,69 @@ class ResolveStage:
             self._limits[key] = replace(self.limits, **times, retries=replace(self.limits.retries, **retries))
         return self._limits[key]
 
-    def is_able(self, model: str) -> bool:
+    def _next_able(self, named: NamedModel) -> int:
+        """Return which model of the chain is to be asked next: the first that has engines for that; 0 if none has."""
+        behind = range(named.at + 1, len(named.chain))
+        return next((at for at in behind if self._is_able(named.chain[at].model)), 0)
+
+    def _is_able(self, model: str) -> bool:
         """Whether engines of this model may be asked, other than as a last resort."""
         pool = self.router.registry.pools.pool(model, time.monotonic())
         return bool(pool.ids) and not pool.last_resort
+
+    def following(self, call: Call, named: NamedModel, judgement: Judgement) -> int:
+        """Return which model of the chain is asked once all tries with one have failed so; 0 if the client is to have
+        what came. What an engine keeps only that one has."""
+        kind = kind_of(judgement)
+        if kind not in fallback_on(named) or call.read.prompt.response_key:
+            return 0
+        following = self._next_able(named)
+        if following:
+            increment(self.counters.fallbacks, kind)
+        return following
+
+    def fallen_back(self, call: Call) -> Steps[PoolMatch | None]:
+        """Have the next model asked, if it is to be. Returns the match of the request for that."""
+        named = call.named
+        if named is None or not named.following:
+            return None
+        named.at, named.following, named.fell_back = named.following, 0, True
+        call.failed_tries = None
+        self._take(call, named)
+        for stage in self.again:
+            steps = stage(call)
+            if steps is not None:
+                yield from steps
+        return call.match
+
+    def at_keeper(self, call: Call, named: NamedModel) -> Steps[None]:
+        """Name the model as the engine does that keeps the response which the request continues, whichever share the
+        request is of."""
+        catalog = call.match.pool.backends[0].catalog
+        if self.table is None or not call.read.prompt.response_key or catalog.serves(named.served.model):
+            return
+        reachable = self.table.reachable(named.asked, "", self.router.registry.pools.names.listed)
+        if kept := [each for each in reachable if catalog.serves(each.model)]:
+            named.chain, named.at = kept[:1], 0
+            self._take(call, named)
+            yield from self.again[0](call) or ()
 
     def _label(self, served: Served) -> str:
         """Return the model as metrics name it: names that clients invent are counted by their table."""
         is_bounded = self.table is not None and served.model in self.table.targets
         return served.model if is_bounded else served.rules[-1].name
+
+
+def fallback_on(named: NamedModel) -> Collection[str]:
+    """Return for what the table of a name lets another model be asked."""
+    return next((rule.fallback_on for rule in named.chain[0].rules if rule.fallback), ())
+
+
+def kind_of(judgement: Judgement) -> str:
+    """Return why another model may be asked; "" for what no other would mend."""
+    if judgement.is_too_long:
+        return TOO_LONG
+    return EMPTY if judgement.lacks_model else KIND_OF.get(judgement.outcome, "")
 
 
 def body_for(request: HttpRequest, model: Scalar, served: Served) -> HttpRequest:

@@ -172,7 +172,8 @@ class ResponseCache:
                 self._count(call, MISS)
                 call.shared = shared
                 yield from forward(call)
-                yield from self._keep(question, asker, shared)
+                if call.named is None or not call.named.fell_back:
+                    yield from self._keep(question, asker, shared)
         except RanvierError as error:
             if not isinstance(error, ClientGone):
                 shared.failure = error

@@ -159,7 +159,8 @@ class ModelTable:
     ) -> Iterator[Served]:
         rule = self.find(name, tenant, (name,) if rules else listed)
         if rule is None or rule in rules:  # its own table has led here
-            yield Served(name, rules, own)
+            if rule is None or not rule.to or name in rule.targets:  # else it is an alias, whose models are found
+                yield Served(name, rules, own)
             return
         if name in seen:  # all that it leads to was found
             return
