@@ -210,6 +210,11 @@ class Mesh:
         member = self.members.member(session)
         return member.record.name if member is not None else f"{session:016x}"
 
+    def has_left(self, session: int) -> bool:
+        """Whether this session has said goodbye."""
+        member = self.members.member(session)
+        return member is not None and member.state is State.LEFT
+
     # --- from peers -------------------------------------------------------------------------------------------------
 
     def _hand_on(self, peer: Peer, message: Message, plane: Plane, now: float) -> None:

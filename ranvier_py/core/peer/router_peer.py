@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
 
+from ranvier_py.core.access.limits.limit_gossip import LimitGossip
 from ranvier_py.core.clients.rule_verdicts import VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
@@ -41,7 +42,7 @@ from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
-    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets),
+    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -87,13 +88,14 @@ class Features:
     verdicts: VerdictGossip
     prefills: PrefillGossip
     backend_sets: BackendSets
+    limits: LimitGossip
 
     def machines(self) -> Sequence[Machine]:
         """Return them in the order in which they are called."""
         return (
             *(self.routes, self.backends, self.signed_commands),
             *(self.streams, self.streams.claims, self.streams.transfers),
-            *(self.answers, self.verdicts, self.prefills, self.backend_sets),
+            *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
             Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
         )
 
@@ -238,6 +240,7 @@ def features_of(
         verdicts=VerdictGossip(settings.name, outbox, rng, now),
         prefills=PrefillGossip(router.holders.speculation, backends, outbox, now),
         backend_sets=BackendSets(backends, outbox, rng, now),
+        limits=LimitGossip(session, outbox, rng, now, left=peer.has_left, name_of=peer.name_of),
     )
 
 

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
+from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitGossip
+from ranvier_py.core.access.limits.limiter import Grant
+from ranvier_py.core.access.limits.meters import Amounts, meters_of
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts, VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
@@ -71,6 +75,21 @@ def judge(table: VerdictGossip, rng: Random, now: float) -> None:
     table.receive(peer_of(9), RuleVerdicts(table.mender.rules, (verdict,)), now)
 
 
+def limited(session: int, outbox: list[Outgoing], rng: Random, now: float) -> LimitGossip:
+    table = LimitGossip(session, outbox, rng, now)
+    table.begin()
+    table.counts.wall_offset_s = 1_795_262_400.0
+    return table
+
+
+def spend(table: LimitGossip, rng: Random, now: float) -> None:
+    meters = tuple(meters_of("tenant a", Limits(budget=(Budget(1e9, CalendarWindow.MONTH),)), "a"))
+    grant = table.begin().reserve(meters, Amounts(1.0 + rng.randrange(99)), now)
+    assert isinstance(grant, Grant)
+    if rng.random() < 0.7:
+        table.begin().settle(grant, Amounts(1.0 + rng.randrange(99)), now)
+
+
 TABLES = {
     "commands": Table(commands, give, lambda table, _: table.floors, SignedCommands.REPEAT_S, object),
     "readers": Table(
@@ -93,6 +112,15 @@ TABLES = {
         lambda table, _: sorted((one.number, one.scope) for one in table.invalidations.known),
         DIGEST_INTERVAL_S,
         Voided,
+    ),
+    "limits": Table(
+        limited,
+        spend,
+        lambda table, _: sorted(
+            (row.origin, row.window, row.reserved, row.settled, row.used) for row in table.counts.all_rows()
+        ),
+        LimitGossip.REPEAT_S,
+        LimitCounts,
     ),
     "verdicts": Table(
         with_rules, judge, lambda table, _: sorted(one[:4] for one in table.mender.verdicts()), VerdictGossip.REPEAT_S,

@@ -197,7 +197,7 @@ def test_every_field_is_checked_for_its_type() -> None:
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"),
-        ("BackendSet", "digest"), ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
+        ("BackendSet", "digest"), ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"), ("LimitAnswer", "refused"),
     }  # fmt: skip
 
 

@@ -6,6 +6,9 @@ from collections.abc import Set as AbstractSet
 
 from hypothesis import strategies as st
 
+from ranvier_py.core.access.limits.counts import CountRow
+from ranvier_py.core.access.limits.limit_gossip import LimitAnswer, LimitCounts, LimitQuestion
+from ranvier_py.core.access.limits.limiter import AskRow
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaim, ReaderClaims
@@ -66,9 +69,12 @@ EXAMPLES: tuple[m.Message, ...] = (
     Refused(1, 6, True),
     RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
     BackendSet(2, U64_MAX, True, bytes(16)),
+    LimitCounts((CountRow(11, SESSION, 1, 2**32 - 1, 250, 4105.0, 3000.0, 2417.5),)),
+    LimitQuestion(2**32 - 1, (AskRow(11, 5, 24_000, 0, 1e9, 1e9, 7e8, 4105.0, 1e12),)),
+    LimitAnswer(7, U64_MAX),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "78fcdbc1e30cea47"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "3762862f6e1032a6"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -126,6 +132,8 @@ prefills = st.builds(SharedPrefill, u32, u64, st.integers(0, 255), digests.filte
 verdicts = st.builds(
     TrialResult, texts(60), texts(32), texts(1024), st.sampled_from((PROVED, OFF)), texts(255), texts(64)
 )
+limited = st.builds(CountRow, identities, identities, st.integers(0, 5), u32, u32, amounts, amounts, amounts)
+asks = st.builds(AskRow, identities, st.integers(0, 5), u32, u32, amounts, amounts, amounts, amounts, amounts)
 OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
     U16: u16,
     U32: u32,
@@ -154,6 +162,8 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
     Voided: st.builds(Voided, many(voided, 3)),
+    LimitCounts: st.builds(LimitCounts, many(limited)),
+    LimitQuestion: st.builds(LimitQuestion, u32, many(asks)),
     RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
 }
 STRATEGIES = OF_ROWS | {

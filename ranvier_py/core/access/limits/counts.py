@@ -1,0 +1,313 @@
+"""How much of each limit was taken, as far as this node knows: its own counts, and those of its peers.
+
+A row is what one session counted in one window: reserved, settled (of that), and used instead. All three only grow, so
+the greatest of each is the latest, in whatever order rows come and however often; what a session had reserved when it
+ended stays taken. A minute slides over slots of SLOT_S: a row is booked in the slot of its admission by this node's
+own clock, as its age says, and never later than when it came first. A row that a peer sends late is taken for younger
+than it is, never for older. Invariant: the sum of a count is that of its rows (test_counts.py). Bound: ROWS_MAX rows;
+further ones are dropped and counted, so that what they count is not limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from math import ceil, exp
+from typing import NamedTuple
+
+from ranvier_py.core.access.limits.meters import LimitSpan, Meter, ends_at, window_at
+
+SLOT_S = 0.5  # with 5 s, a minute would end up to 5 s late, and 4 % of the limit would never be served
+MINUTE_SLOTS = 120
+RATE_S = 5.0  # over which the rate of a count is averaged
+GRACE_S = 60.0  # for which a calendar window is kept after its end: clocks differ
+ROWS_MAX = 1 << 18  # some 60 MB
+SWEPT_AT_ONCE = 512
+SWEEPS = 60  # after so many in a row that find nothing in flight, a session's row of such requests is dropped
+CURRENT = 0  # where all requests in flight are booked
+
+
+class CountRow(NamedTuple):
+    """A row as it travels. `age_ms`: since the slot of its admission began, as far as its sender knows."""
+
+    limit: int  # u64
+    origin: int  # u64, not 0: a session
+    span: int  # u8
+    window: int  # u32: the origin's slot, or a calendar window
+    age_ms: int  # u32
+    reserved: float
+    settled: float
+    used: float
+
+
+class KeptShare(NamedTuple):
+    """What a session may take that vanished: its share of the limit, with what it and all had taken then."""
+
+    share: float
+    own: float
+    all: float
+
+
+class LimitRow:
+    """What one session counted in one window. `place`: the bucket where it is booked, -1 once that was dropped."""
+
+    __slots__ = ("count", "origin", "place", "reserved", "settled", "swept", "used", "window")
+
+    def __init__(self, count: Count, origin: int, window: int, place: int) -> None:
+        self.count, self.origin, self.window, self.place, self.swept = count, origin, window, place, 0
+        self.reserved = self.settled = self.used = 0.0
+
+    @property
+    def taken(self) -> float:
+        return self.reserved - self.settled + self.used
+
+
+class LimitSlot:
+    """The rows of one slot or calendar window, and their sum."""
+
+    __slots__ = ("rows", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0.0
+        self.rows: list[LimitRow] = []
+
+
+class Count:
+    """All rows of one limit. `taken`: the sum of all that is kept, `by_origin` of each session; `rate`: units a second
+    that were lately added; `own`: our row for requests in flight; `amount`: of the limit, 0 while no request came;
+    `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it."""
+
+    __slots__ = (
+        *("_rate", "_rated_at", "allowed", "amount", "asked", "buckets", "by_origin"),
+        *("id", "own", "rows", "span", "taken", "unsent"),
+    )
+
+    def __init__(self, limit: int, span: LimitSpan) -> None:
+        self.id, self.span = limit, span
+        self.taken = self.amount = self.asked = self.unsent = 0.0
+        self.by_origin: dict[int, float] = {}
+        self.own: LimitRow | None = None
+        self.rows: dict[tuple[int, int], LimitRow] = {}
+        self.buckets: dict[int, LimitSlot] = {}
+        self.allowed: dict[int, KeptShare] = {}  # of vanished sessions
+        self._rate, self._rated_at = 0.0, 0.0
+
+    def in_window(self, window: int) -> float:
+        """Return what is taken in a calendar window, or of all that is kept."""
+        if self.span <= LimitSpan.MINUTE:
+            return self.taken
+        bucket = self.buckets.get(window)
+        return bucket.taken if bucket is not None else 0.0
+
+    def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
+        """Add to a row; one that was dropped since is history."""
+        if row.place < 0:
+            return
+        row.reserved += reserved
+        row.settled += settled
+        row.used += used
+        change = reserved - settled + used
+        self.taken += change
+        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) + change
+        self.buckets[row.place].taken += change
+        if reserved > 0:
+            self._rate = self.rate(now) + reserved / RATE_S
+            self._rated_at = now
+
+    def rate(self, now: float) -> float:
+        return self._rate * exp((self._rated_at - now) / RATE_S) if self._rate else 0.0
+
+    def open(self, origin: int, window: int, place: int) -> LimitRow:
+        """Return a new row."""
+        row = self.rows[origin, window] = LimitRow(self, origin, window, place)
+        self._book(row, place)
+        return row
+
+    def _book(self, row: LimitRow, place: int) -> None:
+        bucket = self.buckets.get(place)
+        if bucket is None:
+            self.buckets[place] = bucket = LimitSlot()
+        bucket.rows.append(row)
+        bucket.taken += row.taken
+        row.place = place
+
+    def move(self, row: LimitRow, place: int) -> None:
+        """Book a row in an earlier slot."""
+        bucket = self.buckets[row.place]
+        bucket.rows.remove(row)
+        bucket.taken -= row.taken
+        self._book(row, place)
+
+    def drop(self, place: int) -> int:
+        """Drop a bucket with its rows. Returns how many those are."""
+        gone = self.buckets.pop(place).rows
+        for row in gone:
+            self._forget(row)
+        if not self.rows:  # no error of rounding stays
+            self.taken = 0.0
+            self.by_origin.clear()
+        return len(gone)
+
+    def close(self, row: LimitRow) -> None:
+        """Drop a row."""
+        bucket = self.buckets[row.place]
+        bucket.rows.remove(row)
+        bucket.taken -= row.taken
+        self._forget(row)
+
+    def _forget(self, row: LimitRow) -> None:
+        del self.rows[row.origin, row.window]
+        self.taken -= row.taken
+        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.taken
+        row.place = -1
+        if self.own is row:
+            self.own = None
+
+    def frees_in(self, excess: float, now: float) -> float:
+        """Return in how many seconds so much less will be taken of a minute, if nobody takes more."""
+        for place in sorted(self.buckets):
+            excess -= self.buckets[place].taken
+            if excess <= 0:
+                return max(0.0, (place + 1 + MINUTE_SLOTS) * SLOT_S - now)
+        return (1 + MINUTE_SLOTS) * SLOT_S
+
+
+class Counters:
+    """The counts of one node, whose session is `me`. `changed`: its own rows that peers are to be sent."""
+
+    def __init__(self, me: int) -> None:
+        self.me = me
+        self.counts: dict[int, Count] = {}
+        self.rows = self.dropped = 0
+        self.changed: dict[tuple[int, int, int], None] = {}
+        self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
+        self._sweep_at = 0
+
+    def count(self, meter: Meter, now: float) -> Count:
+        """Return the count of a limit as of now."""
+        count = self.counts.get(meter.id)
+        if count is None:
+            self.counts[meter.id] = count = Count(meter.id, meter.span)
+        elif count.span is LimitSpan.MINUTE:
+            self._slide(count, now)
+        count.amount = meter.amount
+        return count
+
+    def window(self, span: LimitSpan, now: float) -> int:
+        """Return the window in which a request counts that is admitted now."""
+        if span is LimitSpan.MINUTE:
+            return int(now / SLOT_S)
+        return CURRENT if span is LimitSpan.REQUEST else window_at(span, now + self.wall_offset_s)
+
+    def own(self, count: Count, now: float) -> LimitRow:
+        """Return our row for what is admitted now."""
+        if count.span is LimitSpan.REQUEST:
+            if count.own is None:
+                count.own = self._open(count, self.me, int(now / SLOT_S), CURRENT)
+            return count.own
+        window = self.window(count.span, now)
+        return count.rows.get((self.me, window)) or self._open(count, self.me, window, window)
+
+    def _open(self, count: Count, origin: int, window: int, place: int) -> LimitRow:
+        if self.rows >= ROWS_MAX:
+            self.dropped += 1
+            row = LimitRow(count, origin, window, -1)
+        else:
+            self.rows += 1
+            row = count.open(origin, window, place)
+        return row
+
+    def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
+        """Add to one of our rows."""
+        row.count.add(row, reserved, settled, used, now)
+        if row.place >= 0:
+            row.count.unsent += reserved
+            self.changed[row.count.id, row.origin, row.window] = None
+
+    def merge(self, one: CountRow, now: float) -> None:
+        """Take a row of whatever session from a peer, or from before a restart."""
+        span = LimitSpan(one.span)
+        place = self._place(span, one.window, now - one.age_ms / 1000, now)
+        count = self.counts.get(one.limit)
+        if place is None or (count is not None and count.span is not span):
+            return
+        if count is None:
+            self.counts[one.limit] = count = Count(one.limit, span)
+        row = count.rows.get((one.origin, one.window))
+        if row is None:
+            row = self._open(count, one.origin, one.window, place)
+        elif 0 <= place < row.place and span is LimitSpan.MINUTE:
+            count.move(row, place)
+        reserved, settled, used = (
+            max(0.0, theirs - ours)
+            for theirs, ours in zip(one[-3:], (row.reserved, row.settled, row.used), strict=True)
+        )
+        if reserved or settled or used:
+            count.add(row, reserved, settled, used, now)
+
+    def _place(self, span: LimitSpan, window: int, at: float, now: float) -> int | None:
+        """Return where a row is booked; None if its window is over, or far ahead of our clock."""
+        if span is LimitSpan.MINUTE:
+            place = ceil(at / SLOT_S)  # the first of our slots that ends no earlier than the one that began then
+            return place if place > now / SLOT_S - MINUTE_SLOTS - 1 else None
+        if span is LimitSpan.REQUEST:
+            return CURRENT
+        wall = now + self.wall_offset_s
+        is_near = abs(window - window_at(span, wall)) <= 1
+        return window if is_near and ends_at(span, window) + GRACE_S > wall else None
+
+    def _slide(self, count: Count, now: float) -> None:
+        last = int(now / SLOT_S) - MINUTE_SLOTS - 1
+        while count.buckets:
+            first = next(iter(count.buckets))
+            if first > last:
+                break
+            self.rows -= count.drop(first)
+
+    def sweep(self, now: float) -> None:
+        """Drop what is over, of some of the limits each time."""
+        if self._sweep_at >= len(self.counts):
+            self._sweep_at = 0
+        some = list(islice(self.counts.values(), self._sweep_at, self._sweep_at + SWEPT_AT_ONCE))
+        self._sweep_at += SWEPT_AT_ONCE
+        for count in some:
+            for place in list(count.buckets):
+                if self._is_over(count.span, place, now):
+                    self.rows -= count.drop(place)
+            if count.span is LimitSpan.REQUEST:
+                self._sweep_idle(count)
+            if not count.rows and count.rate(now) < 1e-9:
+                del self.counts[count.id]
+
+    def _sweep_idle(self, count: Count) -> None:
+        for row in list(count.rows.values()):
+            row.swept = 0 if row.reserved > row.settled else row.swept + 1
+            if row.swept >= SWEEPS:
+                count.close(row)
+                self.rows -= 1
+
+    def _is_over(self, span: LimitSpan, place: int, now: float) -> bool:
+        if span is LimitSpan.MINUTE:
+            return place <= int(now / SLOT_S) - MINUTE_SLOTS - 1
+        return span is not LimitSpan.REQUEST and ends_at(span, place) + GRACE_S <= now + self.wall_offset_s
+
+    def free(self, origin: int) -> None:
+        """Free what a session has in flight that is gone."""
+        for count in self.counts.values():
+            if count.span is LimitSpan.REQUEST:
+                for row in [row for row in count.rows.values() if row.origin == origin]:
+                    count.close(row)
+                    self.rows -= 1
+
+    def travelling(self, row: LimitRow, now: float) -> CountRow:
+        age_s = now - row.place * SLOT_S if row.count.span is LimitSpan.MINUTE else 0.0
+        numbers = row.count.id, row.origin, int(row.count.span), row.window & 0xFFFFFFFF, round(1000 * max(0.0, age_s))
+        return CountRow(*numbers, row.reserved, row.settled, row.used)
+
+    def all_rows(self) -> Iterator[LimitRow]:
+        for count in self.counts.values():
+            yield from count.rows.values()
+
+    def row(self, key: tuple[int, int, int]) -> LimitRow | None:
+        count = self.counts.get(key[0])
+        return count.rows.get(key[1:]) if count is not None else None

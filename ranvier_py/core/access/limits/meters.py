@@ -1,0 +1,167 @@
+"""What limits count: a meter for each limit of a key, of its tenant, and of the tenant for some models.
+
+A meter's id is made of its scope, measure and span: its amount may change, what was counted stays. Calendar windows are
+those of UTC, by number; weeks begin on Mondays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, IntEnum
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.limit_values import CalendarWindow, Limits, Mode, ModelCost, Unit
+from ranvier_py.core.bounded import BoundedDict
+
+IDENTITIES_MAX = 4096  # whose meters are kept made; making them anew only costs time
+MODELS_MAX = 64  # of one identity, likewise
+HOUR_S, DAY_S = 3600, 86_400
+MONDAY_DAYS = 3  # 1970 began on a Thursday
+
+
+class Measure(Enum):
+    """What is counted."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    UNCACHED = "uncached tokens"  # all but those of the prompt that the engine had cached
+    COST = "cost"
+    CONCURRENT = "concurrent requests"
+
+
+class LimitSpan(IntEnum):
+    """For how long a count holds: while a request runs, for a minute that slides, or until a calendar window ends."""
+
+    REQUEST = 0
+    MINUTE = 1
+    HOUR = 2
+    DAY = 3
+    WEEK = 4
+    MONTH = 5
+
+
+CALENDAR: Mapping[CalendarWindow, LimitSpan] = {window: LimitSpan[window.name] for window in CalendarWindow}
+
+
+class Amounts(NamedTuple):
+    """What a request takes, or took."""
+
+    tokens: float = 0.0
+    uncached: float = 0.0
+    cost: float = 0.0
+
+    def of(self, measure: Measure) -> float:
+        if measure is Measure.TOKENS:
+            return self.tokens
+        if measure is Measure.UNCACHED:
+            return self.uncached
+        return self.cost if measure is Measure.COST else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meter:
+    """One limit as it is enforced."""
+
+    id: int
+    scope: str  # "tenant acme", "key k1", "tenant acme, models qwen*"
+    measure: Measure
+    span: LimitSpan
+    amount: float
+    shadow: bool
+    home: int  # names the node that decides near the limit: the same one about all limits of a tenant
+
+    @property
+    def name(self) -> str:
+        return (
+            self.measure.value
+            if self.span is LimitSpan.REQUEST
+            else f"{self.measure.value} per {self.span.name.lower()}"
+        )
+
+
+def meters_of(scope: str, limits: Limits, tenant: str) -> Iterator[Meter]:
+    home = number_of(tenant)
+    each = [
+        (Measure.REQUESTS, LimitSpan.MINUTE, limits.requests_per_minute),
+        (Measure.TOKENS, LimitSpan.MINUTE, limits.tokens_per_minute),
+        (Measure.UNCACHED, LimitSpan.MINUTE, limits.uncached_tokens_per_minute),
+        (Measure.CONCURRENT, LimitSpan.REQUEST, limits.concurrent),
+    ]
+    for budget in limits.budget:
+        measure = Measure.TOKENS if budget.unit is Unit.TOKENS else Measure.COST
+        each.append((measure, CALENDAR[budget.window], budget.amount))  # type: ignore[arg-type]
+    for measure, span, amount in each:
+        if amount is not None:
+            number = number_of(f"{scope}\0{measure.value}\0{span.name}")
+            yield Meter(number, scope, measure, span, amount, limits.mode is Mode.SHADOW, home)
+
+
+def number_of(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+class Meters:
+    """Finds the meters of requests."""
+
+    def __init__(self) -> None:
+        self._made = BoundedDict[tuple[str, str], tuple[Identity, BoundedDict[str, tuple[Meter, ...]]]](IDENTITIES_MAX)
+
+    def of(self, identity: Identity, model: str) -> tuple[Meter, ...]:
+        """Return the meters of this identity's requests for a model; the tenant's first."""
+        name = identity.tenant.name, identity.key_id
+        found = self._made.get(name)
+        if found is None or found[0] is not identity:  # its limits may have changed
+            self._made[name] = found = identity, BoundedDict(MODELS_MAX)
+        meters = found[1].get(model)
+        if meters is None:
+            found[1][model] = meters = tuple(all_meters(identity, model))
+        return meters
+
+
+def all_meters(identity: Identity, model: str) -> Iterator[Meter]:
+    tenant = identity.tenant
+    yield from meters_of(f"tenant {tenant.name}", tenant.limits, tenant.name)
+    for glob, limits in tenant.model_limits:
+        if fnmatchcase(model, glob):
+            yield from meters_of(f"tenant {tenant.name}, models {glob}", limits, tenant.name)
+    if identity.key is not None:
+        yield from meters_of(f"key {identity.key_id}", identity.key.limits, tenant.name)
+
+
+def window_at(span: LimitSpan, wall: float) -> int:
+    """Return the number of the calendar window at this time, in seconds since 1970."""
+    if span is LimitSpan.HOUR:
+        return int(wall // HOUR_S)
+    days = int(wall // DAY_S)
+    if span is LimitSpan.DAY:
+        return days
+    if span is LimitSpan.WEEK:
+        return (days + MONDAY_DAYS) // 7
+    day = datetime.fromtimestamp(wall, UTC)
+    return 12 * day.year + day.month - 1
+
+
+def ends_at(span: LimitSpan, window: int) -> float:
+    """Return when a calendar window ends, in seconds since 1970."""
+    if span is LimitSpan.HOUR:
+        return (window + 1) * HOUR_S
+    if span is LimitSpan.DAY:
+        return (window + 1) * DAY_S
+    if span is LimitSpan.WEEK:
+        return (7 * (window + 1) - MONDAY_DAYS) * DAY_S
+    year, month = divmod(window + 1, 12)
+    return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
+
+
+def cost_of(
+    cost: ModelCost, prompt: float, cached: float, output: float, *, written: float = 0, reasoning: float = 0
+) -> float:
+    """Return what these tokens cost; `cached` and `written` are part of the prompt, `reasoning` of the output."""
+    fresh = max(0.0, prompt - cached - written)
+    answer = max(0.0, output - reasoning) * cost.output + reasoning * cost.reasoning
+    return fresh * cost.input + cached * cost.cached_input + written * cost.cache_write + answer

@@ -1,0 +1,150 @@
+"""Which nodes count against the same limits, how fresh their counts are, and what is kept for those that vanished.
+
+A node takes part from its first message on. It has vanished once it was silent for STALE_S, or is dead: a partition
+looks like a death, so its share of each limit stays its own until it is back, also under its name, or has said goodbye;
+for VANISHED_S, or for ever if `keeps`. Shares follow what each node took lately; all together SHARED of a limit, and
+the rest in equal parts, so that idle nodes have one. Invariant: shares of all sum up to 1 (test_shares.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from ranvier_py.core.access.limits.counts import Count, KeptShare
+from ranvier_py.core.access.limits.meters import LimitSpan, Meter
+from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.splitmix import mix
+
+STALE_S = 1.5  # three intervals of beats: of one in five lost, three in a row once in two minutes
+VANISHED_S = 3600.0
+FREED_S = 3.0  # after which a session that vanished has no request in flight any more
+SHARED = 0.9
+SILENT_S = 1.0  # for which a home is not asked that did not answer SILENCES_MAX times in a row
+SILENCES_MAX = 2
+
+
+class LimitPeers:
+    """The nodes besides this one. `left`: whether a session said goodbye; `name_of` a session's node."""
+
+    def __init__(self, me: int, left: Callable[[int], bool], name_of: Callable[[int], str]) -> None:
+        self.me = me
+        self.keeps = False
+        self.live: Mapping[int, Peer] = {}  # that take part
+        self.vanished: dict[int, float] = {}  # since when
+        self.freed: list[int] = []  # sessions that have nothing in flight any more
+        self._left, self._name_of = left, name_of
+        self._met: Mapping[int, Peer] = {}
+        self._fresh_at: dict[int, float] = {}
+        self._names: dict[int, str] = {}
+        self._oldest = inf
+        self._homes: dict[int, int] = {}
+        self._silent: dict[int, tuple[int, float]] = {}  # homes: silences in a row, and until when they are not asked
+
+    def met(self, peers: Sequence[Peer], now: float) -> None:
+        """Take the live members."""
+        self._met = {peer.session: peer for peer in peers}
+        self._names.update((peer.session, self._name_of(peer.session)) for peer in peers)
+        self.look(now)
+
+    def fresh(self, session: int, now: float) -> bool:
+        """Note that a node's counts are fresh. Returns whether it was not known to take part."""
+        is_new = session not in self._fresh_at or session in self.vanished
+        self._fresh_at[session] = now
+        if is_new:
+            self.look(now)
+        return is_new
+
+    def look(self, now: float) -> None:
+        """Find out who vanished and who is back."""
+        live = {}
+        for session, at in list(self._fresh_at.items()):
+            if session in self._met and now - at <= STALE_S:
+                live[session] = self._met[session]
+                self.vanished.pop(session, None)
+            elif self._is_gone(session, now):
+                self.vanished.pop(session, None)
+                self.freed.append(session)
+                del self._fresh_at[session]
+                self._names.pop(session, None)
+            elif session not in self.vanished:
+                self.vanished[session] = now
+        self.freed += [one for one, since in self.vanished.items() if 0 <= now - since - FREED_S < 1]
+        if live != self.live:
+            self.live = live
+            self._homes.clear()
+        self._oldest = min((self._fresh_at[session] for session in live), default=inf)
+
+    def _is_gone(self, session: int, now: float) -> bool:
+        if self._left(session):
+            return True
+        name = self._names.get(session, "")
+        if session not in self._met and any(self._names.get(other) == name for other in self._met):  # it is back
+            return True
+        return not self.keeps and now - self.vanished.get(session, now) > VANISHED_S
+
+    def staleness(self, now: float) -> float:
+        """Return for how long the most silent of the live ones has been."""
+        return max(0.0, now - self._oldest) if self.live else 0.0
+
+    # --- who decides ------------------------------------------------------------------------------------------------
+
+    def home(self, key: int) -> Peer | None:
+        """Return the node that decides about a limit near its end; None for this one."""
+        chosen = self._homes.get(key)
+        if chosen is None:
+            chosen = self._homes[key] = max((mix(session ^ key), session) for session in (*self.live, self.me))[1]
+            if len(self._homes) > 4096:
+                self._homes.clear()
+        return self.live.get(chosen)
+
+    def is_silent(self, session: int, now: float) -> bool:
+        return now < self._silent.get(session, (0, 0.0))[1]
+
+    def answered(self, session: int) -> None:
+        self._silent.pop(session, None)
+
+    def silent(self, session: int, now: float) -> None:
+        """Note that a home did not answer in time."""
+        times = self._silent.get(session, (0, 0.0))[0] + 1
+        self._silent[session] = times, now + SILENT_S if times >= SILENCES_MAX else 0.0
+        if len(self._silent) > 1024:
+            self._silent.clear()
+
+    # --- shares -----------------------------------------------------------------------------------------------------
+
+    def share(self, count: Count, *sessions: int) -> list[float]:
+        """Return the shares of a limit that some nodes have, by what each took lately: of what those have left that
+        vanished before."""
+        everybody = (self.me, *self.live, *[one for one in self.vanished if one not in count.allowed])
+        left = max(0.0, 1 - sum(allowed.share for allowed in count.allowed.values()))
+        taken = {one: max(0.0, count.by_origin.get(one, 0.0)) for one in everybody}
+        whole, equal = sum(taken.values()), left / len(everybody)
+        if whole <= 0:
+            return [equal for _ in sessions]
+        return [SHARED * left * taken[one] / whole + (1 - SHARED) * equal for one in sessions]
+
+    def held(self, amount: float, count: Count, taken: float) -> float:
+        """Return what of a limit of this amount is kept for nodes that vanished, beside what they have taken."""
+        if count.span is LimitSpan.REQUEST:  # what they had in flight is free again
+            return 0.0
+        for session in [one for one in count.allowed if one not in self.vanished]:
+            del count.allowed[session]
+        new = [one for one in self.vanished if one not in count.allowed]
+        for session, share in zip(new, self.share(count, *new), strict=True):
+            count.allowed[session] = KeptShare(share, count.by_origin.get(session, 0.0), taken)
+        held = 0.0
+        for session, allowed in count.allowed.items():
+            own = count.by_origin.get(session, 0.0)
+            if count.span is LimitSpan.MINUTE:
+                held += max(0.0, allowed.share * amount - own)
+            else:
+                held += max(0.0, allowed.own + allowed.share * max(0.0, amount - allowed.all) - own)
+        return held
+
+    def in_share(self, meter: Meter, count: Count, amount: float, room: float) -> bool:
+        """Whether this node's share has room for so much, where so much is left of the limit."""
+        (share,) = self.share(count, self.me)
+        if count.span is LimitSpan.MINUTE:
+            return count.by_origin.get(self.me, 0.0) + amount <= share * meter.amount
+        return amount <= share * room

@@ -1,0 +1,205 @@
+"""Limits over several nodes: what is granted far from a limit, near it, and while nodes are away."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Mode
+from ranvier_py.core.access.limits.limit_gossip import LimitQuestion
+from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Refusal
+from ranvier_py.core.access.limits.meters import Amounts
+from tests.core.access.limits.limit_net import LimitNet, meters
+
+TOKENS = meters(tokens_per_minute=1000)
+FEW = meters(requests_per_minute=5)
+MONTH = meters(budget=(Budget(1000, CalendarWindow.MONTH),))
+
+
+def granted(*found: object) -> int:
+    return sum(isinstance(one, Grant) for one in found)
+
+
+def test_far_from_a_limit_a_node_decides_at_once_and_its_peers_know_within_a_moment() -> None:
+    net = LimitNet(4)
+    assert isinstance(net.reserve(1, TOKENS, 30), Grant)
+    net.run(0.15)
+    assert [net.taken(session, *TOKENS) for session in net.nodes] == [30] * 4
+    assert not [message for *_, message, _ in net.sent if isinstance(message, LimitQuestion)]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("limits", [TOKENS, FEW, MONTH, meters(concurrent=5)], ids=str)
+def test_requests_at_all_nodes_at_once_get_together_no_more_than_the_limit(limits: tuple, loss: float) -> None:
+    net = LimitNet(8, loss=loss)
+    tokens = 200.0
+    found = [net.reserve(session, limits, tokens) for session in net.nodes for _ in range(4)]
+    net.run(0.2)
+    outcomes = [one.outcome if isinstance(one, HomeQuestion) else one for one in found]
+    assert granted(*outcomes) == 5
+    assert len(outcomes) == granted(*outcomes) + sum(isinstance(one, Refusal) for one in outcomes)
+
+
+def test_what_is_settled_below_its_reservation_is_free_for_others_at_once() -> None:
+    net = LimitNet(3)
+    first = net.decided(1, TOKENS, 900)
+    assert isinstance(net.decided(2, TOKENS, 200), Refusal)
+    net.settle(1, first, 100)
+    net.run(0.2)
+    assert isinstance(net.decided(2, TOKENS, 800), Grant)
+    assert isinstance(net.decided(3, TOKENS, 200), Refusal)
+
+
+def test_a_grant_is_settled_once() -> None:
+    net = LimitNet(1)
+    grant = net.decided(1, TOKENS, 900)
+    assert isinstance(grant, Grant)
+    for _ in range(2):
+        net.settle(1, grant, 100)
+        net.nodes[1].limiter.release(grant, net.now)
+    assert net.taken(1, *TOKENS) == 100
+
+
+def test_a_refusal_has_the_time_until_the_request_fits() -> None:
+    net = LimitNet(2)
+    net.settle(1, net.decided(1, TOKENS, 600), 600)
+    net.run(20.0)
+    net.settle(1, net.decided(1, TOKENS, 300), 300)
+    refusal = net.decided(2, TOKENS, 200)
+    assert isinstance(refusal, Refusal)
+    assert 39 < refusal.retry_after_s < 42
+    net.run(refusal.retry_after_s)
+    assert isinstance(net.decided(2, TOKENS, 200), Grant)
+
+
+def test_a_budget_that_is_spent_is_open_again_when_its_window_begins_anew() -> None:
+    net = LimitNet(1)
+    limits = meters(budget=(Budget(1000, CalendarWindow.HOUR),))
+    net.settle(1, net.decided(1, limits, 600), 900)
+    refusal = net.decided(1, limits, 200)
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == 3600 - (1_778_000_000 + net.now) % 3600
+    net.run(refusal.retry_after_s + 0.1)
+    assert isinstance(net.decided(1, limits, 1000), Grant)
+
+
+def test_what_is_surely_larger_than_a_limit_never_fits_and_what_may_be_waits_for_all_of_it() -> None:
+    net = LimitNet(1)
+    limiter = net.nodes[1].limiter
+    sure = limiter.reserve(TOKENS, net_amounts(1500), net.now, least=net_amounts(1001))
+    assert isinstance(sure, Refusal)
+    assert sure.never
+    assert isinstance(limiter.reserve(TOKENS, net_amounts(1500), net.now, least=net_amounts(1000)), Grant)
+    assert isinstance(limiter.reserve(TOKENS, net_amounts(1), net.now), Refusal)
+
+
+def net_amounts(tokens: float) -> Amounts:
+    return Amounts(tokens, tokens, tokens)
+
+
+def test_a_limit_in_the_shadow_refuses_nothing_and_counts_what_it_would_have_refused() -> None:
+    net = LimitNet(1)
+    limits = meters(tokens_per_minute=1000, mode=Mode.SHADOW)
+    assert granted(*[net.decided(1, limits, 600) for _ in range(3)]) == 3
+    assert net.nodes[1].limiter.counters.shadowed == {"tokens per minute": 2}
+
+
+def test_all_limits_of_a_request_grant_it_or_none_counts_it() -> None:
+    net = LimitNet(2)
+    limits = (*meters(requests_per_minute=50), *TOKENS)
+    net.decided(1, limits, 1000)
+    net.run(0.01)
+    assert isinstance(net.decided(2, limits, 10), Refusal)
+    net.run(0.2)
+    assert [net.taken(1, limit) for limit in limits] == [1, 1000]
+
+
+def test_a_claim_on_a_place_ends_with_its_request_and_three_seconds_after_its_node_died() -> None:
+    limits = meters(concurrent=3)
+    net = LimitNet(3)
+    first = [net.decided(1, limits) for _ in range(3)]
+    assert granted(*first) == 3
+    net.settle(1, first[0], 0)
+    net.run(0.2)
+    assert granted(net.decided(2, limits), net.decided(3, limits)) == 1
+    net.kill(1)
+    net.run(2.0)
+    assert isinstance(net.decided(2, limits), Refusal)
+    net.run(4.0)
+    assert granted(*[net.decided(3, limits) for _ in range(3)]) == 2
+
+
+@pytest.mark.parametrize("side", [(1,), (1, 2), (3, 4)])
+def test_both_sides_of_a_partition_get_together_no_more_than_the_limit(side: tuple[int, ...]) -> None:
+    net = LimitNet(4)
+    for session in net.nodes:
+        net.settle(session, net.decided(session, MONTH, 50), 50)
+    net.run(0.5)
+    net.part(*side)
+    net.run(3.0)
+    both = []
+    for _ in range(60):
+        both += [net.decided(session, MONTH, 20) for session in net.nodes]
+        net.run(0.002)
+    assert 30 <= granted(*both) <= 40
+    net.heal()
+    net.run(40.0)
+    assert 800 <= net.taken(1, *MONTH) == net.taken(4, *MONTH) <= 1000
+
+
+def test_a_node_that_left_hands_its_share_over_and_one_that_died_keeps_it_for_an_hour() -> None:
+    for leaves in (True, False):
+        net = LimitNet(2)
+        for session in net.nodes:
+            net.settle(session, net.decided(session, MONTH, 100), 100)
+        net.run(0.5)
+        net.nodes[1].left += [2] * leaves
+        net.kill(2)
+        net.run(5.0)
+        assert granted(*[net.decided(1, MONTH, 100) for _ in range(9)]) == (8 if leaves else 4)
+        net.run(3700.0)
+        assert granted(*[net.decided(1, MONTH, 100) for _ in range(9)]) == (0 if leaves else 4)
+
+
+def test_a_home_that_does_not_answer_costs_a_request_fifty_milliseconds_and_then_the_share_decides() -> None:
+    net = LimitNet(3)
+    home = net.home(*TOKENS)
+    asker = next(session for session in net.nodes if session != home)
+    net.drop = lambda _source, _target, message: isinstance(message, LimitQuestion)
+    net.settle(asker, net.decided(asker, TOKENS, 300), 300)
+    net.run(0.2)
+    for waits in (True, False):  # a home that was silent twice in a row is not asked for a while
+        began = net.now
+        net.settle(asker, net.decided(asker, TOKENS, 100), 0)
+        assert (net.now > began + ASK_S - 1e-9) is waits
+        assert net.now < began + ASK_S + 0.01
+
+
+def test_what_a_home_granted_and_its_asker_did_not_use_is_free_again() -> None:
+    net = LimitNet(3)
+    home = net.home(*TOKENS)
+    asker = next(session for session in net.nodes if session != home)
+    net.settle(home, net.decided(home, TOKENS, 600), 600)
+    net.run(0.2)
+    question = net.reserve(asker, TOKENS, 300)
+    assert isinstance(question, HomeQuestion)
+    net.run(0.0015)  # the home has granted it
+    assert net.taken(home, *TOKENS) == 900
+    net.nodes[asker].limiter.abandon(question, net.now)
+    net.run(0.5)
+    assert [net.taken(session, *TOKENS) for session in net.nodes] == [600] * 3
+
+
+def test_a_new_amount_holds_at_once_and_keeps_what_was_counted() -> None:
+    net = LimitNet(1)
+    net.settle(1, net.decided(1, TOKENS, 600), 600)
+    assert isinstance(net.decided(1, meters(tokens_per_minute=500), 1), Refusal)
+    assert isinstance(net.decided(1, meters(tokens_per_minute=700), 100), Grant)
+
+
+def test_nodes_without_limits_send_nothing_and_hold_nobody_up() -> None:
+    net = LimitNet(3)
+    net.nodes[3].machine.limiter = None
+    net.run(60.0)
+    net.sent.clear()
+    net.run(10.0)
+    assert {source for _, source, *_ in net.sent} == {1, 2}
