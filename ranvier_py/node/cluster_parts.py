@@ -34,6 +34,7 @@ from ranvier_py.core.peer.peer_view import peer_view
 from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
+from ranvier_py.core.routing.backend_state.signed_commands import CommandOptions
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
@@ -204,9 +205,9 @@ class ClusterParts(Part):
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning("gossip.other_routes %s %s", record.name, why)
 
-    def order(self, verb: str, url: str, weight: float, name: str) -> bool:
+    def order(self, verb: str, url: str, weight: float, name: str, options: CommandOptions) -> bool:
         """Share an operator's command with the peers. Returns False if it stays on this node."""
-        shared = self.peer.features.signed_commands.give(verb, url, weight, name, time.monotonic())
+        shared = self.peer.features.signed_commands.give(verb, url, weight, name, time.monotonic(), options)
         if shared:
             self.port.poke()
         return shared

@@ -68,7 +68,7 @@ class Clustering(Part):
         commands, self._commands = self._commands, ()
         return commands
 
-    def order(self, verb: str, url: str, weight: float, name: str) -> bool:
+    def order(self, verb: str, url: str, *_: object) -> bool:
         self.ordered.append((verb, url))
         return self.is_shared
 

@@ -251,15 +251,6 @@ async def test_a_rule_that_one_node_turned_off_is_off_on_its_peers(
     assert sorted(f"(found by {name})" in each for each in found) == [False, True]
 
 
-async def test_what_peers_would_not_know_of_a_provider_is_refused() -> None:
-    async with node_lab(Scripted(GOOD), gossip="127.0.0.1:0", insecure_gossip=True, gossip_admin_key="k" * 32) as node:
-        backend = {"url": "http://127.0.0.1:9", "hosted": True}
-        answer = await node.http.post(f"{node.control}/admin/backends", json=backend)
-        assert answer.status_code == 400
-        assert "hosted: is not spread to peers" in answer.text
-        assert len(await node.backends()) == 1
-
-
 def test_what_is_wrong_with_rules_is_a_problem_of_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     for text, settings, why in (

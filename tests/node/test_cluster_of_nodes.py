@@ -182,8 +182,10 @@ async def test_a_backend_added_on_one_node_is_added_only_where_the_operator_allo
         careful = await place.start(backend=places[:2])
         for node in (first, second, careful):
             await node.sees(2)
-        await place.http.post(f"{first.control}/admin/backends", json={"url": places[2]})
-        await second.until("/admin/backends", lambda answer: len(answer["backends"]) == 3)
+        options = {"weight": 2.0, "hosted": True, "any_model": True}
+        await place.http.post(f"{first.control}/admin/backends", json={"url": places[2], **options})
+        added = (await second.until("/admin/backends", lambda answer: len(answer["backends"]) == 3))["backends"][2]
+        assert {name: added[name] for name in options} == options
         await place.http.delete(f"{second.control}/admin/backends", params={"url": places[0]})
         await first.until("/admin/backends", lambda answer: len(answer["backends"]) == 2)
         assert len(await careful.backends()) == 2

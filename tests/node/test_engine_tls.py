@@ -20,7 +20,7 @@ from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.node.config_check import file_problems
 from ranvier_py.node.parts.tls_parts import engine_context_of
-from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, opened
+from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, cluster_lab, opened
 from tests.proxy.wire import GOOD, Scripted
 
 LIST = b'{"data":[{"id":"lab-model","owned_by":"vllm"}]}'
@@ -53,15 +53,19 @@ class Authority:
         return context
 
 
+async def listening(place: Lab, context: ssl.SSLContext) -> str:
+    """The URL of an engine that speaks TLS."""
+    listeners = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1", https_compatible=True)
+    place.nursery.start_soon(partial(trio.serve_listeners, Scripted(GOOD, page=LIST).serve, listeners))
+    return f"https://127.0.0.1:{listeners[0].transport_listener.socket.getsockname()[1]}"
+
+
 @asynccontextmanager
 async def tls_node(context: ssl.SSLContext, fields: str = "", **settings: Any) -> AsyncIterator[Node]:
     """A node in front of one engine that speaks TLS."""
-    engine = Scripted(GOOD, page=LIST)
     async with opened(Lab, 0, 60) as place:
-        listeners = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1", https_compatible=True)
-        place.nursery.start_soon(partial(trio.serve_listeners, engine.serve, listeners))
-        port = listeners[0].transport_listener.socket.getsockname()[1]
-        given = {"backend": [f"https://127.0.0.1:{port}{fields}"], "probe_interval_s": 0.05, **settings}
+        url = await listening(place, context)
+        given = {"backend": [f"{url}{fields}"], "probe_interval_s": 0.05, **settings}
         yield await place.start(**given)
     with warnings.catch_warnings():  # httpcore leaves a socket whose handshake was cancelled to the collector
         warnings.simplefilter("ignore", ResourceWarning)
@@ -97,6 +101,19 @@ async def test_an_engine_may_have_the_certificate_of_another_name_that_the_opera
         assert await status_of(node) == 502
     async with tls_node(authority.server("127.0.0.1"), ",tls_name=engine.internal", **trusted) as node:
         assert await status_of(node) == 502
+
+
+async def test_a_backend_added_on_one_node_has_the_name_of_its_certificate_on_all(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    settings = {"upstream_ca_file": str(authority.file), "gossip_admin_key": "an operator's own secret"}
+    async with cluster_lab(tmp_path, engines=0) as place:
+        first, second = await place.cluster(2, probe_interval_s=0.05, **settings)
+        url = await listening(place, authority.server("engine.internal"))
+        given = {"url": url, "tls_name": "engine.internal"}
+        assert (await place.http.post(f"{first.control}/admin/backends", json=given)).json()["shared"] is True
+        await second.until("/admin/backends", lambda answer: answer["backends"])
+        await second.until_backend(lambda backend: backend["health"] == "healthy" and backend["models"])
+        assert await status_of(second) == 200
 
 
 async def test_an_engine_that_wants_to_know_its_nodes_gets_their_certificate(tmp_path: Path) -> None:

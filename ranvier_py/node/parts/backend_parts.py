@@ -14,6 +14,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, NO_OPTIONS, CommandOptions
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, ProbeResult, Registry
 from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
@@ -23,9 +24,7 @@ from ranvier_py.node.ranks.rank_parts import RankParts
 
 log = logging.getLogger(__name__)
 
-
-SPREAD, LOCAL = ("url", "weight", "name"), ("hosted", "any_model", "tls_name")
-"""What peers are given of a backend that is added on one node, and what they are not."""
+FIELDS = ("url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
 
 
 class BackendParts(Part):
@@ -72,7 +71,7 @@ class BackendParts(Part):
         return backend_view(self._registry.ids.known(name_or_url), self._registry)
 
     async def _add(self, asked: Asked) -> Mapping[str, Any]:
-        fields = await asked.json(*SPREAD, "kv_events", "kv_replay", "kv_ranks", "kv_profile", *LOCAL, others=True)
+        fields = await asked.json(*FIELDS, others=True)
         await self._names.refuse_twin(fields.get("url"))
         return self.add(fields)
 
@@ -82,9 +81,6 @@ class BackendParts(Part):
         Peers that follow the command ask the engine where its events are: `kv_` fields count for this node only.
         """
         spec = read_backend(fields)
-        if self._node.config.gossip_admin_key is not None and (local := [each for each in LOCAL if each in fields]):
-            words = "is not spread to peers; set it in the configuration of every node"
-            raise ConfigError([f"{each}: {words}" for each in local])
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
         with ExitStack() as undo:
@@ -92,7 +88,8 @@ class BackendParts(Part):
             undo.callback(self._node.remove_backend, backend.name)
             events = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
             view = {**self._view(backend.name), **events}
-            view |= self._order("add", backend.url, spec.weight, spec.name)
+            options = CommandOptions(HOSTED.index(spec.hosted), spec.any_model, spec.tls_name)
+            view |= self._order("add", backend.url, spec.weight, spec.name, options)
             undo.pop_all()
         return view
 
@@ -104,9 +101,11 @@ class BackendParts(Part):
         self._node.remove_backend(url)
         return {**view, **self._order("remove", view["url"], 1.0, "")}
 
-    def _order(self, verb: str, url: str, weight: float, name: str) -> Mapping[str, bool]:
+    def _order(
+        self, verb: str, url: str, weight: float, name: str, options: CommandOptions = NO_OPTIONS
+    ) -> Mapping[str, bool]:
         """Share a command with the peers. `shared`: whether it is sent to them; empty if there is no gossip."""
-        return {} if self._clustering is None else {"shared": self._clustering.order(verb, url, weight, name)}
+        return {} if self._clustering is None else {"shared": self._clustering.order(verb, url, weight, name, options)}
 
     async def _drain(self, asked: Asked) -> Mapping[str, Any]:
         """Send a backend no more requests, or some again. Raises NotFound."""

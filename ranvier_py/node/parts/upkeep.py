@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import OFF
@@ -18,7 +19,7 @@ from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operat
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.routing.backend_state.signed_commands import Command
+from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command
 from ranvier_py.core.routing.backends import Backend, ProbeResult
 from ranvier_py.core.routing.request_record import Header, scheme_mark
 from ranvier_py.io.engine_poller import EnginePoller
@@ -155,13 +156,20 @@ class PeerFollower(Part):
         known = self._node.registry.ids.find(command.url)
         try:
             if command.verb == "add" and known is None:
-                self._node.add_backend(command.url, command.weight, command.name)
+                spec = spec_of(command)
+                self._node.add_backend(spec.url, spec.weight, spec.name, spec)
             elif command.verb == "remove" and known is not None:
                 self._node.remove_backend(command.url)
         except RanvierError as error:
             log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
             return False
         return True
+
+
+def spec_of(command: Command) -> BackendSpec:
+    """Return the backend to add. Raises ConfigError: a peer may know values that this node does not."""
+    fields = {"url": command.url, "weight": command.weight, "name": command.name, **command.options._asdict()}
+    return read_backend({**fields, "hosted": HOSTED[command.options.hosted]})
 
 
 class Learner(Counted):

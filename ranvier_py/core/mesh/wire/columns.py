@@ -53,19 +53,20 @@ def parts_field(what: str, layout: str, rows_max: int, read: Callable[..., Any])
     """Return the field of rows with members of one layout: «*B» and «*H» are a byte string or text with its length.
 
     Bytes of each row: all else and the lengths | the byte strings. `read` makes a row of its members, texts as bytes,
-    or raises BadFrame; it checks what is written, too, so that nothing is sent that a receiver would refuse.
+    or raises BadFrame; it checks what is written, too, so that nothing is sent that a receiver would refuse. What a row
+    has beyond the layout is not written.
     """
     members = layout.split()
     parts = [index for index, member in enumerate(members) if member[0] == "*"]
     order = [*(index for index in range(len(members)) if index not in parts), *parts]
     head = Struct("<" + "".join([members[index].lstrip("*") for index in order]))
 
-    def pack_rows(rows: Sequence[Iterable[Any]]) -> bytes:
+    def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
         if len(rows) > rows_max:
             raise ValueError(f"more than {rows_max} times {what}")
         packed = []
         for row in rows:
-            values = [value.encode() if isinstance(value, str) else value for value in row]
+            values = [value.encode() if isinstance(value, str) else value for value in row[: len(members)]]
             read(*values)
             numbers = [len(values[index]) if index in parts else values[index] for index in order]
             packed += [head.pack(*numbers), *[values[index] for index in parts]]

@@ -13,6 +13,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
+from itertools import repeat
 from random import Random
 from struct import pack
 from typing import Any, NamedTuple
@@ -35,8 +36,21 @@ SKEW_S = 300.0  # allowed difference between the clocks of two nodes
 CLOCK_AHEAD_MS = 86_400_000  # for a wrong clock where the command was given; no more, or one could exhaust it
 VERBS = ("add", "remove")
 COMMANDS_PER_MESSAGE = 64
+HOSTED = (None, False, True)
+TLS_NAME_BYTES_MAX = 253
 COMMAND_BYTES_MAX = (16, 512, NAME_CHARS_MAX)
 """The most bytes of a command's verb, URL and name."""
+
+
+class CommandOptions(NamedTuple):
+    """What else a new backend is given. A node of protocol 4 refuses a command with some: its signature has them."""
+
+    hosted: int = 0  # index into HOSTED
+    any_model: bool = False
+    tls_name: str = ""  # at most 253 bytes
+
+
+NO_OPTIONS = CommandOptions()
 
 
 class Command(NamedTuple):
@@ -49,10 +63,14 @@ class Command(NamedTuple):
     weight: float
     name: str
     signature: bytes  # 32 bytes, HMAC-SHA256
+    options: CommandOptions = NO_OPTIONS
 
 
 class Commands(NamedTuple):
+    """`options`: those of each command, which has them itself before and after; empty if no command has any."""
+
     commands: tuple[Command, ...]
+    options: tuple[CommandOptions, ...] = ()
 
 
 def read_command(
@@ -64,8 +82,20 @@ def read_command(
     return Command(clock, signed_ms, next(texts), next(texts), amount(weight), next(texts), signature)
 
 
+def read_options(hosted: int, any_model: int, tls_name: bytes) -> CommandOptions:
+    if hosted >= len(HOSTED) or any_model > 1:
+        bad("options of a command")
+    return CommandOptions(hosted, bool(any_model), text(tls_name, TLS_NAME_BYTES_MAX))
+
+
+def check(message: Commands) -> None:
+    if message.options and len(message.options) != len(message.commands):
+        bad("number of options")
+
+
 COMMANDS = parts_field("command", "Q Q *B *H d *B 32s", COMMANDS_PER_MESSAGE, read_command)
-KIND = Kind("backends", 50, Commands, (COMMANDS,))
+OPTIONS = parts_field("options", "B B *B", COMMANDS_PER_MESSAGE, read_options)._replace(since=5)
+KIND = Kind("backends", 50, Commands, (COMMANDS, OPTIONS), check)
 
 
 class HeldCommand(NamedTuple):
@@ -137,16 +167,18 @@ class SignedCommands(JoinTable[str, Command]):
     def _wall_ms(self, now: float) -> int:
         return max(0, round(self._wall_ms_before + 1000 * now))
 
-    def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
+    def give(
+        self, verb: str, url: str, weight: float, name: str, now: float, options: CommandOptions = NO_OPTIONS
+    ) -> bool:
         """Give an operator's command. False: it is not shared, because this node has no admin key or refused it."""
         if not self._key:
             return False
         held = self._known.get(url)
         last = held.command.clock if held is not None else max(self._forgotten, self._floors.get(digest_of(url), 0))
         clock = max(last + 1, self._wall_ms(now))
-        command = Command(clock, 0, verb, url, weight, name, signature=bytes(SIGNATURE_BYTES))
+        command = Command(clock, 0, verb, url, weight, name, bytes(SIGNATURE_BYTES), options)
         try:
-            Codec((KIND,)).encode(Commands((command,)))
+            Codec((KIND,)).encode(self._message((command,)))
         except ValueError:
             increment(self.counters.refused, "wire")
             return False
@@ -189,7 +221,8 @@ class SignedCommands(JoinTable[str, Command]):
         super().tick(now)
 
     def receive(self, _peer: Peer, message: Commands, now: float) -> None:
-        for command in message.commands:
+        rows = zip(message.commands, message.options or repeat(NO_OPTIONS), strict=False)
+        for command in [row._replace(options=options) for row, options in rows]:
             reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
             if reason:
                 increment(self.counters.refused, reason)
@@ -258,12 +291,14 @@ class SignedCommands(JoinTable[str, Command]):
         return [held.command for held in self._known.values()]
 
     def _message(self, rows: Sequence[Command]) -> Commands:
-        return Commands(tuple(rows))
+        options = tuple([row.options for row in rows])
+        commands = tuple([row._replace(options=NO_OPTIONS) for row in rows])
+        return Commands(commands, options if any(each != NO_OPTIONS for each in options) else ())
 
 
-def by_clock(command: Command) -> tuple[int, str, float, str]:
+def by_clock(command: Command) -> tuple[int, str, float, str, CommandOptions]:
     """Return the sort key of commands about one URL, of which the greatest holds. The time of signing is not in it."""
-    return command.clock, command.verb, command.weight, command.name
+    return command.clock, command.verb, command.weight, command.name, command.options
 
 
 def digest_of(url: str) -> int:
@@ -274,4 +309,6 @@ def signature_of(key: bytes, command: Command) -> bytes:
     """Return the HMAC-SHA256 over all fields of a command but the signature, each part with its length."""
     numbers = pack("<QQd", command.clock, command.signed_ms, command.weight)
     parts = [numbers, command.verb.encode(), command.url.encode(), command.name.encode()]
+    if command.options != NO_OPTIONS:  # else it is signed as in protocol 4
+        parts += [bytes(command.options[:2]), command.options.tls_name.encode()]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -32,7 +32,12 @@ from ranvier_py.core.routing.backend_state.prefills import (
     Prefills,
     SharedPrefill,
 )
-from ranvier_py.core.routing.backend_state.signed_commands import COMMANDS_PER_MESSAGE, Command, Commands
+from ranvier_py.core.routing.backend_state.signed_commands import (
+    COMMANDS_PER_MESSAGE,
+    Command,
+    CommandOptions,
+    Commands,
+)
 from ranvier_py.core.routing.peers import route_messages as r
 from ranvier_py.core.routing.peers.route_updates import ROUTE_UPDATE_BYTES_MAX, UPDATES_MAX
 from tests.core.mesh.wire.wire_samples import (
@@ -48,6 +53,9 @@ from tests.core.mesh.wire.wire_samples import (
 from tests.examples import examples
 
 KINDS = list(CODEC.topic_of)
+
+
+ADDED = Command(1, 1, "add", "u", 1.0, "", bytes(32))
 
 
 def refuses(kind: int, body: bytes) -> BadFrame:
@@ -299,6 +307,7 @@ BEYOND: list[tuple[m.Message, str]] = [
     (Facts((Fact(1, 1, 1.0, 1, True, 1),) * (r.BACKENDS_MAX + 1)), "many facts"),
     (ReaderClaims((ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
     (ReaderClaims((ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
+    (Commands((ADDED,), (CommandOptions(tls_name="t" * 254),)), "a long name of a certificate"),
     (Commands((Command(1, 1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
     (Commands((Command(1, 1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
     (Commands((Command(1, 1, "add", "u", 1.0, "n" * 129, bytes(32)),)), "a long name of a backend"),
@@ -391,6 +400,10 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "command of negative weight": changed(Commands(()), 0, bytes(22) + b"\xf0\xbf" + bytes(36)),
     "many commands": changed(Commands(()), 0, bytes(60 * (COMMANDS_PER_MESSAGE + 1))),
     "commands that are no bytes": changed(Commands(()), 0, 7),
+    "options of no command": changed(Commands(()), 1, bytes(3)),
+    "a third kind of host": changed(Commands((ADDED,), (CommandOptions(),)), 1, b"\x03\0\0"),
+    "an option that is neither": changed(Commands((ADDED,), (CommandOptions(),)), 1, b"\0\x02\0"),
+    "a long name of a certificate": changed(Commands((ADDED,), (CommandOptions(),)), 1, b"\0\0\xfe" + b"t" * 254),
     "invalidation cut off": changed(Voided(()), 0, b"\x01" + bytes(14)),
     "invalidation without its model": changed(Voided(()), 0, b"\x01" + bytes(11) + b"\x05\x00" + bytes(2) + b"four"),
     "invalidation of half a tenant": changed(Voided(()), 0, b"\x01" + bytes(13) + b"\x08\x00" + bytes(8)),
@@ -427,7 +440,10 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         r.Vector(((2**64 - 1, 2**64 - 1),) * r.VECTOR_ENTRIES_MAX, True),
         Facts((Fact(1, 1, 1.0, 1, True, 1),) * FACTS_MAX),
         Loads(1, ((1, 1, 1, 1),) * r.BACKENDS_MAX),
-        Commands((Command(1, 1, "a" * 16, "u" * 512, 1.0, "n" * 128, bytes(32)),) * COMMANDS_PER_MESSAGE),
+        Commands(
+            (Command(1, 1, "a" * 16, "u" * 512, 1.0, "n" * 128, bytes(32)),) * COMMANDS_PER_MESSAGE,
+            (CommandOptions(2, True, "t" * 253),) * COMMANDS_PER_MESSAGE,
+        ),
         r.RouteUpdates(1, 2, (r.Entry(0, bytes(50)),) * UPDATES_MAX),
         m.Members((LONGEST,) * ROWS_MAX, True),
         Prefills((SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX)),) * PREFILLS_MAX, bytes(4 * UPDATES_MAX)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from ranvier_py.core.routing.backend_state.backend_sets import BackendSet
 from ranvier_py.core.routing.backend_state.facts import Fact, Facts
 from ranvier_py.core.routing.backend_state.loads import Loads
 from ranvier_py.core.routing.backend_state.prefills import Prefills, SharedPrefill
-from ranvier_py.core.routing.backend_state.signed_commands import Command, Commands
+from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, NO_OPTIONS, Command, CommandOptions, Commands
 from ranvier_py.core.routing.peers import route_messages as r
 
 U64_MAX = 2**64 - 1
@@ -58,7 +59,10 @@ EXAMPLES: tuple[m.Message, ...] = (
     r.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
     Loads(4, ((11, 0, 0, 0), (12, 65535, 65535, 2**32 - 1))),
     Facts((Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535, 2**64 - 1, 7, 30))),
-    Commands((Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
+    Commands(
+        (Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),),
+        (CommandOptions(1, True, "engine.internal"),),
+    ),
     ReaderClaims((ReaderClaim(11, SESSION, 7, 5), ReaderClaim(12, 1, 2**32 - 1, 0))),
     Prefills((SharedPrefill(1, 11, 2, bytes(range(16))), SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
     AnswerKeys(7, False, bytes(range(16)), b"\1\0\xff\xff", bytes(8)),
@@ -74,7 +78,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     LimitAnswer(7, U64_MAX),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "3762862f6e1032a6"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "cc32d1acbcf47c81"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -119,9 +123,17 @@ pairs = st.tuples(identities, u64)
 amounts = st.floats(0, allow_infinity=False, allow_nan=False)
 entries = st.builds(r.Entry, u16, st.binary(max_size=100))
 facts = st.builds(Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32, u16, u64, u64, u16)
+signed_alone = st.just(NO_OPTIONS)  # as in messages, which have options apart
 commands = st.builds(
-    Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
+    Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32), signed_alone
 )  # fmt: skip
+options = st.builds(CommandOptions, st.integers(0, len(HOSTED) - 1), st.booleans(), texts(253))
+
+
+def commands_of(rows: tuple[Any, ...]) -> Commands:
+    return Commands(*zip(*rows, strict=True)) if rows else Commands(())
+
+
 standings = st.builds(ReaderClaim, u64, identities, u32, st.integers(0, 5))
 digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes(8, "little") for number in numbers))
 voided = st.builds(
@@ -158,7 +170,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Prefills: st.builds(Prefills, many(prefills, 3), numbers),
     Facts: st.builds(Facts, many(facts)),
     BackendSet: st.builds(BackendSet, u32, u64, st.booleans(), digests),
-    Commands: st.builds(Commands, many(commands, 3)),
+    Commands: many(st.tuples(commands, options), 3).map(commands_of),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
     Voided: st.builds(Voided, many(voided, 3)),

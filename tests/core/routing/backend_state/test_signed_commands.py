@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.wire.frame import SPOKEN
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 from ranvier_py.core.routing.backend_state import signed_commands as c
@@ -51,6 +52,48 @@ def test_a_command_given_on_one_node_is_followed_by_another() -> None:
     assert isinstance(message, c.Commands)
     taker.receive(PEER, message, 0.0)
     assert [(new.verb, new.url, new.weight, new.name) for new in taker.new] == [("add", URL, 2.0, "engine-1")]
+
+
+OPTIONS = c.CommandOptions(2, True, "engine.internal")
+
+
+def test_the_options_of_a_backend_are_followed_and_passed_on_beside_commands_without() -> None:
+    giver, outbox = node()
+    taker, passed = node()
+    giver.give("add", "http://10.0.0.2:1", 1.0, "", 0.0)
+    giver.give("add", URL, 1.0, "", 0.0, OPTIONS)
+    giver.met(alike([PEER]), 0.0)
+    taker.receive(PEER, CODEC.decode(*CODEC.encode(outbox[-1].message)), 0.0)
+    assert [new.options for new in taker.take_new()] == [c.NO_OPTIONS, OPTIONS]
+    taker.met(alike([PEER]), 0.0)
+    assert passed[-1].message == outbox[-1].message
+    assert len(commands(outbox)) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [(), (c.NO_OPTIONS,), (OPTIONS._replace(any_model=False),), (OPTIONS._replace(tls_name="evil"),)]
+)
+def test_a_command_is_refused_without_its_options_or_with_others(options: tuple[c.CommandOptions, ...]) -> None:
+    giver, outbox = node()
+    taker, _ = node()
+    giver.give("add", URL, 1.0, "", 0.0, OPTIONS)
+    giver.met(alike([PEER]), 0.0)
+    message = outbox[-1].message
+    assert isinstance(message, c.Commands)
+    taker.receive(PEER, message._replace(options=options), 0.0)
+    assert (taker.new, taker.counters.refused["signature"]) == ([], 1)
+
+
+def test_the_previous_version_takes_commands_without_options_as_ever_and_refuses_others() -> None:
+    giver, outbox = node()
+    taker, _ = node()
+    giver.give("add", "http://10.0.0.2:1", 1.0, "", 0.0)
+    giver.give("add", URL, 1.0, "", 0.0, OPTIONS)
+    giver.met(alike([PEER]), 0.0)
+    previous = SPOKEN[0]
+    taker.receive(PEER, CODEC.decode(*CODEC.encode(outbox[-1].message, previous), previous), 0.0)
+    assert [new.url for new in taker.new] == ["http://10.0.0.2:1"]
+    assert taker.counters.refused["signature"] == 1
 
 
 @pytest.mark.parametrize(
