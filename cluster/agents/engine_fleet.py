@@ -25,7 +25,7 @@ from ranvier_py.replay.engine.engine_values import EngineLimits
 
 MODEL = "lab-model"
 SUB_AGENT_FIELDS = frozenset({"x-openai-subagent", "x-parent-session-id", "x-claude-code-agent-id"})
-SPAWN_TOOLS = frozenset({"multi_agent_v1", "task", "list_agents", "Task"})
+SPAWN_TOOLS = frozenset({"multi_agent_v1", "task", "list_agents", "Task", "Agent"})
 """Tools for starting sub-agents. Agents have them, sub-agents do not."""
 BLOCK_TOKENS = 16
 CACHE_TOKENS = 1 << 24  # more than any agent sends here

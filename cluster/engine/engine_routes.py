@@ -335,11 +335,15 @@ class Engine:
     ) -> bool:
         """Answer token by token. False: the connection is to be cut."""
         sent, fault_at = 0, NEVER if fault is None else fault.depth(len(answer.ids))
+        if fault is not None and fault.kind is FaultKind.STALL and not fault_at:
+            await writer.write(b"")  # the head alone, as vLLM's before the prefill
+            await keeps_open(fault)
+            fault_at = NEVER
         while sent < len(answer.ids):
             out = min(await mailbox.wait_tokens(sent), fault_at)
             if mailbox.aborted:
                 return False
-            head = b"" if writer.started else reply.role_chunk()
+            head = b"" if sent else reply.role_chunk()
             await writer.write(head + reply.text_chunks(answer.pieces[sent:out]))
             sent = out
             if sent >= fault_at:

@@ -20,7 +20,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / ".venv-clients"
-NPM = ("@openai/codex@0.169.0", "opencode-ai@1.18.33", "@qwen-code/qwen-code@0.24.4")
+NPM = (
+    "@openai/codex@0.169.0",
+    "opencode-ai@1.18.33",
+    "@qwen-code/qwen-code@0.24.4",
+    "@anthropic-ai/claude-code@2.1.332",
+)
 PYPI = "aider-chat==0.86.2"
 STAMP = PLACE / "installed"
 NODE_MAJOR = 20
@@ -93,6 +98,22 @@ def codex(url: str, home: Path) -> list[Step]:
     ]
 
 
+def claude_code(url: str, home: Path) -> list[Step]:
+    """A session of tools, one with a sub-agent, and another turn."""
+    del home
+    models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL"), MODEL)
+    own = {"ANTHROPIC_API_KEY": "k", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
+    given = {"ANTHROPIC_BASE_URL": url, **models, **own}
+    run = (program("claude"), "--dangerously-skip-permissions")
+    look = call("Bash", command="cat notes.txt", description="notes")
+    task = call("Agent", description="look", subagent_type="general-purpose", prompt=f"Look yourself. {look}")
+    return [
+        Step((*run, "-p", f"Look at the notes. {look} {look} {look}"), "", given),
+        Step((*run, "--continue", "-p", f"Now have it looked at. {task} {look}"), "", given),
+        Step((*run, "--continue", "-p", f"And once more. {look} {look}"), "", given),
+    ]
+
+
 def opencode(url: str, home: Path, npm: str = "@ai-sdk/openai-compatible") -> list[Step]:
     """By whichever API its provider has. It gives each session a title by a call of its own, without tools."""
     del home
@@ -146,6 +167,7 @@ def aider(url: str, home: Path) -> list[Step]:
 
 AGENTS: Mapping[str, Callable[[str, Path], list[Step]]] = {
     "codex": codex,
+    "claude-code": claude_code,
     "opencode": opencode,
     "opencode-anthropic": opencode_by_messages,
     "opencode-responses": opencode_by_responses,

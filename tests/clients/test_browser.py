@@ -72,7 +72,8 @@ class Site(AnsweringEngine):
         return answer(self.page if asked.line == "GET /" else b"", b"content-type: text/html")
 
 
-@pytest.mark.skipif("TEST_CLIENTS" not in os.environ or BROWSER is None, reason="make test-clients, with a browser")
+@pytest.mark.skipif("TEST_CLIENTS" not in os.environ, reason="make test-clients runs it")
+@pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM")
 @pytest.mark.parametrize("setting", [*RULES, none_at_all, "operator"])
 async def test_a_page_reads_of_the_node_what_it_could_read_of_its_engines(setting: Any, tmp_path: Path) -> None:
     rule = none_at_all if setting == "operator" else setting

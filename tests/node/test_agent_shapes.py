@@ -63,7 +63,7 @@ async def test_turns_of_agents_with_sub_agents_and_titles_reach_the_engine_that_
 def test_shapes_are_of_all_agents_and_apis() -> None:
     paths = {name: {request.path for request in requests_of(name, MODEL)} for name in names()}
     agents = {name.partition("-")[0] for name in paths}
-    assert agents == {"aider", "codex", "opencode", "qwen"}
+    assert agents == {"aider", "claude", "codex", "opencode", "qwen"}
     assert set.union(*paths.values()) == {"/v1/chat/completions", "/v1/messages", "/v1/responses"}
     kinds = {request.kind for name in names() for request in requests_of(name, MODEL)}
     assert kinds == {"main", "sub", "bg"}
