@@ -56,6 +56,7 @@ class FakeControl(Pages):
             "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
             "/admin/engine-cache": (200, ENGINE_CACHES),
             "/admin/calibration": (200, CALIBRATION),
+            "/admin/access": (200, {"needs_key": False}),
             "/admin/response-cache/stats": (200, {"enabled": False}),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }

@@ -51,6 +51,7 @@ def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
         engine_caches=asked(client, "GET", "/admin/engine-cache").json(),
         calibration=asked(client, "GET", "/admin/calibration").json(),
         responses=asked(client, "GET", "/admin/response-cache/stats").json(),
+        access=asked(client, "GET", "/admin/access", also=404).json(),
         address=str(client.base_url),
         ready=ready.status_code == httpx.codes.OK,
         reason=ready.json().get("reason", ""),

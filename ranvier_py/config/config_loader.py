@@ -33,6 +33,7 @@ from ranvier_py.config.yaml_file import YAML_SUFFIXES
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
+from ranvier_py.core.prompts.tenants import HEADER
 
 OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
@@ -278,11 +279,18 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         secret: SecretStr | None = getattr(config, name)
         if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
             yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
+    yield from access_problems(config)
     yield from rule_problems(config)
     yield from cluster_problems(config)
     yield from model_problems(config.model)
     yield from shared_answer_problems(config)
     yield from listed_twice(config)
+
+
+def access_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield why nobody would be named."""
+    if config.trusted_proxies and not config.tenant_isolation.startswith(HEADER):
+        yield ("trusted_proxies", "tenant_isolation"), "has no effect without tenant_isolation = header:NAME"
 
 
 def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

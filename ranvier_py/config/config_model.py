@@ -23,6 +23,7 @@ from ranvier_py.config.config_values import (
     Isolation,
     Label,
     LiteralPlace,
+    Networks,
     OptionalLabel,
     OptionalPath,
     Origins,
@@ -76,6 +77,7 @@ SECRETS = (
 
 SECTIONS = (
     "Ports",
+    "Access",
     "Backends",
     "Models",
     "Tokens",
@@ -132,6 +134,20 @@ class Config(Options):
         "port is changed for that worker alone, but for a reload.",
         least=1,
         most=256,
+    )
+
+    keys_file: OptionalPath = key(
+        None,
+        "Access",
+        "File of the clients' keys and tenants, TOML or YAML. With it the public port needs a key, which goes no "
+        "further: engines get backend_api_key. Read again within seconds once it changes, and at each reload: whole, "
+        "or not at all. ranvier keys makes keys, and checks the file.",
+    )
+    trusted_proxies: Networks = key(
+        (),
+        "Access",
+        "Addresses or networks of the proxies whose field names the tenant (tenant_isolation = header:NAME); from any "
+        "other address the field is removed. Not set: all are believed without a keys_file, none with one.",
     )
 
     backend: Backends = key((), "Backends", BACKEND_HELP)
@@ -244,7 +260,8 @@ class Config(Options):
         OFF,
         "Routing",
         "Whose prompts share nothing with those of others, neither routes nor engine caches: credential, by "
-        "Authorization, x-api-key or api-key; header:NAME, by a field that a proxy in front sets. Engines get a "
+        "Authorization, x-api-key or api-key; header:NAME, by a field that a proxy in front sets. With a keys_file "
+        "either is by the tenant of the key, or by that field of a trusted proxy. Engines get a "
         "cache_salt; it stays the same over a restart only with a cluster secret or key. A stored response is its "
         "tenant's alone: one that no node knows of is refused, as is what may lead to one unseen, and all else that "
         "engines keep: files, batches, stored completions, conversations.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -120,6 +121,14 @@ def origin_text(text: str) -> str:
         raise ValueError("must be an origin such as https://chat.example:8443, without a path, or *")
     is_default = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
     return text.rpartition(":")[0] if is_default else text
+
+
+def network(text: str) -> str:
+    """Check a network, 10.0.0.0/8, or one address."""
+    try:
+        return str(ip_network(text))
+    except ValueError as error:
+        raise ValueError("must be an address, or a network such as 10.0.0.0/8") from error
 
 
 def split_text(value: object) -> object:
@@ -258,6 +267,7 @@ Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empt
 LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
 Places = tuple[Annotated[str, AfterValidator(place_text)], ...]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(origin_text)], ...], BeforeValidator(split_items)]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(network)], ...], BeforeValidator(split_items)]
 Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]

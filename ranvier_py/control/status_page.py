@@ -29,6 +29,7 @@ class NodeStatus:
     engine_caches: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
     responses: Mapping[str, Any] | None = None
+    access: Mapping[str, Any] | None = None
 
 
 def status_page(status: NodeStatus) -> str:
@@ -42,6 +43,7 @@ def status_page(status: NodeStatus) -> str:
     lines += engine_cache_lines(status.engine_caches) if status.engine_caches is not None else []
     lines += calibration_lines(status.calibration) if status.calibration is not None else []
     lines += response_cache_lines(status.responses) if status.responses and status.responses["enabled"] else []
+    lines += access_lines(status.access) if status.access and status.access.get("needs_key") else []
     shadows = status.routes.get("shadows", ())
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
     lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
@@ -81,6 +83,13 @@ def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
         names = ("connected", "fallback_active", "found", "fallback_hits", "outages", "errors", "last_error")
         facts["redis"] = {name: responses["redis"][name] for name in names}
     return ["", "Response cache", *pairs(facts)]
+
+
+def access_lines(access: Mapping[str, Any]) -> list[str]:
+    """Show how many keys there are, and what is wrong with their file."""
+    trouble = [f"  not read, going on with the keys before: {word(access['trouble'], ADVICE_CHARACTERS_MAX)}"]
+    facts = {"keys": access["keys"]["count"], **{name: access[name] for name in ("tenants", "refused", "claims")}}
+    return ["", f"Access: {access['file']}", *pairs(facts), *(trouble if access["trouble"] else [])]
 
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:

@@ -95,6 +95,12 @@ class Unauthorized(RequestError):
     status, code = 401, "unauthorized"
 
 
+class InvalidKey(Unauthorized):
+    """A client shows no key, or none that is valid."""
+
+    code = "invalid_api_key"
+
+
 class Forbidden(RequestError):
     status, code = 403, "forbidden"
 

@@ -119,20 +119,20 @@ UNREAD: Signature = (0, 0, 0)
 """Of a file that can't be read or used: it is read again at each look, since a change of its mode does not show."""
 
 
-class KeyFile:
-    """Rereads the key file, and gives `changed` each new ring once. Raises ConfigError if it has no keys at first."""
+class FollowedFile:
+    """A file that is read again when it changes. `trouble`: why it could not be, if so."""
 
-    def __init__(
-        self, path: Path, changed: Callable[[KeyRing], object], *, interval_s: float = LOOK_INTERVAL_S
-    ) -> None:
-        self.path, self.changed, self.interval_s = path, changed, interval_s
+    def __init__(self, path: Path, *, interval_s: float = LOOK_INTERVAL_S) -> None:
+        self.path, self.interval_s, self.trouble = path, interval_s, ""
         self._signature = signature_of(path)  # before reading: a change in between is seen later
-        self.keys = read_keys(path)
-        self._in_use = self.keys.fingerprint_secret
-        self._advise()
-        self._trouble = ""
         self._asked = trio.Event()
-        self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
+
+    async def read(self) -> None:
+        """Read it, and take what it has. Raises ConfigError, with nothing changed."""
+        raise NotImplementedError
+
+    def refused(self, error: ConfigError, *, is_new: bool) -> None:
+        """Note that it can't be used. `is_new`: for another reason than at the last look."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
@@ -154,15 +154,34 @@ class KeyFile:
             return
         self._signature = signature and UNREAD
         try:
-            keys = await trio.to_thread.run_sync(read_keys, self.path, abandon_on_cancel=True)
+            await self.read()
         except ConfigError as error:
-            self.counters.failures += 1
-            if self._trouble != str(error):
-                log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
-            self._trouble = str(error)
+            is_new, self.trouble = self.trouble != str(error), str(error)
+            self.refused(error, is_new=is_new)
             return
-        self._signature, self._trouble = signature, ""
-        self._take(keys)
+        self._signature, self.trouble = signature, ""
+
+
+class KeyFile(FollowedFile):
+    """Rereads the key file, and gives `changed` each new ring once. Raises ConfigError if it has no keys at first."""
+
+    def __init__(
+        self, path: Path, changed: Callable[[KeyRing], object], *, interval_s: float = LOOK_INTERVAL_S
+    ) -> None:
+        super().__init__(path, interval_s=interval_s)
+        self.changed = changed
+        self.keys = read_keys(path)
+        self._in_use = self.keys.fingerprint_secret
+        self._advise()
+        self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
+
+    async def read(self) -> None:
+        self._take(await trio.to_thread.run_sync(read_keys, self.path, abandon_on_cancel=True))
+
+    def refused(self, error: ConfigError, *, is_new: bool) -> None:
+        self.counters.failures += 1
+        if is_new:
+            log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
 
     def _take(self, keys: Keys) -> None:
         before, self.keys = self.keys, keys

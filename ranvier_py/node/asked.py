@@ -71,10 +71,13 @@ class Asked(NamedTuple):
         return url
 
     def limit(self, most: int) -> int:
-        text = self.query.get("limit", str(LISTED))
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-            raise BadRequest("limit must be a number above 0")
-        return min(int(text), most)
+        return min(self.number("limit", LISTED, above=0), most)
+
+    def number(self, name: str, default: int, above: int = -1) -> int:
+        text = self.query.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > above):
+            raise BadRequest(f"{name} must be a number above {above}")
+        return int(text)
 
 
 def object_of(data: bytes, expected: str = "a JSON object") -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ranvier_py.config.config_endpoints import numbered
 from ranvier_py.config.config_loader import Loaded
 from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.config.key_files import read_key_file
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.gossip.state_file import is_something_else
 from ranvier_py.io.keys import read_keys, rotation_advice
@@ -35,6 +36,8 @@ def file_problems(config: Config) -> Iterator[str]:
         checks.append(partial(tls_context, config))
     else:
         checks += [partial(check_readable, config, name) for name in ("tls_certificate_file", "tls_key_file")]
+    if config.keys_file is not None:
+        checks.append(partial(read_key_file, config.keys_file, "keys_file"))
     if config.cluster_key_file is not None:
         checks.append(partial(read_keys, config.cluster_key_file))
     for index in range(config.workers):

@@ -14,6 +14,7 @@ from ranvier_py.io.logs import log_counters
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
+from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
@@ -70,6 +71,7 @@ def parts_of(
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models = ModelLooks(node, polls.poller)
     path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
+    access = Access(node)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner = Learner(worker)
     hang_watch = HangWatch(
@@ -106,6 +108,7 @@ def parts_of(
         TlsFiles(node),
         calibration,
         reports,
-        Explanations(path.pipeline, worker),
-        PublicPort(node, path, polls, clustering),
+        access,
+        Explanations(path.pipeline, worker, access),
+        PublicPort(node, path, polls, clustering, access),
     ]

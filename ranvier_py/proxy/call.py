@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
+from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
@@ -111,6 +112,7 @@ class Call:
     client: Client
     started_at: float
     id: bytes = b""  # identify
+    identity: Identity | None = None  # identify, by the head: who asks, where keys or trusted proxies say so
     named: NamedModel | None = None  # resolve: if a table is for the model
     limits: PipelineLimits | None = None  # resolve: those of the model, where they are not everybody's
     cached: bytes = b""  # response cache: HIT, MISS or BYPASS; empty without one
@@ -128,6 +130,12 @@ class Call:
     sent_bytes: int = 0  # relay
     moved: bool = False  # it was placed again because its engine hung
     stays: bool = False  # that is not allowed
+
+    def may_use(self, model: str) -> bool:
+        """Whether the client may use a model that is to serve; by the name of an alias, too, by which it asked."""
+        identity = self.identity
+        by_alias = identity is not None and self.named is not None and identity.may_use(self.named.asked)
+        return identity is None or by_alias or identity.may_use(model)
 
     @property
     def is_open(self) -> bool:

@@ -20,6 +20,7 @@ import trio
 
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError, RequestTimeout, UpstreamTimeout
 from ranvier_py.core.metrics import counter, gauge, increment
+from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
@@ -88,6 +89,7 @@ class Client:
     head_only: bool = False
     ahead: bytes = b""  # bytes after the current request that are already here
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
+    seen_head: SeenHead | None = None  # who sent it, if the node asks for that
     handling: bool = False  # a handler works on its request, and is interrupted if the client hangs up
     gone: bool = False  # the client hung up
     outlasts: Callable[[], bool] | None = None  # asked when it hangs up: whether its request goes on, for others

@@ -81,6 +81,8 @@ class Conversations:
         self._handler = handler
         self.report = report
         self.limits = limits
+        self.by_head: Callable[[HttpRequest, Client], object] | None = None
+        # Called before a body is read; raises a RanvierError if its head is reason enough to refuse it.
         self.cors = Cors()
         self._counters = counters
         self.draining = False  # no connection takes a further request
@@ -143,11 +145,13 @@ class Conversations:
         rest = end + head.length
         whole = end <= rest <= len(data)
         try:
+            if self.by_head is not None:
+                self.by_head(request, client)
             self._check(head.length)
-        except NodeBusy as busy:
+        except RanvierError as refusal:
             if not whole:
                 raise
-            self._refuse(client, busy)
+            self._refuse(client, refusal)
             return data[rest:]
         counters.in_flight += 1
         try:

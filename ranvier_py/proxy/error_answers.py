@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import orjson
 
-from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable, UpgradeRefused
+from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unauthorized, Unavailable, UpgradeRefused
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead, RequestFields
 
@@ -43,6 +43,8 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))  # RFC 9110 15.5.6; all paths that restrict methods take only POST
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
     if isinstance(error, UpgradeRefused):
         headers.append((b"upgrade", b"HTTP/1.1"))  # RFC 9110 15.5.22
     return error.status, headers, orjson.dumps(body)

@@ -13,7 +13,7 @@ from functools import partial
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.clients.body_mender import BodyMender
-from ranvier_py.core.errors import ClientGone, RanvierError
+from ranvier_py.core.errors import ClientGone, ModelNotFound, RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Transition
@@ -26,6 +26,7 @@ from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
+from ranvier_py.proxy.stages.admit import AdmitStage, shown_to
 from ranvier_py.proxy.stages.browsers import BrowserStage
 from ranvier_py.proxy.stages.find_model import ModelStage
 from ranvier_py.proxy.stages.forward import ForwardStage
@@ -100,6 +101,7 @@ class Pipeline:
         )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
             self.read,  # strips and mends
+            AdmitStage(router.registry.pools.names),
             models,
             self.match,  # behind it tokens are to be reserved
             self.forward,  # plans, relays and learns leg by leg
@@ -113,6 +115,9 @@ class Pipeline:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
+            if client.seen_head is not None:
+                call.request = request = client.seen_head.let_in(request)
+                call.identity = client.seen_head.identity
             if request.fields.origin and (yield from self.browsers(call)):
                 return
             if request.fields.reserved:
@@ -140,7 +145,10 @@ class Pipeline:
                 self.report(call.summary(time.monotonic()))
 
     def _compute(self, call: Call) -> Steps[None]:
-        for stage in self._rest:
-            steps = stage(call)
-            if steps is not None:
-                yield from steps
+        try:
+            for stage in self._rest:
+                steps = stage(call)
+                if steps is not None:
+                    yield from steps
+        except ModelNotFound as error:
+            raise shown_to(call, error, self.read.router.registry.pools.names) from error

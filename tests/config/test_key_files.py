@@ -94,7 +94,7 @@ def test_a_file_in_toml_and_in_yaml_gives_the_same_keys_and_tenants(tmp_path: Pa
         assert ann.tenant.model_limits == [("big-*", Limits(tokens_per_minute=10))]
         assert (bob.tenant.name, bob.may_use("gpt")) == ("bob", True), "without a tenant a key is its own"
         assert bob.key is not None
-        assert (bob.key.refusal(0.0), bob.key.expires) == ("is disabled", inf)
+        assert (bob.key.refusal(0.0), bob.key.expires) == ("disabled", inf)
         assert [each.key_id for each in table.identities(0, 9)] == ["ann", "bob"]
         assert [each.key_id for each in table.identities(1, 1)] == ["bob"]
 

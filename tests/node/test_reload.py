@@ -121,8 +121,9 @@ OTHER_VALUES: dict[str, Any] = {
 
 FILES = (
     *("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file"),
-    *("upstream_ca_file", "upstream_certificate_file", "upstream_key_file"),
+    *("upstream_ca_file", "upstream_certificate_file", "upstream_key_file", "keys_file", "trusted_proxies"),
 )
+"""Keys of files, or of what needs one: other tests change them."""
 
 
 def another(name: str) -> Any:

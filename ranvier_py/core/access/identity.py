@@ -41,10 +41,10 @@ class AccessKey:
     role: str = ""
 
     def refusal(self, now: float) -> str:
-        """Return why the key is not valid at this time; "" if it is."""
+        """Return why the key is not valid at this time, a word for metrics; "" if it is."""
         if self.disabled:
-            return "is disabled"
-        return "is not valid yet" if now < self.not_before else "has expired" if now >= self.expires else ""
+            return "disabled"
+        return "early" if now < self.not_before else "expired" if now >= self.expires else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,10 @@ class Identity:
     def may_use(self, model: str) -> bool:
         """Whether this may use a model of this name. For others it must be as if there were none."""
         return self.allowed.match(model) is not None
+
+
+ANYBODY = Identity(Tenant(""))
+"""Who asks where nobody is told apart."""
 
 
 def identity_of(tenant: Tenant, key: AccessKey) -> Identity:

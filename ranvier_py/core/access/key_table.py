@@ -34,7 +34,7 @@ class KeyTable:
 
     def __init__(self, keys: Mapping[bytes, bytes] = {}, tenants: Mapping[str, bytes] = {}) -> None:
         self.keys, self.tenants = keys, tenants
-        self._made = BoundedDict[bytes, Identity](MADE_MAX)
+        self._made = BoundedDict[bytes | str, Identity](MADE_MAX)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -48,7 +48,14 @@ class KeyTable:
                 self._made[digest] = found = self._identity(row)
         return found
 
-    def tenant(self, name: str) -> Tenant:
+    def named(self, tenant: str) -> Identity:
+        """Return whom a trusted proxy names by a tenant alone."""
+        found = self._made.get(tenant)
+        if found is None:
+            self._made[tenant] = found = Identity(self._tenant(tenant))
+        return found
+
+    def _tenant(self, name: str) -> Tenant:
         """Return a tenant; one that the file does not have has no limits."""
         row = self.tenants.get(name)
         return Tenant(name) if row is None else tenant_of(orjson.loads(row))
@@ -59,7 +66,7 @@ class KeyTable:
 
     def _identity(self, row: bytes) -> Identity:
         key = key_of(orjson.loads(row))
-        return identity_of(self.tenant(key.tenant), key)
+        return identity_of(self._tenant(key.tenant), key)
 
     def packed(self) -> Iterator[bytes]:
         """Yield lines from which `unpacked` makes the same table."""

@@ -32,6 +32,7 @@ from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.io.logs import request_line
+from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts
@@ -167,8 +168,8 @@ class Explanations(Part):
 
     name = "explanations"
 
-    def __init__(self, pipeline: Pipeline, tokenizer: PromptTokenizer) -> None:
-        self._pipeline, self._tokenizer = pipeline, tokenizer
+    def __init__(self, pipeline: Pipeline, tokenizer: PromptTokenizer, access: Access) -> None:
+        self._pipeline, self._tokenizer, self._gate = pipeline, tokenizer, access.gate
 
     def routes(self) -> Mapping[str, Handler]:
         return {"POST /explain": self.explain}
@@ -179,6 +180,7 @@ class Explanations(Part):
         Its fields name its tenant where tenants are kept apart, and the credential for which a backend may pause.
         """
         body, headers, pipeline = await asked.body(), asked.fields(), self._pipeline
+        headers = headers if self._gate is None else self._gate.tenant_headers(headers)
         router, tenants, path = pipeline.match.router, pipeline.read.tenants, path_of(body)
         await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
         body = pipeline.resolve.resolved(HttpRequest(b"POST", path, list(headers), body)).body
@@ -238,12 +240,15 @@ class PublicPort(Part):
         *("tls_certificate_file", "tls_key_file", "cors_origins"),
     )
 
-    def __init__(self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None) -> None:
+    def __init__(
+        self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None, access: Access
+    ) -> None:
         config, handle, report = node.config, path.pipeline.handle, path.pipeline.report
         self._node, self._polls, self._clustering = node, polls, clustering
         self._certificate = tls_context(config)
         self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
         self.server.conversations.cors.origins = config.cors_origins
+        self.server.conversations.by_head = access.gate.check if access.gate is not None else None
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
         self.drained = trio.Event()

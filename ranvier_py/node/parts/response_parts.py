@@ -272,7 +272,12 @@ def invalidated(action: str, cleared: int | None) -> Mapping[str, Any]:
 
 def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:
     """Return what identifies tenants, if the operator wants them kept apart."""
-    return Tenants(config.tenant_isolation, TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
+    return Tenants(named_by(config), TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
+
+
+def named_by(config: Config) -> str:
+    """Return by what tenants are told apart; where there are keys, their tenant stands as the credential."""
+    return config.tenant_isolation if config.tenant_isolation != OFF and config.keys_file is None else CREDENTIAL
 
 
 def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
@@ -314,6 +319,5 @@ def response_cache_of(
         return ResponseCache(AnswerStore(config.responses), tenants)
     answers = RedisAnswers(pool, config.redis_answers, config.responses, Random(rng.getrandbits(64)))  # noqa: S311
     if tenants is None or not has_shared_key(config):
-        isolation = config.tenant_isolation if config.tenant_isolation != OFF else CREDENTIAL
-        tenants = Tenants(isolation, TextHasher(scheme.key if has_shared_key(config) else COMMON_KEY))
+        tenants = Tenants(named_by(config), TextHasher(scheme.key if has_shared_key(config) else COMMON_KEY))
     return ResponseCache(AnswerStore(config.responses), tenants, answers)

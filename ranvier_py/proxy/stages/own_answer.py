@@ -9,10 +9,12 @@ asks for a path with too little or too much before it is told which one he means
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 import orjson
 
+from ranvier_py.core.access.identity import ANYBODY
 from ranvier_py.core.errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRefused
 from ranvier_py.core.routing.models.model_list import card_of, model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PATHS, REALTIME_PATH, meant_path
@@ -32,11 +34,12 @@ NO_SUCH_PATH = "no such path: this port serves /health, /v1/ and paths of engine
 
 def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
     """Answer what no backend has to. Raises RequestError."""
-    registry, path = resolve.models.registry, call.request.path
+    registry, path, identity = resolve.models.registry, call.request.path, call.identity
     is_get = call.request.method in (b"GET", b"HEAD") and not call.request.fields.upgrades
-    if is_get and path.startswith(ONE_MODEL) and registry.pools.names.listed:
+    may_use = identity.may_use if identity is not None and identity.is_limited_to_models else None
+    if is_get and path.startswith(ONE_MODEL) and (registry.pools.names.listed or may_use is not None):
         return answer_one(resolve, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
-    body = own_answer(resolve, call.request, call.client)
+    body = own_answer(resolve, call.request, call.client, may_use)
     if body is not None:
         answer(call, body)
     return None
@@ -51,18 +54,23 @@ def answer(call: Call, body: bytes) -> None:
 def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
     """Answer with the card of one model. Raises ModelNotFound."""
     registry, claude = resolve.models.registry, call.request.fields.is_anthropic
+    may_use = call.identity.may_use if call.identity is not None else ANYBODY.may_use
     alias = resolve.table.card_of(name, registry.pools.names.listed) if resolve.table is not None else ""
-    card = card_of(registry, name, alias, claude=claude)
-    if card is None and registry.pools.names.lacks(registry, name):
-        yield resolve.models.sought(name)
+    is_allowed = may_use(name) or (alias != "" and may_use(alias))
+    card = card_of(registry, name, alias, claude=claude) if is_allowed else None
+    if card is None and is_allowed and registry.pools.names.lacks(registry, name):
+        yield from resolve.models.sought(name)
         card = card_of(registry, name, claude=claude)
     if card is None:
-        raise registry.pools.names.missing(name)
+        raise registry.pools.names.missing(name, may_use)
     answer(call, orjson.dumps(card))
 
 
-def own_answer(resolve: ResolveStage, request: HttpRequest, client: Client) -> bytes | None:
-    """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError."""
+def own_answer(
+    resolve: ResolveStage, request: HttpRequest, client: Client, may_use: Callable[[str], bool] | None = None
+) -> bytes | None:
+    """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError. `may_use`:
+    models, if not all."""
     path, method = request.path, request.method
     of_v1 = path.startswith(b"/v1/")
     if request.fields.upgrades and method == b"GET" and path != REALTIME_PATH:
@@ -77,7 +85,7 @@ def own_answer(resolve: ResolveStage, request: HttpRequest, client: Client) -> b
         if path == MODELS_PATH:
             backends, table = resolve.models.registry, resolve.table
             aliases = table.shown(backends.pools.names.listed) if table is not None else {}
-            found = model_list(backends, aliases, claude=request.fields.is_anthropic)
+            found = model_list(backends, aliases, claude=request.fields.is_anthropic, may_use=may_use)
             return None if found is None else orjson.dumps(found)
     if not of_v1 or path.startswith(b"/v1/v1/"):
         known = meant_path(path)

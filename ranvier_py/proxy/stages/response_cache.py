@@ -81,6 +81,8 @@ class ResponseCache:
         asker = self._askers.of(call.request.headers)
         try:
             question = self._question(call.request, asker)
+            if question is not None and not call.may_use(question.model):
+                question = None  # another key of this tenant may have asked: what follows refuses this one
             result = BYPASS if question is None else (yield from self._answer(call, question, asker, forward))
             if result == BYPASS:
                 self._count(call, result)

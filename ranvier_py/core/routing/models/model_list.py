@@ -3,7 +3,7 @@ API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,14 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 def model_list(
-    backends: Iterable[Backend], aliases: Mapping[str, str] = NO_ALIASES, *, claude: bool
+    backends: Iterable[Backend],
+    aliases: Mapping[str, str] = NO_ALIASES,
+    *,
+    claude: bool,
+    may_use: Callable[[str], bool] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Return the union of the backends' model lists; None if no backend has sent its list yet.
+    """Return the union of the backends' model lists, or of what a client `may_use` of it; None if no backend has sent
+    its list yet, which a client may be shown who may use all.
 
     `aliases`: further names, each with the model whose card it gets. `claude`: in the shape that Anthropic's clients
     expect.
@@ -25,13 +30,19 @@ def model_list(
     for backend in backends:
         for card in backend.catalog.cards:
             cards.setdefault(str(card.get("id")), card)
-    if not cards:
+    if not cards and may_use is None:
         return None
-    cards |= {alias: {**cards[model], "id": alias} for alias, model in aliases.items() if model in cards}
+    found_aliases = {alias: model for alias, model in aliases.items() if model in cards}
+    if may_use is not None:
+        found_aliases = {alias: model for alias, model in found_aliases.items() if may_use(alias) or may_use(model)}
+    cards |= {alias: {**cards[model], "id": alias} for alias, model in found_aliases.items()}
+    if may_use is not None:
+        cards = {name: card for name, card in cards.items() if may_use(name) or name in found_aliases}
     if not claude:
         return {"object": "list", "data": list(cards.values())}
     found = [claude_card(name, card) for name, card in cards.items()]
-    return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"data": found, "has_more": False, "first_id": first, "last_id": last}
 
 
 def card_of(backends: Iterable[Backend], name: str, model: str = "", *, claude: bool) -> Mapping[str, Any] | None:

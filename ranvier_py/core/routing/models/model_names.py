@@ -8,7 +8,7 @@ Bound: COMPARED_MAX names are compared with a missing one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import sqrt
 
@@ -79,20 +79,21 @@ class ModelNames:
         """Return the error that a client gets for an empty pool."""
         return self.missing(model) if pool.unknown else NoBackend("No backend is available to serve this request")
 
-    def missing(self, model: str) -> ModelNotFound:
-        """Return the error for a model that nobody serves; its first words are OpenAI's."""
-        near = ", ".join(f"`{name}`" for name in self.nearest(model))
+    def missing(self, model: str, may_use: Callable[[str], bool] = lambda _: True) -> ModelNotFound:
+        """Return the error for a model that nobody serves; its first words are OpenAI's. `may_use`: which names it may
+        show."""
+        near = ", ".join(f"`{name}`" for name in self.nearest(model, may_use))
         return ModelNotFound(
             f"The model `{model}` does not exist" + (f"; the nearest names are {near}" if near else "")
         )
 
-    def nearest(self, model: str) -> Sequence[str]:
+    def nearest(self, model: str, may_use: Callable[[str], bool] = lambda _: True) -> Sequence[str]:
         """Return up to NEAREST_MAX listed names that come near this one, the nearest first."""
         if not self._pairs:
             self._pairs = {name: pairs_of(name) for name in islice(self.listed, COMPARED_MAX)}
         wanted = pairs_of(model)
         likeness = {name: len(wanted & own) / sqrt(len(wanted) * len(own)) for name, own in self._pairs.items()}
-        near = [name for name, share in likeness.items() if share >= LIKE_LEAST]
+        near = [name for name, share in likeness.items() if share >= LIKE_LEAST and may_use(name)]
         return sorted(near, key=likeness.__getitem__, reverse=True)[:NEAREST_MAX]
 
 

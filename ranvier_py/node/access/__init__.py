@@ -1,0 +1,1 @@
+"""Who may use this node: its keys, and what becomes of them while it runs."""

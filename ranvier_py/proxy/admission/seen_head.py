@@ -1,0 +1,27 @@
+"""A head that comes again and again on one connection: who sent it, and what others get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ranvier_py.core.access.identity import Identity
+from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Headers, HttpRequest, RequestFields
+
+
+@dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
+class SeenHead:
+    """What `Gate` has found out of a head, and what it makes of it once it knows who sent it."""
+
+    fields: RequestFields  # as they came
+    digests: Sequence[bytes]  # of what may be keys
+    named: str  # the tenant that a trusted proxy names
+    identity: Identity | None = None
+    passed: RequestFields = NO_REQUEST_FIELDS  # what follows gets these, and these headers
+    headers: Headers = field(default_factory=list)
+    claims: list[str] = field(default_factory=list)  # names of fields that are not believed
+
+    def let_in(self, request: HttpRequest) -> HttpRequest:
+        """Return a request that was let in as all that follows gets it."""
+        known = request.http_minor, request.keep_alive, self.passed, request.path
+        return HttpRequest(request.method, request.target, self.headers, request.body, *known)

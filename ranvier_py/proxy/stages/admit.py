@@ -1,0 +1,86 @@
+"""Lets a request use the model that it names, if its key may; for others it is as if there were no such model.
+
+Rule: for a key of some models a body must name its model once, since engines differ in which of two counts. Where none
+is known, because a body can't be read or names none, such a key may ask only while it may use all that engines list.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trio.lowlevel import checkpoint
+
+from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.errors import BadRequest, ModelNotFound
+from ranvier_py.core.prompts.outer_members import is_doubled
+from ranvier_py.core.prompts.reserved_members import OVERLAP_BYTES, SLICE_BYTES, escaped_name_in
+from ranvier_py.core.routing.models.model_names import ModelNames
+from ranvier_py.proxy.call import Call, ReadRequest
+from ranvier_py.proxy.driver import Steps
+
+ASKING = frozenset((b"POST", b"PUT", b"PATCH"))
+"""Methods that may have an engine use a model; so may an upgrade."""
+
+MODEL = "model"
+MEMBER, FIELD = re.compile(rb'"model"'), re.compile(rb"name\*?[ \t]*=[ \t]*[\"']?(?:utf-8'')?model\b", re.IGNORECASE)
+NAMED_BY_QUERY = re.compile(rb"[?&]model=")
+FOR_SOME = "this key is for some models: the request must name one of them, once, in a body that can be read"
+
+
+@dataclass(slots=True)
+class AdmitStage:
+    names: ModelNames
+
+    def __call__(self, call: Call) -> Steps[None] | None:
+        """Raise ModelNotFound or BadRequest if the key may not use the model."""
+        identity, read = call.identity, call.read
+        if identity is None or not identity.is_limited_to_models:
+            return None
+        model = read.prompt.model
+        if model:
+            if not call.may_use(model):
+                raise self.names.missing(asked_in(call), identity.may_use)
+            return None if self._may_use_all(identity) else named_once(read)
+        if (call.request.method in ASKING or read.upgrades) and not self._may_use_all(identity):
+            raise BadRequest(FOR_SOME)
+        return None
+
+    def _may_use_all(self, identity: Identity) -> bool:
+        return bool(self.names.listed) and all(map(identity.may_use, self.names.listed))
+
+
+def shown_to(call: Call, error: ModelNotFound, names: ModelNames) -> ModelNotFound:
+    """Return the error for a model that no engine has, so that it names none that the key may not use."""
+    identity = call.identity
+    if identity is None or not identity.is_limited_to_models:
+        return error
+    return names.missing(asked_in(call), identity.may_use)
+
+
+def asked_in(call: Call) -> str:
+    """Return the model as the client has named it."""
+    return call.named.asked if call.named is not None else call.read.prompt.model
+
+
+def named_once(read: ReadRequest) -> Steps[None]:
+    """Raise BadRequest if a request names its model more than once, or may do so."""
+    request, body = read.request, read.request.body
+    if len(NAMED_BY_QUERY.findall(request.target)) > 1:
+        raise BadRequest(FOR_SOME)
+    if not (read.prompt.unread or request.fields.multipart):
+        try:
+            doubled = is_doubled(body, (MODEL,))
+        except (ValueError, RecursionError):
+            doubled = True
+        if doubled:
+            raise BadRequest(FOR_SOME)
+        return
+    found, token = 0, FIELD if request.fields.multipart else MEMBER
+    for start in range(0, len(body), SLICE_BYTES):
+        piece = body[start : start + SLICE_BYTES + OVERLAP_BYTES]
+        found += sum(each.start() < SLICE_BYTES for each in token.finditer(piece))
+        if found > 1 or (b"\\u00" in piece and escaped_name_in(piece, {MODEL.encode(): MODEL})):
+            raise BadRequest(FOR_SOME)
+        if len(body) > SLICE_BYTES:
+            yield checkpoint

@@ -1,0 +1,60 @@
+"""docs/access.md leads from nothing to three tenants: its commands are run as they stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import pytest
+import trio
+
+from tests.node.node_lab import ANNOUNCED, MODEL, Lab, first_lines, opened
+
+PAGE = Path(__file__).parents[3] / "docs" / "access.md"
+
+
+def commands() -> list[str]:
+    """The commands of the first section."""
+    section = PAGE.read_text().partition("## From nothing")[2].partition("\n## ")[0]
+    return re.findall(r"^    (.+)$", section, re.MULTILINE)
+
+
+async def shell(command: str, folder: Path) -> str:
+    command = re.sub(r"^ranvier\b", f"{quote(sys.executable)} -m ranvier_py", command)
+    done = await trio.run_process(["sh", "-ec", command], cwd=folder, capture_stdout=True, env=environment())
+    return done.stdout.decode()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PAGE.parents[1]), "no_proxy": "*"}
+
+
+@pytest.mark.slow
+async def test_its_commands_lead_to_three_tenants(tmp_path: Path) -> None:
+    makes, rest = commands()[:3], commands()[3:]
+    serve = next(each for each in rest if each.startswith("ranvier serve"))
+    asks = [each for each in rest if each.startswith("curl")]
+    assert all(each.startswith("ranvier keys make") for each in makes)
+    async with opened(Lab, 1, 60) as place:
+        for command in [*makes, *rest[: rest.index(serve)]]:
+            printed = await shell(command, tmp_path)
+        assert printed == "good: 3 keys, 3 tenants\n"
+        words = serve.replace("http://localhost:8000", place.engines[0]).split()[1:]
+        command = [sys.executable, "-m", "ranvier_py", *words, "--listen=127.0.0.1:0", "--control=127.0.0.1:0"]
+        silent: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "env": environment(), "check": False}
+        process = await place.nursery.start(partial(trio.run_process, command, cwd=tmp_path, **silent))
+        ((public, _),) = ANNOUNCED.findall(await first_lines(process))
+        answers = [json.loads(await shell(each.replace("localhost:8080", public), tmp_path)) for each in asks]
+        assert [[card["id"] for card in each["data"]] for each in answers] == [[MODEL], [MODEL]]
+        eve = {"authorization": "Bearer " + (tmp_path / "eve.key").read_text().strip()}
+        for headers, status in ((eve, 404), ({}, 401)):
+            body = {"model": MODEL, "prompt": "a"}
+            found = await place.http.post(f"http://{public}/v1/completions", headers=headers, json=body)
+            assert found.status_code == status
