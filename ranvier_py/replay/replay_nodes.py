@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import takewhile
 from math import inf
 from random import Random
 from typing import NamedTuple
@@ -17,14 +16,14 @@ from typing import NamedTuple
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
+from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Pool, ProbeResult, Registry
 from ranvier_py.core.routing.health import Health
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.prefix_holders import PrefixHolders
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust, Unheld
 from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
@@ -164,7 +163,7 @@ class SeenHolders(PrefixHolders):
         pool: Pool,
         now: float,
         wanted: int,
-        unheld: list[PrefixKey],
+        unheld: Unheld,
         *,
         touch: bool,  # noqa: ARG002  # as that of a router's own
     ) -> tuple[int, Sequence[Holder]]:
@@ -172,7 +171,12 @@ class SeenHolders(PrefixHolders):
         holders = [Holder(backend, tokens, Trust.CONFIRMED) for tokens, backend in known if tokens]
         holders.sort(key=lambda holder: -holder.tokens)
         deepest = holders[0].tokens if holders else 0
-        unheld += takewhile(lambda key: key[0] > deepest, self.chain(prompt.end))
+        for key in self.chain(prompt.end):
+            if key[0] <= deepest:
+                unheld.end = key
+                break
+            unheld.append(key)
+        unheld.known = True  # the table may have them
         return deepest, holders
 
     def several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:  # noqa: ARG002

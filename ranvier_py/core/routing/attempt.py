@@ -13,13 +13,13 @@ from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.prompts.body_json import Splice
-from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
 from ranvier_py.core.routing.placement import Choice, Credit, Decision, Holder, Policy, Service, decided
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths, Decoded
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS, InFlight
-from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.core.routing.route_table import Trust, Unheld
 from ranvier_py.core.routing.route_table.rows import Rows
 
 NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
@@ -40,7 +40,7 @@ class PoolMatch(NamedTuple):
     holders: Sequence[Holder]
     source: str  # "text", "tokens" or "none"
     learned_tokens: int
-    unheld: Sequence[PrefixKey]
+    unheld: Unheld
     at: float  # when the match was made
     credit: Mapping[BackendId, Credit] = NO_CREDIT
 
@@ -53,6 +53,8 @@ class PoolMatch(NamedTuple):
 
     def evicted(self, rows: Rows) -> tuple[BackendId, int] | None:
         """Return which backend computed more of the prompt than any holds now, and how many tokens more."""
+        if not self.unheld.known:
+            return None
         generations, held = self.pool.generations, self.holders[0].tokens if self.holders else 0
         for depth, token, text in self.unheld:
             if depth <= held:  # it will soon be held by whom such a prompt was sent to
@@ -65,7 +67,7 @@ class PoolMatch(NamedTuple):
         return None
 
 
-PoolMatchFields = tuple[Pool, Sequence[Holder], str, int, Sequence[PrefixKey], float, Mapping[BackendId, Credit]]
+PoolMatchFields = tuple[Pool, Sequence[Holder], str, int, Unheld, float, Mapping[BackendId, Credit]]
 pool_match_of: Callable[[PoolMatchFields], PoolMatch] = partial(tuple.__new__, PoolMatch)
 """As `placement.match_of`."""
 

@@ -11,7 +11,7 @@ from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import PoolMatch
 from ranvier_py.core.routing.backends import Pool
 from ranvier_py.core.routing.placement import SEVERAL_HOLDERS, Decision, Holder
-from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.route_table import RouteTable, Unheld
 from ranvier_py.core.routing.speculation import Speculation, merged
 
 
@@ -27,7 +27,7 @@ class PrefixHolders:
         return end.chain() if self.texts_match else end.token_chain()
 
     def find(
-        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[PrefixKey], *, touch: bool
+        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: Unheld, *, touch: bool
     ) -> tuple[int, Sequence[Holder]]:
         """Return how many tokens are learned, and `wanted` or more eligible backends that hold some of it or soon will.
 
@@ -56,7 +56,7 @@ class PrefixHolders:
     def key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
         """Return the deepest key of at most `depth` tokens: where the prompt's walk ended, or deeper for a guess."""
         if depth == found.learned_tokens:
-            return next(islice(self.chain(end), len(found.unheld), None), (0, UNKNOWN, UNKNOWN))
+            return found.unheld.end
         return next((key for key in self.chain(end) if key[0] <= depth), (0, UNKNOWN, UNKNOWN))
 
     def several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:

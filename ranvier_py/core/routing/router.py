@@ -57,7 +57,7 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.prefix_holders import PrefixHolders
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
 from ranvier_py.core.routing.request_paths import PATHS
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust, Unheld
 from ranvier_py.core.routing.stored_paths import OF_NONE
 
 __all__ = ["Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
@@ -158,7 +158,7 @@ class Router:
             pool = self.registry.pools.make_pool(prompt.model, (), prompt.avoid, now)
         if not pool.ids:
             raise self.registry.pools.names.error(pool, prompt.model)
-        unheld: list[PrefixKey] = []
+        unheld = Unheld()
         wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
         if hybrids and wanted:  # the deepest holder may have no checkpoint to go on from
             wanted = max(wanted, SEVERAL_HOLDERS)
@@ -178,7 +178,7 @@ class Router:
             self.owners.counters.lost += touch
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
         pool = Pool([backend], len(self.registry.ids.slots), last_resort=False, unknown=False)
-        return PoolMatch(pool, (), "none", 0, (), now)
+        return PoolMatch(pool, (), "none", 0, Unheld(), now)
 
     def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -382,7 +382,7 @@ class Router:
         match = self._match(prompt, found)
         choice = self._hinted(prompt, found) or policy.choose(match, found.pool.backends, copy(self._rng))
         decision = self._decision(prompt, found, choice)
-        _, everyone = self.holders.find(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
+        _, everyone = self.holders.find(prompt, found.pool, now, len(found.pool.ids), Unheld(), touch=False)
         depth = {holder.backend: holder for holder in everyone}
         credit = self.checkpoints.credited(prompt, everyone, found.learned_tokens, found.pool.generations, now)[1]
         views = [candidate_view(each, depth.get(each.id), credit.get(each.id)) for each in found.pool.backends]

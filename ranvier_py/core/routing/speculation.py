@@ -124,16 +124,15 @@ class Speculation:
         """
         attempts, known = self._attempts, len(eligible_generations)
         found: list[Holder] = []
-        for tokens, token, text in chain:
+        for tokens, token, text in [key for key in chain if key[1] in attempts or key[2] in attempts]:  # few
             if tokens <= deeper_than:
                 break
-            if token in attempts or (text and text in attempts):  # true for few prompts
-                for backend in (*attempts.get(token, ()), *attempts.get(text, ())):
-                    eligible = backend < known and eligible_generations[backend] >= 0
-                    if eligible and all(holder.backend != backend for holder in found):
-                        found.append(Holder(backend, tokens, Trust.LOCAL))
-                        if len(found) >= wanted:
-                            return found
+            for backend in (*attempts.get(token, ()), *attempts.get(text, ())):
+                eligible = backend < known and eligible_generations[backend] >= 0
+                if eligible and all(holder.backend != backend for holder in found):
+                    found.append(Holder(backend, tokens, Trust.LOCAL))
+                    if len(found) >= wanted:
+                        return found
         return found
 
 

@@ -293,14 +293,15 @@ class Ttft(Policy):
         mean_load = sum([candidates[position].load for position in among]) / len(among)
         decode_weight = DECODE_SHARE * match.answer_tokens
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
-        least = min([decode.factor(candidates[position].id) for position in among])
-        price = self.learner.evictions.price
+        factors = [decode.factor(candidates[position].id) for position in among]
+        least = min(factors)
+        price = self.learner.evictions.price if self.learner.evictions.seen else None
         queues: dict[int, float] = {}
         prefills: dict[int, float] = {}
         others: dict[int, float] = {}
         decodes: dict[int, float] = {}
         sums: dict[int, float] = {}
-        for position in among:
+        for position, factor in zip(among, factors, strict=True):
             candidate = candidates[position]
             backend = candidate.id
             tokens: float = max(0, prompt_tokens - held.get(backend, 0))
@@ -312,7 +313,6 @@ class Ttft(Policy):
             others_s = (DECODE_SHARE * mean_load + OTHERS_SHARE * ahead[2] + (ahead[1] + mean) / 2) * prefill_s
             many, own, room = candidate.load, work.own, work.room
             contexts = own.contexts + (many - own.decoding) * context
-            factor = decode.factor(backend)
             if room.cache_tokens or room.places:
                 queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
@@ -322,7 +322,7 @@ class Ttft(Policy):
             )
             queues[position], prefills[position], others[position] = queue_s, prefill_s, others_s
             decodes[position] = decode_s
-            sums[position] = queue_s + price(backend) * prefill_s + others_s + decode_s
+            sums[position] = queue_s + (price(backend) if price else 1.0) * prefill_s + others_s + decode_s
         return new(Weighed, (candidates, held, queues, prefills, others, decodes, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:

@@ -103,7 +103,7 @@ class DecodeRates:
 
     def factor(self, backend: BackendId) -> float:
         """Return how many times as long this backend takes as the fleet's line says."""
-        if not self.count:
+        if not self._sums.count:
             return 1.0
         took_s, predicted_s, seen, _ = self._shown.get(backend, (0.0, 0.0, 0, 0))
         left = 1.0 - (self._seen - seen) / (WINDOW * len(self._shown))

@@ -8,7 +8,8 @@ Sums fade over FADE_S. Bounds: one entry per backend.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from copy import copy
+from dataclasses import dataclass
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.rates.moments import kept
@@ -20,12 +21,13 @@ PRIOR_TOKENS = 4000
 comes again would double the price."""
 
 
-class Computed(NamedTuple):
+@dataclass(slots=True)
+class Computed:
     """Fading sums over the prompt tokens that a backend computed, of which it had computed some before."""
 
-    tokens: float
-    again: float
-    at: float  # monotonic seconds of the latest
+    tokens: float = 0.0
+    again: float = 0.0
+    at: float = 0.0  # monotonic seconds of the latest
 
 
 class Evictions:
@@ -33,18 +35,27 @@ class Evictions:
 
     def __init__(self) -> None:
         self._computed: dict[BackendId, Computed] = {}
+        self.seen = False  # whether any backend had to compute tokens again; until then each price is 1
 
     def __copy__(self) -> Evictions:
         twin = Evictions()
-        twin._computed = self._computed.copy()
+        twin.seen = self.seen
+        twin._computed = {backend: copy(computed) for backend, computed in self._computed.items()}
         return twin
 
     def add(self, backend: BackendId, tokens: int, again: int, at: float) -> None:
         """Count tokens that the backend computes, and tokens that it computed before and no longer has."""
-        before = self._computed.get(backend) or Computed(0.0, 0.0, at)
-        share = kept(before.at, at, FADE_S)
-        latest = max(at, before.at)
-        self._computed[backend] = Computed(share * before.tokens + tokens, share * before.again + again, latest)
+        before = self._computed.get(backend)
+        if before is None:
+            before = self._computed[backend] = Computed()
+        if at > before.at:
+            share = kept(before.at, at, FADE_S)
+            before.tokens *= share
+            before.again *= share
+            before.at = at
+        before.tokens += tokens
+        before.again += again
+        self.seen = self.seen or again > 0
 
     def price(self, backend: BackendId) -> float:
         """Return what a second of prefill there counts: 1 to 2."""

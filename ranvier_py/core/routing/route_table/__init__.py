@@ -8,6 +8,7 @@ from ranvier_py.core.routing.route_table.route_values import (
     RouteTableOptions,
     RouteView,
     Trust,
+    Unheld,
     WithdrawnRoute,
 )
 from ranvier_py.core.routing.route_table.table import RouteTable
@@ -21,5 +22,6 @@ __all__ = [
     "RouteTableOptions",
     "RouteView",
     "Trust",
+    "Unheld",
     "WithdrawnRoute",
 ]

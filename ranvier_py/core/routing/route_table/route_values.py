@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.prompt import PrefixKey
@@ -60,6 +60,14 @@ class Claim(NamedTuple):
     generation: int
     trust: int
     evidence: int  # whole second of the latest evidence: 4 bytes, and exact enough for a life of an hour
+
+
+class Unheld(list[PrefixKey]):
+    """Keys of a prompt that no backend holds, deepest first. `known`: the table has some of them all the same. `end`:
+    the next key, which is held."""
+
+    known = False  # set of an instance only where it differs, since each decision makes one
+    end: PrefixKey = (0, UNKNOWN, UNKNOWN)
 
 
 class NewRoutes(NamedTuple):

@@ -35,6 +35,7 @@ from ranvier_py.core.routing.route_table.route_values import (
     RouteTableOptions,
     RouteView,
     Trust,
+    Unheld,
 )
 from ranvier_py.core.routing.route_table.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routing.route_table.tree import Tree
@@ -117,7 +118,7 @@ class RouteTable:
         *,
         wanted: int = 1,
         touch: bool = True,
-        unheld: list[PrefixKey] | None = None,
+        unheld: Unheld | None = None,
     ) -> list[Holder]:
         """Return the backends that hold a prefix of the prompt, each at its deepest: `wanted` or more if there are.
 
@@ -135,16 +136,19 @@ class RouteTable:
         claims.now = max(before, now)
         index = rows.index
         found: list[Holder] = []
-        passed = [] if unheld is None else unheld
+        passed = Unheld() if unheld is None else unheld
         for key in chain:
-            if (key[1] in index or key[2] in index) and (row := self._add_holders(key, generations, found)):
-                if touch and rows.used[row] < now:
-                    rows.used[row] = int(now)
-                if len(found) >= wanted:
-                    break
-                passed = []  # keys passed from here on are shallower than the first holder
-            else:
-                passed.append(key)
+            if key[1] in index or key[2] in index:
+                if row := self._add_holders(key, generations, found):
+                    if touch and rows.used[row] < now:
+                        rows.used[row] = int(now)
+                    passed.end = key
+                    if len(found) >= wanted:
+                        break
+                    passed = Unheld()  # keys passed from here on are shallower than the first holder
+                    continue
+                passed.known = True
+            passed.append(key)
         if touch:
             self._counters.matched += bool(found)
             self._counters.missed += not found

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust, Unheld
 from ranvier_py.core.routing.route_table.leaves import LANES
 from ranvier_py.core.routing.route_table.route_values import LRU
 from ranvier_py.core.routing.route_table.rows import SHARED, TEXTS_MAX
@@ -269,7 +269,7 @@ class AgainstTheModel(Passing):
     def match(self, prompt: Prompt, wanted: int, out: int | None) -> None:
         generations = [-1 if backend == out else generation for backend, generation in enumerate(self.generations)]
         expected = self.model.match(prompt, generations, self.now, wanted)
-        unheld: list[PrefixKey] = []
+        unheld = Unheld()
         chain = self.chain(prompt)
         assert self.table.match(chain, generations, self.now, wanted=wanted, unheld=unheld) == expected
         assert unheld == [key for key in chain if not expected or key[0] > expected[0].tokens]
