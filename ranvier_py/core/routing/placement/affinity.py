@@ -23,8 +23,8 @@ from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_s
 Floats = Sequence[float]
 
 LIGHTEST = 8
-"""So many of the least loaded backends are weighed, and so many holders: the best of eight that have little to do is
-nearly as good as the best of all."""
+"""So many of the least loaded backends are weighed, and so many of the holders that hold most: the best of eight that
+have little to do is nearly as good as the best of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class Affinity(Policy):
         ):
             return None
         holders = match.more_holders()
-        weighed = self.by_time.weigh(self.lightest(match, loads, [position]), match, holders, candidates)
+        among = self.lightest(match, loads, [position, *foremost(holders, candidates, loads)])
+        weighed = self.by_time.weigh(among, match, holders, candidates)
         chosen = candidates[self.by_time.warm(match, weighed, holders, rng)[0]]
         if chosen is holder:
             return None
@@ -169,7 +170,7 @@ class Affinity(Policy):
         if much and candidates[position_of(first.backend, candidates)].load == 0:
             return Choice(first.backend, "affinity", first.tokens)
         loads, holders = relative_loads(candidates), match.more_holders()
-        among = self.lightest(match, loads, positions_of(holders, candidates))
+        among = self.lightest(match, loads, foremost(holders, candidates, loads))
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
         tokens = held_tokens(holders, chosen)
@@ -195,13 +196,13 @@ class Affinity(Policy):
     # --- load ---------------------------------------------------------------------------------------------------------
 
     def lightest(self, match: Match, loads: Floats, besides: Sequence[int]) -> list[int]:
-        """Return the positions of the LIGHTEST least loaded backends, and of as many of those in `besides`."""
+        """Return the positions of the LIGHTEST least loaded backends, and those in `besides`."""
         if len(loads) <= LIGHTEST:
             return list(range(len(loads)))
         start = match.own % len(loads)  # each prompt looks at other ones of equally idle backends
         order = sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__)
         found = dict.fromkeys(order[:LIGHTEST])
-        found.update(dict.fromkeys(sorted(besides, key=loads.__getitem__)[:LIGHTEST]))
+        found.update(dict.fromkeys(besides))
         return list(found)
 
     def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
@@ -265,6 +266,15 @@ def positions_of(holders: Sequence[Holder], candidates: Sequence[Candidate]) -> 
     """Return the positions of several holders in one pass: a shared prefix may be held by every candidate."""
     positions = {candidate.id: position for position, candidate in enumerate(candidates)}
     return [positions[holder.backend] for holder in holders]
+
+
+def foremost(holders: Sequence[Holder], candidates: Sequence[Candidate], loads: Floats) -> list[int]:
+    """Return the positions of the LIGHTEST holders that hold most, of equal ones the least loaded."""
+    positions = positions_of(holders, candidates)
+    if len(positions) <= LIGHTEST:
+        return positions
+    ranked = sorted([(-holder[1], loads[at], at) for holder, at in zip(holders, positions, strict=True)])
+    return [at for _, _, at in ranked[:LIGHTEST]]
 
 
 def deepest_of(holders: Sequence[Holder]) -> list[Holder]:

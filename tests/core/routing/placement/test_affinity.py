@@ -365,6 +365,18 @@ def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -
     assert len(chosen) > 60, "of many that idle each has its turn"
 
 
+def test_who_holds_most_is_weighed_however_many_hold_a_little_and_have_less_to_do() -> None:
+    """All hold the instructions, and one holds the document behind them, too."""
+    match = match_of((11, 9000), *[(number, 64) for number in range(11)], prompt=10_000, home_tokens=64)
+    candidates = busy(*[(0, 1)] * 11, (0, 3))
+    assert trained().choose(shared(match._replace(answer_tokens=200.0)), candidates, Random(1)).backend == 11
+    own = chat_of(5000, 5200)._replace(
+        several=lambda: match_of((0, 5000), (11, 4900), *[(n, 64) for n in range(1, 11)]).holders
+    )
+    loads = [(20_000, 0), *[(0, 1)] * 10, (0, 3)]
+    assert trained().choose(own, busy(*loads), Random(1)).backend == 11, "if a chat's own holder is left"
+
+
 @given(loads=LOADS, data=st.data())
 def test_compatible_with_ranvier_twice_the_median_alone_decides(loads: list[int], data: st.DataObject) -> None:
     """Against the document's rule written down once more: no floor, any match is followed, and there is one home."""
