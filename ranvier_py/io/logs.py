@@ -293,11 +293,12 @@ def text_event(record: logging.LogRecord) -> str:
 
 
 def text_request(summary: RequestSummary) -> str:
-    *values, asked, model, error = summary
+    *values, key_id, tenant, asked, model, error = summary
     if BARE_WORDS.fullmatch("\n".join([value for value in values if type(value) is str])):
         line = REQUEST_TEXT % tuple(values)
     else:
         line = REQUEST_TEXT % tuple(map(text_value, values))
+    line = f"{line} key_id={text_value(key_id)} tenant={text_value(tenant)}" if tenant else line
     line = f"{line} asked={text_value(asked)} model={text_value(model)}" if asked else line
     return f"{line} error={text_value(error)}" if error else line
 
@@ -333,7 +334,7 @@ class Form(NamedTuple):
     request: Callable[[RequestSummary], str]
 
 
-REQUEST_TEXT = f" info {requests_log.name} request " + " ".join(f"{name}=%s" for name in RequestSummary._fields[:-3])
+REQUEST_TEXT = f" info {requests_log.name} request " + " ".join(f"{name}=%s" for name in RequestSummary._fields[:-5])
 TEXT = Form("", text_event, text_request)
 JSON = Form('{"time":"', json_event, json_request)
 

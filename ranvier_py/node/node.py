@@ -70,8 +70,8 @@ def parts_of(
     index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models = ModelLooks(node, polls.poller)
-    path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
     access = Access(node)
+    path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner = Learner(worker)
     hang_watch = HangWatch(

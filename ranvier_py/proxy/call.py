@@ -204,7 +204,15 @@ class Call:
             first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
             total_ms=round(1000 * (now - self.started_at), 3),
             sent_bytes=self.sent_bytes,
+            key_id=self.identity.key_id if self.identity is not None else "",
+            tenant=self.identity.tenant.name if self.identity is not None else "",
             asked=self.named.asked if self.named is not None else "",
-            model=self.named.served.model if self.named is not None else "",
+            model=self._model,
             error=self.error,
         )
+
+    @property
+    def _model(self) -> str:
+        if self.named is not None:
+            return self.named.served.model
+        return self.attempt.prompt.model if self.attempt is not None and self.identity is not None else ""

@@ -211,7 +211,10 @@ class Conversations:
         self._answer_error(client, error)
         if self.report is not None:
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
-            self.report(RequestSummary("", method, path, error.status, error.code))
+            seen, who = client.seen_head, ("", "")
+            if seen is not None and seen.identity is not None and seen.fields is request.fields:
+                who = seen.identity.key_id, seen.identity.tenant.name
+            self.report(RequestSummary("", method, path, error.status, error.code, key_id=who[0], tenant=who[1]))
 
     # --- admission --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class RequestSummary(NamedTuple):
     first_byte_ms: float = 0.0
     total_ms: float = 0.0
     sent_bytes: int = 0
+    key_id: str = ""  # of the client's key, never the key
+    tenant: str = ""  # whose request it is, where keys or trusted proxies say so
     asked: str = ""  # the model that the client named, where a table is for it
-    model: str = ""  # the one that it was sent to
+    model: str = ""  # the one that it was sent to; also where keys or trusted proxies say who asks
     error: str = ""  # of each attempt that failed, even if another one served: its backend and the reason

@@ -8,7 +8,7 @@ Invariant: reading keys holds up no request (test_keys_read.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
@@ -19,8 +19,10 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.prompts.tenants import HEADER
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access.key_reader import read_keys
+from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.proxy.stages.identify import Gate, Network
@@ -73,7 +75,20 @@ class Access(Part):
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
         has_gate = needs_key or bool(config.trusted_proxies)
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
+        self._counts, self._listed = RequestCounts(), node.registry.pools.names
         self._file = ClientKeys(self.gate, config) if self.gate is not None and needs_key else None
+
+    def counted(self, line: Callable[[RequestSummary], object] | None) -> Callable[[RequestSummary], object] | None:
+        """Return what is called with each request that is over: it is logged, and counted if there is a gate."""
+        if self.gate is None:
+            return line
+
+        def count(request: RequestSummary) -> None:
+            self._counts.add(request, self._listed.listed)
+            if line is not None:
+                line(request)
+
+        return count
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the keys before the public port opens. Raises ConfigError for a file with an error."""
@@ -106,6 +121,7 @@ class Access(Part):
     def metrics(self) -> Iterator[Sample]:
         if self.gate is not None:
             yield from samples("access", self.gate.counters)
+            yield from self._counts.samples()
         if self._file is not None:
             yield from samples("access", self._file.counters)
 

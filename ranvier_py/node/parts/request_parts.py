@@ -89,7 +89,7 @@ class RequestPath(Part):
             ids=request_ids(),
             tenants=responses.tenants,
             limits=config.pipeline,
-            report=request_line(),
+            report=None,  # the public port sets it
             authorization=authorization_of(config),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
@@ -128,7 +128,7 @@ class RequestPath(Part):
         pipeline, edits = self.pipeline, self.pipeline.forward.edits
         pipeline.set_limits(after.pipeline)
         pipeline.resolve.table = table_of(after.model)
-        pipeline.report, pipeline.responses = request_line(), self._responses.cache
+        pipeline.responses = self._responses.cache
         pipeline.forward.authorization, pipeline.relay.may_see = authorization_of(after), debugger_of(after)
         edits.marks, edits.asking.enabled = after.anthropic_cache_control, after.ask_usage
         self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
@@ -243,8 +243,10 @@ class PublicPort(Part):
     def __init__(
         self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None, access: Access
     ) -> None:
-        config, handle, report = node.config, path.pipeline.handle, path.pipeline.report
+        config, handle, report = node.config, path.pipeline.handle, access.counted(request_line())
+        path.pipeline.report = report
         self._node, self._polls, self._clustering = node, polls, clustering
+        self._access, self._pipeline = access, path.pipeline
         self._certificate = tls_context(config)
         self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
         self.server.conversations.cors.origins = config.cors_origins
@@ -318,7 +320,7 @@ class PublicPort(Part):
         """Both sides of a request share the descriptors, so their limits change together."""
         self.server.tls, self.server.conversations.cors.origins = self._certificate, after.cors_origins
         self.server.conversations.limits = after.server
-        self.server.conversations.report = request_line()
+        self.server.conversations.report = self._pipeline.report = self._access.counted(request_line())
 
     def metrics(self) -> Iterator[Sample]:
         return samples("server", self.server.counters)

@@ -110,7 +110,7 @@ class Gate:
             return self.table.named(seen.named)
         if not self.needs_key:
             return None
-        why = why or "none"
+        seen.identity, seen.passed, why = None, NO_REQUEST_FIELDS, why or "none"
         increment(self.counters.refused, why)
         raise InvalidKey(WORDS[why])
 

@@ -1,0 +1,72 @@
+"""Logs and metrics name the key by its id and the tenant, in a bounded number of series, and never the key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.io.logs import text_request
+from ranvier_py.node.access.request_counts import SERIES_MAX, TENANTS_MAX, RequestCounts
+from ranvier_py.node.parts import request_parts
+from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
+from tests.node.node_lab import Node, lab
+from tests.proxy.wire import GOOD, Scripted, answer
+
+LISTED = b'{"object":"list","data":[{"id":"lab-model","object":"model"}]}'
+
+
+async def counts(node: Node, family: str) -> dict[str, int]:
+    page = (await node.http.get(f"{node.control}/metrics")).text
+    assert "rk-" not in page
+    found = re.findall(rf"^ranvier_{family}_total\{{(.*)\}} (\S+)$", page, re.MULTILINE)
+    return {labels.replace('"', ""): int(float(number)) for labels, number in found}
+
+
+async def test_each_request_is_counted_once_and_its_line_names_key_and_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[RequestSummary] = []
+    monkeypatch.setattr(request_parts, "request_line", lambda: lines.append)
+    red = key_lines(RED, tenant="t", models=["lab-*"]) + '[[tenant]]\nname = "t"\n'
+    turns = iter([[GOOD], [GOOD], [answer(b"{}", status=400)]])
+    async with lab(Scripted(turns=turns, page=LISTED), keys_file=keys_file(tmp_path, red, key_lines(BLUE))) as node:
+        for key, model in ((RED, "lab-model"), (BLUE, "lab-model"), (RED, "lab-model"), (RED, "other"), ("rk-x", "a")):
+            await asked(node, bearer(key), model=model)
+        await node.http.get(f"{node.url}/v1/models", headers=bearer(BLUE))
+        assert await counts(node, "access_requests") == {
+            "code=200,model=lab-model,path=/v1/chat/completions,tenant=t": 1,
+            "code=200,model=lab-model,path=/v1/chat/completions,tenant=blue": 1,
+            "code=400,model=lab-model,path=/v1/chat/completions,tenant=t": 1,
+            "code=404,model=,path=/v1/chat/completions,tenant=t": 1,
+            "code=401,model=,path=/v1/chat/completions,tenant=": 1,
+            "code=200,model=,path=/v1/models,tenant=blue": 1,
+        }
+        backend = node.engines[0].removeprefix("http://")
+        expected = {f"backend={backend},code=200": 2, f"backend={backend},code=400": 1}
+        assert await counts(node, "access_answers") == expected
+        assert await counts(node, "access_refused") == {"reason=unknown": 1}
+    named = [(line.key_id, line.tenant, line.model) for line in lines]
+    assert named[:2] == [("red", "t", "lab-model"), ("blue", "blue", "lab-model")]
+    assert named[4:] == [("", "", ""), ("blue", "blue", "")]
+    assert " key_id=red tenant=t" in text_request(lines[0])
+    assert "key_id" not in text_request(lines[4])
+    assert not any("rk-" in str(line) for line in lines)
+
+
+def test_tenants_and_series_beyond_a_bound_are_counted_as_others() -> None:
+    found = RequestCounts()
+    for number in range(TENANTS_MAX + 10):
+        found.add(RequestSummary("", "POST", "/v1/embeddings", 200, "", tenant=f"t{number}", model="m"), ("m",))
+    assert len([*found.samples()]) == TENANTS_MAX + 1
+    for number in range(SERIES_MAX):
+        found.add(
+            RequestSummary("", "POST", f"/{number}", 200 + number, "", "b", tenant="t0", model=f"m{number}"), ("m",)
+        )
+    requests = [sample for sample in found.samples() if sample.name == "access_requests"]
+    assert sum(sample.value for sample in requests if isinstance(sample.value, int)) == TENANTS_MAX + 10 + SERIES_MAX
+    named = [sample for sample in requests if sample.labels["tenant"] == "t0"]
+    assert len(named) == SERIES_MAX - TENANTS_MAX
+    assert {sample.labels["model"] for sample in requests} == {"m", "other"}
