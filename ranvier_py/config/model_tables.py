@@ -34,8 +34,8 @@ TARGETS_MAX = 64  # of one table
 MODEL_HELP = (
     "Models by name, each a table: name, or a glob such as claude-*, and to, the model that serves it (or several with "
     "their weights), fallback, fallback_on, tenants, max_tokens, defaults, cost, first_event_timeout_s, "
-    "stall_timeout_s, worker_retries_max, total_retries_max, retry_statuses, api_key or api_key_file: see docs/models.md. "
-    "The flag repeats, as NAME=MODEL; the variable separates by blanks."
+    "stall_timeout_s, worker_retries_max, total_retries_max, retry_statuses, api_key or api_key_file. See "
+    "docs/models.md. The flag repeats, as NAME=MODEL; the variable separates by blanks."
 )
 
 

@@ -31,6 +31,8 @@ STAMP = PLACE / "installed"
 NODE_MAJOR = 20
 
 MODEL = "lab-model"
+TABLES = [{"name": "claude-*", "to": MODEL}]
+"""Of models, for an agent that is not told what they are called here."""
 COMMAND_S_MAX = 120.0
 
 
@@ -98,10 +100,10 @@ def codex(url: str, home: Path) -> list[Step]:
     ]
 
 
-def claude_code(url: str, home: Path) -> list[Step]:
-    """A session of tools, one with a sub-agent, and another turn."""
+def claude_code(url: str, home: Path, model: str = MODEL) -> list[Step]:
+    """A session of tools, one with a sub-agent, and another turn. Without a `model` it asks for those of its own."""
     del home
-    models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL"), MODEL)
+    models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL"), model) if model else {}
     own = {"ANTHROPIC_API_KEY": "k", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
     given = {"ANTHROPIC_BASE_URL": url, **models, **own}
     run = (program("claude"), "--dangerously-skip-permissions")
@@ -112,6 +114,10 @@ def claude_code(url: str, home: Path) -> list[Step]:
         Step((*run, "--continue", "-p", f"Now have it looked at. {task} {look}"), "", given),
         Step((*run, "--continue", "-p", f"And once more. {look} {look}"), "", given),
     ]
+
+
+def claude_code_by_its_names(url: str, home: Path) -> list[Step]:
+    return claude_code(url, home, "")
 
 
 def opencode(url: str, home: Path, npm: str = "@ai-sdk/openai-compatible") -> list[Step]:
@@ -174,6 +180,9 @@ AGENTS: Mapping[str, Callable[[str, Path], list[Step]]] = {
     "qwen": qwen,
     "aider": aider,
 }
+
+BY_TABLES: Mapping[str, Callable[[str, Path], list[Step]]] = {"claude-code-names": claude_code_by_its_names}
+"""Those that engines would refuse without the tables of a node."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,7 +20,7 @@ import trio
 from cluster.agents.agent_shapes import AgentRequest, requests_of, shape_of, written
 from cluster.agents.engine_fleet import MODEL, EngineFleet, reuse_of
 from ranvier_py.io.tokenizer import EMBEDDED
-from tests.clients.real_agents import AGENTS, COMMAND_S_MAX, STAMP, Step, environment
+from tests.clients.real_agents import AGENTS, BY_TABLES, COMMAND_S_MAX, STAMP, TABLES, Step, environment
 from tests.node.node_lab import cluster_lab
 
 ENGINES = 3
@@ -76,7 +76,7 @@ def project_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", [*AGENTS, *BY_TABLES])
 async def test_turns_of_a_real_agent_reach_the_engine_that_holds_their_history(
     name: str, nodes: int, tmp_path: Path
 ) -> None:
@@ -85,10 +85,10 @@ async def test_turns_of_a_real_agent_reach_the_engine_that_holds_their_history(
         fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
         await fleet.start(place.nursery)
         place.engines += fleet.urls
-        running = await place.cluster(nodes)
+        running = await place.cluster(nodes, model=TABLES)
         url = await place.listen(in_turn([node.address for node in running]))
         fleet.task = "S1"
-        for step in AGENTS[name](url, project.parent):
+        for step in {**AGENTS, **BY_TABLES}[name](url, project.parent):
             await run(step, project)
     reuse = reuse_of(fleet.asked)
     assert reuse.turns >= TURNS_LEAST.get(name, 8)

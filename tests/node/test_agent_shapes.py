@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -25,13 +26,13 @@ QUICK = ("codex-tui", "qwen-tui")
 OTHERS = tuple(name for name in names() if name not in QUICK)
 
 
-async def replay(name: str, nodes: int, folder: Path) -> None:
-    requests = requests_of(name, MODEL)
+async def replay(name: str, nodes: int, folder: Path, asked: str = MODEL, **settings: Any) -> EngineFleet:
+    requests = requests_of(name, asked)
     async with cluster_lab(folder, engines=0, deadline_s=120) as place:
         fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
         await fleet.start(place.nursery)
         place.engines += fleet.urls
-        running = await place.cluster(nodes)
+        running = await place.cluster(nodes, **settings)
         reuse = await replayed(fleet, requests, [node.url for node in running])
     assert reuse.prompts == len(requests)
     assert reuse.turns >= len(requests) // 2, "most of what an agent asks goes on from what it asked before"
@@ -41,6 +42,15 @@ async def replay(name: str, nodes: int, folder: Path) -> None:
         (each.engine, each.held, each.reused) for each in fleet.asked
     ]
     assert reuse.reused > 0.3 * reuse.tokens
+    return fleet
+
+
+@pytest.mark.parametrize("nodes", some([4, 1]))
+@pytest.mark.parametrize("model", ["claude-opus-4-1-20250805"])
+async def test_claude_code_works_with_its_own_models_names_by_one_table(model: str, nodes: int, tmp_path: Path) -> None:
+    """What it sent, with tools and sub-agents, reaches engines whose model has another name."""
+    fleet = await replay("claude-code", nodes, tmp_path, model, model=[{"name": "claude-*", "to": MODEL}])
+    assert {orjson.loads(request.body)["model"] for request in fleet.requests} == {MODEL}
 
 
 @pytest.mark.parametrize("nodes", some([4, 1]))
