@@ -51,10 +51,11 @@ class AdmitStage:
 
 
 def shown_to(call: Call, error: ModelNotFound, names: ModelNames) -> ModelNotFound:
-    """Return the error for a model that no engine has, so that it names none that the key may not use."""
+    """Return the error for a model that no engine has, by the name that was asked for, and naming none that the key may
+    not use."""
     identity = call.identity
     if identity is None or not identity.is_limited_to_models:
-        return error
+        return error if call.named is None else names.missing(call.named.asked)
     return names.missing(asked_in(call), identity.may_use)
 
 

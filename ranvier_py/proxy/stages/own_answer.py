@@ -20,11 +20,9 @@ from ranvier_py.core.routing.models.model_list import card_of, model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PATHS, REALTIME_PATH, meant_path
 from ranvier_py.proxy.admission.request_target import misleads
 from ranvier_py.proxy.call import Call
-from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
-from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.stages.resolve_model import ResolveStage
+from ranvier_py.proxy.stages.resolve_model import ResolveStage, tenant_of
 
 MODELS_PATH = b"/v1/models"
 ONE_MODEL = MODELS_PATH + b"/"
@@ -39,7 +37,7 @@ def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
     may_use = identity.may_use if identity is not None and identity.is_limited_to_models else None
     if is_get and path.startswith(ONE_MODEL) and (registry.pools.names.listed or may_use is not None):
         return answer_one(resolve, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
-    body = own_answer(resolve, call.request, call.client, may_use)
+    body = own_answer(resolve, call, may_use)
     if body is not None:
         answer(call, body)
     return None
@@ -55,7 +53,8 @@ def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
     """Answer with the card of one model. Raises ModelNotFound."""
     registry, claude = resolve.models.registry, call.request.fields.is_anthropic
     may_use = call.identity.may_use if call.identity is not None else ANYBODY.may_use
-    alias = resolve.table.card_of(name, registry.pools.names.listed) if resolve.table is not None else ""
+    table, tenant = resolve.table, tenant_of(call.identity)
+    alias = table.card_of(name, registry.pools.names.listed, tenant) if table is not None else ""
     is_allowed = may_use(name) or (alias != "" and may_use(alias))
     card = card_of(registry, name, alias, claude=claude) if is_allowed else None
     if card is None and is_allowed and registry.pools.names.lacks(registry, name):
@@ -66,11 +65,10 @@ def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
     answer(call, orjson.dumps(card))
 
 
-def own_answer(
-    resolve: ResolveStage, request: HttpRequest, client: Client, may_use: Callable[[str], bool] | None = None
-) -> bytes | None:
+def own_answer(resolve: ResolveStage, call: Call, may_use: Callable[[str], bool] | None) -> bytes | None:
     """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError. `may_use`:
     models, if not all."""
+    request, client = call.request, call.client
     path, method = request.path, request.method
     of_v1 = path.startswith(b"/v1/")
     if request.fields.upgrades and method == b"GET" and path != REALTIME_PATH:
@@ -84,7 +82,8 @@ def own_answer(
             return b'{"status":"ok"}'
         if path == MODELS_PATH:
             backends, table = resolve.models.registry, resolve.table
-            aliases = table.shown(backends.pools.names.listed) if table is not None else {}
+            listed, tenant = backends.pools.names.listed, tenant_of(call.identity)
+            aliases = table.shown(listed, tenant) if table is not None else {}
             found = model_list(backends, aliases, claude=request.fields.is_anthropic, may_use=may_use)
             return None if found is None else orjson.dumps(found)
     if not of_v1 or path.startswith(b"/v1/v1/"):

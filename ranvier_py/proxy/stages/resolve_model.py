@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
 
+from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.prompts.body_json import spliced
 from ranvier_py.core.prompts.form_model import FormModel, form_model
@@ -71,9 +72,10 @@ class ResolveStage:
         if request.method == b"POST" and request.body and request.fields.readable:
             if request.fields.multipart:
                 return self._form(call)
-            call.named = self.of_body(request)
+            call.named = self.of_body(request, call.identity)
         elif upgrades(request):
-            call.named = self._named(request, model_of(request.target), partial(query_for, request))
+            edited = partial(query_for, request)
+            call.named = self._named(request, model_of(request.target), edited, call.identity)
         if call.named is not None:
             self._begin(call, call.named)
         return None
@@ -81,7 +83,7 @@ class ResolveStage:
     def _form(self, call: Call) -> Steps[None]:
         request = call.request
         found = yield from in_portions(form_model(request.body))
-        call.named = self._named(request, found.name, partial(form_for, request, found))
+        call.named = self._named(request, found.name, partial(form_for, request, found), call.identity)
         if call.named is not None:
             self._begin(call, call.named)
 
@@ -90,23 +92,25 @@ class ResolveStage:
         named = self.of_body(request)
         return request if named is None else named.edited(named.served)
 
-    def of_body(self, request: HttpRequest) -> NamedModel | None:
+    def of_body(self, request: HttpRequest, identity: Identity | None = None) -> NamedModel | None:
         """Return the models for the one that a JSON body names; None without a table."""
         model = scalar_of(request.body, "model") if self.table is not None else None
         if model is None or not isinstance(model.value, str):
             return None
-        return self._named(request, model.value, partial(body_for, request, model))
+        return self._named(request, model.value, partial(body_for, request, model), identity)
 
-    def _named(self, request: HttpRequest, asked: str, edited: Callable[[Served], HttpRequest]) -> NamedModel | None:
-        key: Callable[[], bytes] = partial(chat_key, request.fields.session, request.body)
+    def _named(
+        self, request: HttpRequest, asked: str, edited: Callable[[Served], HttpRequest], identity: Identity | None
+    ) -> NamedModel | None:
         if self.table is None or not asked:
             return None
-        chain = self.table.chain(asked, "", self.router.registry.pools.names.listed, key)
+        key: Callable[[], bytes] = partial(chat_key, request.fields.session, request.body)
+        chain = self.table.chain(asked, tenant_of(identity), self.router.registry.pools.names.listed, key)
         if not chain:
             return None
         named = NamedModel(asked, chain, edited)
         if len(chain) > 1 and EMPTY in fallback_on(named) and not self._is_able(chain[0].model):
-            named.at = self._next_able(named)
+            named.at = self._next_able(named, identity)
         return named
 
     def _begin(self, call: Call, named: NamedModel) -> None:
@@ -134,10 +138,14 @@ class ResolveStage:
             self._limits[key] = replace(self.limits, **times, retries=replace(self.limits.retries, **retries))
         return self._limits[key]
 
-    def _next_able(self, named: NamedModel) -> int:
-        """Return which model of the chain is to be asked next: the first that has engines for that; 0 if none has."""
-        behind = range(named.at + 1, len(named.chain))
-        return next((at for at in behind if self._is_able(named.chain[at].model)), 0)
+    def _next_able(self, named: NamedModel, identity: Identity | None) -> int:
+        """Return which model of the chain is to be asked next: the first that the key may use by its own name, and that
+        has engines for it; 0 if there is none."""
+        for at in range(named.at + 1, len(named.chain)):
+            model = named.chain[at].model
+            if (identity is None or identity.may_use(model)) and self._is_able(model):
+                return at
+        return 0
 
     def _is_able(self, model: str) -> bool:
         """Whether engines of this model may be asked, other than as a last resort."""
@@ -150,7 +158,7 @@ class ResolveStage:
         kind = kind_of(judgement)
         if kind not in fallback_on(named) or call.read.prompt.response_key:
             return 0
-        following = self._next_able(named)
+        following = self._next_able(named, call.identity)
         if following:
             increment(self.counters.fallbacks, kind)
         return following
@@ -175,7 +183,8 @@ class ResolveStage:
         catalog = call.match.pool.backends[0].catalog
         if self.table is None or not call.read.prompt.response_key or catalog.serves(named.served.model):
             return
-        reachable = self.table.reachable(named.asked, "", self.router.registry.pools.names.listed)
+        listed = self.router.registry.pools.names.listed
+        reachable = self.table.reachable(named.asked, tenant_of(call.identity), listed)
         if kept := [each for each in reachable if catalog.serves(each.model)]:
             named.chain, named.at = kept[:1], 0
             self._take(call, named)
@@ -185,6 +194,10 @@ class ResolveStage:
         """Return the model as metrics name it: names that clients invent are counted by their table."""
         is_bounded = self.table is not None and served.model in self.table.targets
         return served.model if is_bounded else served.rules[-1].name
+
+
+def tenant_of(identity: Identity | None) -> str:
+    return identity.tenant.name if identity is not None else ""
 
 
 def fallback_on(named: NamedModel) -> Collection[str]:

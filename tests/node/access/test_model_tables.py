@@ -1,0 +1,71 @@
+"""Tables of models where clients have keys: those of a tenant, aliases and fallbacks that a key may use or may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
+from tests.node.node_lab import lab
+from tests.node.test_model_fallbacks import FULL
+from tests.node.test_models_by_name import Named
+
+TENANTS = '[[tenant]]\nname = "gold"\n[[tenant]]\nname = "plain"\n'
+
+
+def two_tenants(folder: Path, **red: object) -> Path:
+    return keys_file(folder, key_lines(RED, tenant="gold", **red), key_lines(BLUE, tenant="plain"), TENANTS)
+
+
+async def test_a_tenants_table_is_for_its_keys_alone_and_only_they_see_it(tmp_path: Path) -> None:
+    tables = [
+        {"name": "gpt-4o", "to": "small"},
+        {"name": "gpt-*", "to": "large", "tenants": ["gold", "other"], "api_key": "of-large"},
+        {"name": "own", "to": "large", "tenants": ["gold"]},
+    ]
+    small, large = Named("small"), Named("large")
+    async with lab(small, large, model=tables, keys_file=two_tenants(tmp_path), backend_api_key="of-all") as node:
+        found = {}
+        for key in (RED, BLUE):
+            listed = (await node.http.get(f"{node.url}/v1/models", headers=bearer(key))).json()["data"]
+            one = await node.http.get(f"{node.url}/v1/models/own", headers=bearer(key))
+            answers = [await asked(node, bearer(key), model=name) for name in ("gpt-4o", "gpt-5", "own")]
+            shown = [each.headers.get("x-ranvier-model", str(each.status_code)) for each in answers]
+            found[key] = sorted(card["id"] for card in listed), one.status_code, shown
+    assert found == {
+        RED: (["gpt-4o", "large", "own", "small"], 200, ["large"] * 3),
+        BLUE: (["gpt-4o", "large", "small"], 404, ["small", "404", "404"]),
+    }
+    keys = {
+        name: {each.fields[b"authorization"] for each in engine.came} for name, engine in (("s", small), ("l", large))
+    }
+    assert keys == {"s": {b"Bearer of-all"}, "l": {b"Bearer of-large", b"Bearer of-all"}}
+
+
+async def test_a_key_may_use_an_alias_by_its_name_or_by_that_of_the_model(tmp_path: Path) -> None:
+    tables = [{"name": "a", "to": "main"}, {"name": "b", "to": "main"}, {"name": "c", "to": "other"}]
+    for models, allowed in ((["a"], ["a"]), (["main"], ["a", "b", "main"]), (["c", "main-*"], ["c"])):
+        async with lab(Named("main", "other"), model=tables, keys_file=two_tenants(tmp_path, models=models)) as node:
+            names = ("a", "b", "c", "main", "other")
+            answers = {name: await asked(node, bearer(RED), model=name) for name in names}
+            assert [name for name in names if answers[name].status_code == 200] == allowed
+            for name in set(names) - set(allowed):
+                error = answers[name].json()["error"]
+                assert error["message"].startswith(f"The model `{name}` does not exist")
+                assert not any(f"`{other}`" in error["message"] for other in set(names) - {name} - set(allowed))
+
+
+async def test_a_fallback_must_be_permitted_to_the_key_by_its_own_name(tmp_path: Path) -> None:
+    tables = [
+        {"name": "a", "to": "main", "fallback": ["dear", "cheap"]},
+        {"name": "e", "to": "gone", "fallback": ["dear"]},
+    ]
+    for models, served in ((["a", "cheap"], "cheap"), (["a"], ""), (["a", "dear"], "dear"), ([], "dear")):
+        engines = Named("main", reply=FULL[0]), Named("dear"), Named("cheap")
+        key = two_tenants(tmp_path, **({"models": models} if models else {}))
+        async with lab(*engines, model=tables, keys_file=key) as node:
+            answered = await asked(node, bearer(RED), model="a")
+            assert (answered.status_code, answered.headers["x-ranvier-model"]) == (
+                (200, served) if served else (429, "main")
+            )
+            empty = await asked(node, bearer(RED), model="e")
+            assert empty.status_code == (200 if "dear" in models or not models else 404)
