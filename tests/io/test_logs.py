@@ -150,7 +150,7 @@ def test_a_summary_has_no_room_for_headers_or_bodies() -> None:
     """What can't be passed in can't be logged. Whoever adds a field decides it here again."""
     kinds = RequestSummary.__annotations__
     texts = {name for name, kind in kinds.items() if kind.__forward_arg__ == "str"}
-    routed = {"backend", "policy", "reason", "source", "asked", "model"}
+    routed = {"backend", "policy", "reason", "source", "asked", "model", "key_id", "tenant"}
     assert texts == {"id", "method", "path", "outcome", "error"} | routed
     assert all(kind.__forward_arg__ in ("str", "int", "float") for kind in kinds.values())
 
