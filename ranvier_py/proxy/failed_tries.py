@@ -17,6 +17,7 @@ from itertools import chain
 
 from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.chunked import payload_of
+from ranvier_py.core.answers.inflated_reader import Inflater
 from ranvier_py.core.errors import (
     ConnectFailed,
     NodeExhausted,
@@ -106,9 +107,9 @@ class FailedTries:
         except UpstreamTimeout:  # it may be a long page, and is relayed as it comes
             pass
         exchange.put_back(data)
-        if not exchange.head.fields.readable:
-            return b""
-        return payload_of(data) if exchange.head.framing == "chunked" else data
+        head = exchange.head
+        body = payload_of(data) if head.framing == "chunked" else data
+        return body if head.fields.readable else Inflater(head.headers).inflated(body)
 
     def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
         """Take in how a try ends, and settle who is to blame if it is the last one."""

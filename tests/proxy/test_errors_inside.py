@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import trio
 
+from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import lab
 from tests.proxy.test_black_holes import Busy
@@ -19,6 +23,7 @@ from tests.proxy.wire import CLOSE, END, GOOD, RESET, ROLE, STREAM_HEAD, TOKEN, 
 JSON = b"content-type: application/json"
 JSON_HEAD = STREAM_HEAD.replace(b"text/event-stream", b"application/json")
 LAST = b"0\r\n\r\n"
+GZIP = 16 + zlib.MAX_WBITS
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
 BROKEN = {"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}
 EVENT = b"data: " + json.dumps(FULL).encode() + b"\n\n"
@@ -87,6 +92,32 @@ async def test_no_client_sees_an_error_within_a_200_while_another_engine_serves(
         outcomes = (await at_rest(node))["outcomes"]
     assert outcomes["success"] == len(paths)
     assert set(outcomes) == {"success", outcome}
+
+
+def packed(steps: Sequence[Step], wbits: int) -> list[Step]:
+    """The same answer, compressed in as many pieces."""
+    coding, pieces = zlib.compressobj(wbits=wbits), [step for step in steps if isinstance(step, bytes)]
+    head, _, pieces[0] = pieces[0].partition(b"\r\n\r\n")
+    if b"content-length" not in head:
+        pieces = [payload_of(piece) for piece in pieces]
+    head = re.sub(rb"content-length: \d+", b"transfer-encoding: chunked", head)
+    found = [chunk(coding.compress(piece) + coding.flush(zlib.Z_SYNC_FLUSH)) for piece in pieces]
+    field = b"\r\ncontent-encoding: %b\r\n\r\n" % (b"gzip" if wbits == GZIP else b"Deflate")
+    return [head + field, *found, chunk(coding.flush()) + LAST]
+
+
+@pytest.mark.parametrize("wbits", [GZIP, zlib.MAX_WBITS])
+@pytest.mark.parametrize(("stream", "kind"), CASES)
+async def test_a_compressed_error_within_a_200_is_one_as_well(stream: bool, kind: str, wbits: int) -> None:
+    steps, outcome = (STREAMS if stream else WHOLE)[kind]
+    good = packed([STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD], wbits)
+    engines = Scripted(*packed(steps, wbits)), Scripted(*good)
+    path = b"/v1/chat/completions"
+    async with lab(*engines, policy="round_robin", ask_usage=False) as node:
+        status, _, body = await answered(node, question(path, stream=stream))
+        body = zlib.decompress(body, wbits)
+        assert (status, b"error" in body, b"word" in body or b"hi" in body) == (200, False, True)
+        assert (await at_rest(node))["outcomes"] == {"success": 1, outcome: 1}
 
 
 @pytest.mark.parametrize(("stream", "kind"), CASES)
@@ -158,6 +189,15 @@ async def test_an_error_behind_output_ends_the_attempt_as_failed_and_the_answer_
         outcomes = (await at_rest(node))["outcomes"]
     assert (asked(engines), outcomes) == (1, {outcome: 1})
     assert [(line.status, line.outcome, "within a 200" in line.error) for line in logged] == [(200, outcome, True)]
+
+
+async def test_a_compressed_error_behind_output_ends_the_attempt_as_failed_and_the_answer_as_it_came() -> None:
+    steps = packed([STREAM_HEAD, TOKEN, event(BROKEN) + LAST], GZIP)
+    async with lab(Scripted(*steps), ask_usage=False) as node, await node.wire() as client:
+        await client.send(question(b"/v1/chat/completions", stream=True))
+        await client.until(b"\r\n\r\n")
+        assert await client.until(LAST) == b"".join(step for step in steps[1:] if isinstance(step, bytes))
+        assert (await at_rest(node))["outcomes"] == {"server_error": 1}
 
 
 async def test_an_engine_that_breaks_behind_output_again_and_again_is_left() -> None:

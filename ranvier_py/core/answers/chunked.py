@@ -17,10 +17,11 @@ LINE_BYTES_MAX = 4096
 TRAILER_LINES_MAX = 64
 """Trailer lines of one message: fewer than the fields of a head, since nobody needs more."""
 
-SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
+TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + TOKEN + rb"(?:=(?:" + TOKEN + rb'|"[^"\\\r\n\0]*"))?)*\r\n')
 DIGITS = re.compile(rb"[0-9A-Fa-f]{1,16}")
 END = re.compile(rb"\r\n")  # of a chunk
-TRAILER = re.compile(rb"(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[^\r\n\0]*)?\r\n")
+TRAILER = re.compile(rb"(?:(" + TOKEN + rb"):[^\r\n\0]*)?\r\n")
 
 
 class ChunkError(ValueError):

@@ -13,6 +13,7 @@ from functools import partial
 from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.inflated_reader import InflatedReader
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemoval
 from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, ResponseLost, UpstreamError
@@ -246,10 +247,14 @@ class ForwardStage:
         """Return what reads the answer, by what its head says that it is. `is_asked`: for counts of a stream."""
         prompt, fields, is_served = attempt.prompt, head.fields, head.status == 200
         kind = AnswerReader
-        if is_served and fields.readable and attempt.judged:
+        if is_served and attempt.judged:
             kind = StreamReader if fields.streams else WholeReader
         captures = fields.readable and (is_served or 200 < head.status < 300) and prompt.kind != "opaque"
-        reader = kind(prompt.api, chunks, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        is_plain = fields.readable or kind is AnswerReader
+        within = chunks if is_plain else None
+        reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        if not is_plain:
+            reader = InflatedReader(reader, head.headers, chunks)
         if is_asked:
             if isinstance(reader, StreamReader):
                 reader.remove(UsageRemoval(keeps_length=head.framing == "length"))

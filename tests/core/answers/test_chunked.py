@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httptools
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ranvier_py.core.answers.chunked import LINE_BYTES_MAX, TRAILER_LINES_MAX, ChunkedReader, ChunkError
@@ -59,6 +59,7 @@ def test_what_was_encoded_is_read_in_any_pieces_and_nothing_of_what_follows(
 
 
 @given(st.lists(PIECES, max_size=14).map(b"".join))
+@example(b"0;:0\r\n\r\n")
 def test_what_llhttp_refuses_is_refused(body: bytes) -> None:
     """We may be stricter than llhttp (blanks, bare line ends), never more lenient."""
     other = Llhttp()
