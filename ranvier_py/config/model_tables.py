@@ -34,8 +34,8 @@ TARGETS_MAX = 64  # of one table
 MODEL_HELP = (
     "Models by name, each a table: name, or a glob such as claude-*, and to, the model that serves it (or several with "
     "their weights), fallback, fallback_on, tenants, max_tokens, defaults, cost, first_event_timeout_s, "
-    "stall_timeout_s, worker_retries_max, total_retries_max, retry_statuses, api_key or api_key_file. See "
-    "docs/models.md. The flag repeats, as NAME=MODEL; the variable separates by blanks."
+    "stall_timeout_s, worker_retries_max, total_retries_max, retry_statuses, api_key or api_key_file, "
+    "model_in_answer. See docs/models.md. The flag repeats, as NAME=MODEL; the variable separates by blanks."
 )
 
 
@@ -121,6 +121,7 @@ class ModelSpec(BaseModel):
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     defaults: dict[str, Any] = {}
     cost: CostSpec | None = None
+    model_in_answer: Literal["served", "asked"] = "served"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -151,6 +152,7 @@ class ModelSpec(BaseModel):
             max_tokens=self.max_tokens,
             defaults=self.defaults,
             cost=self.cost.cost if self.cost is not None else None,
+            names_asked=self.model_in_answer == "asked",
         )
 
 

@@ -22,6 +22,7 @@ from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError, Requ
 from ranvier_py.core.metrics import counter, gauge, increment
 from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.answers.cors import Cors
+from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
@@ -90,6 +91,7 @@ class Client:
     ahead: bytes = b""  # bytes after the current request that are already here
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
     seen_head: SeenHead | None = None  # who sent it, if the node asks for that
+    renamed: RenamedAnswer | None = None  # what names models in the answer as its client does, if it is to
     handling: bool = False  # a handler works on its request, and is interrupted if the client hangs up
     gone: bool = False  # the client hung up
     outlasts: Callable[[], bool] | None = None  # asked when it hangs up: whether its request goes on, for others
@@ -126,13 +128,22 @@ class Client:
     def send(self, *parts: bytes) -> None:
         """Send pieces of the answer. Raises ClientGone."""
         self.started = True
+        if self.renamed is not None and self.renamed.is_on:
+            if not (data := self.renamed.more(b"".join(parts))):
+                return
+            parts = (data,)
         self.write(parts)
 
     def relay_head(self, head: HttpResponseHead, extra: Fields = (), body: bytes = b"") -> None:
         """Begin a backend's answer: its head with our fields, and the first bytes of its body. Raises ClientGone."""
         if head.framing == "close":
             self.must_close = True
-        self.send(response_head(head, extra, close=self.must_close), body)
+        if self.renamed is not None and self.renamed.takes(head):
+            self.started = True  # also if all of it is held: nobody may begin another answer
+            if data := self.renamed.begin(head, extra, body, close=self.must_close):
+                self.write((data,))
+        else:
+            self.send(response_head(head, extra, close=self.must_close), body)
 
     def respond(
         self,

@@ -111,7 +111,7 @@ class Pipeline:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits
         self.resolve.set_limits(limits)
 
-    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
+    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:  # noqa: PLR0912  # each for some requests
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
@@ -131,6 +131,8 @@ class Pipeline:
             if not client.started:
                 compute, responses = self._compute, self.responses
                 yield from compute(call) if responses is None else responses.answer(call, compute)
+            if client.renamed is not None and (left := client.renamed.end()):
+                client.write((left,))
         except RanvierError as error:
             call.end(error)
             if not client.started and not isinstance(error, ClientGone):
@@ -141,6 +143,7 @@ class Pipeline:
             raise
         finally:
             self.serving.pop(client.fd, None)
+            client.renamed = None
             if self.report is not None:
                 self.report(call.summary(time.monotonic()))
 

@@ -19,7 +19,7 @@ from tests.node.test_models_at_run_time import asked
 from tests.node.test_reload import ReloadLab
 from tests.proxy.test_overload import QUESTIONS
 from tests.proxy.test_realtime import request as handshake
-from tests.proxy.wire import GOOD, answer
+from tests.proxy.wire import GOOD, answer, chunk, post
 
 NAMED = [path for path in QUESTIONS if path != b"/generate"]
 OTHERS = (b"/v1/messages/count_tokens", b"/v1/rerank", b"/tokenize", b"/v1/whatever")
@@ -314,3 +314,89 @@ async def test_an_engine_gets_the_key_of_its_model_where_the_client_sends_none(
     assert sent == [b"Bearer of-the-table", b"Bearer of-a-file", b"Bearer of-all", b"Bearer mine"]
     assert "of-the-table" not in shown + caplog.text
     assert "of-a-file" not in shown + caplog.text
+
+
+STREAMED = [
+    b'data: {"model":"main","choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
+    b'data: {"model":"main","choices":[{"delta":{"content":"say \\"model\\":\\"main\\""}}]}\n\n',
+    b'data: {"model":"main","choices":[{"delta":{},"finish_reason":"stop"}]}\n\n',
+    b"data: [DONE]\n\n",
+]
+WHOLE = (
+    b'{"id":"1","model":"main","choices":[{"message":{"content":"\\"model\\":\\"main\\"","role":"assistant"},'
+    b'"finish_reason":"stop"}]}'
+)
+JSON_KIND, STREAM_KIND = b"content-type: application/json", b"content-type: text/event-stream"
+HEADS = {
+    "chunked": b"HTTP/1.1 200 OK\r\n%b\r\ntransfer-encoding: chunked\r\n\r\n",
+    "close": b"HTTP/1.1 200 OK\r\n%b\r\nconnection: close\r\n\r\n",
+}
+AS_ASKED = [{"name": "gpt-4o", "to": "main", "model_in_answer": "asked"}, {"name": "plain", "to": "main"}]
+
+
+def framed(kind: str, stream: bool) -> bytes:
+    pieces = STREAMED if stream else [WHOLE[:30], WHOLE[30:]]
+    if kind == "length":
+        return answer(b"".join(pieces), STREAM_KIND if stream else JSON_KIND)
+    head = HEADS[kind] % (STREAM_KIND if stream else JSON_KIND)
+    if kind == "close":
+        return head + b"".join(pieces)
+    cut = b"".join(pieces)
+    return head + b"".join(chunk(cut[at : at + 37]) for at in range(0, len(cut), 37)) + b"0\r\n\r\n"
+
+
+class Closing(Named):
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        await super().serve(stream)
+
+    async def answer(self, asked: Request) -> bytes:
+        found = await super().answer(asked)
+        if asked.method == "POST" and b"connection: close" in found:
+            await self.stream.send_all(found)
+            await self.stream.aclose()
+            raise trio.BrokenResourceError
+        return found
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["length", "chunked", "close"])
+async def test_answers_name_the_model_that_was_asked_for_where_a_table_wants_that(
+    kind: str, stream: bool, cache: bool
+) -> None:
+    """However they are framed, and to clients of HTTP/1.0, too; all other bytes are the engine's."""
+    engine = Closing("main", reply=framed(kind, stream))
+    expected = b"".join(STREAMED) if stream else WHOLE
+    async with lab(engine, model=AS_ASKED, ask_usage=False, response_cache=cache) as node:
+        for model, shown in (("gpt-4o", b"gpt-4o"), ("plain", b"main"), ("main", b"main"), ("gpt-4o", b"gpt-4o")):
+            answered = await asked(node, b"/v1/chat/completions", model, stream=stream, temperature=0)
+            wanted = expected.replace(b'"model":"main"', b'"model":"%b"' % shown)
+            if cache and stream:  # what is kept is replayed in events of the cache
+                assert b'"model":"%b"' % shown in answered.content
+                continue
+            assert answered.content == wanted, (model, answered.headers)
+            if "content-length" in answered.headers:
+                assert int(answered.headers["content-length"]) == len(wanted)
+        body = json.dumps({**QUESTIONS[b"/v1/chat/completions"], "model": "gpt-4o", "stream": stream}).encode()
+        async with await node.wire() as client:
+            await client.send(post(body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+            content = (await client.rest()).partition(b"\r\n\r\n")[2]
+        assert content == expected.replace(b'"model":"main"', b'"model":"gpt-4o"')
+        assert await node.faults() == {}
+    assert len(engine.came) == (2 if cache else 5)
+
+
+async def test_errors_and_what_is_no_json_keep_the_engines_words() -> None:
+    replies = [
+        answer(b'{"model":"main"}', JSON_KIND, status=400), answer(b'{"model":"main"}', b"content-type: audio/wav"),
+        answer(b'{"model":"main"}', JSON_KIND, b"content-encoding: br"), answer(b"[1]", JSON_KIND),
+    ]  # fmt: skip
+    engine = Named("main")
+    async with lab(engine, model=AS_ASKED) as node:
+        for reply in replies:
+            engine.reply = reply
+            async with await node.wire() as client:
+                await client.send(post(b'{"model":"gpt-4o","input":"x"}', target=b"/v1/embeddings"))
+                _, _, content = await client.response()
+            assert content == reply.partition(b"\r\n\r\n")[2]

@@ -26,6 +26,7 @@ from ranvier_py.core.routing.models.body_edits import body_splices
 from ranvier_py.core.routing.models.chat_key import chat_key
 from ranvier_py.core.routing.models.model_rules import EMPTY, ERROR, OVERLOADED, TIMEOUT, TOO_LONG, ModelTable, Served
 from ranvier_py.core.routing.router import Router
+from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
 from ranvier_py.proxy.call import Call, NamedModel, PipelineLimits
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
@@ -121,6 +122,8 @@ class ResolveStage:
     def _take(self, call: Call, named: NamedModel) -> None:
         call.request, call.limits = named.edited(named.served), self._limits_of(named.served)
         increment(self.counters.served, self._label(named.served))
+        if any(rule.names_asked for rule in named.served.rules):
+            call.client.renamed = call.client.renamed or RenamedAnswer(named.asked)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.limits, self._limits = limits, {}

@@ -150,6 +150,8 @@ class ResponseCache:
         kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
         self._count(call, HIT)
+        if call.client.renamed is not None:
+            body = call.client.renamed.stored(body, in_chunks=question.stream)
         call.client.respond(200, body, ((b"x-cache", HIT), (b"age", age)), kind, chunked=question.stream)
         self._served(call, 200, stored.tokens, len(body))
         return HIT

@@ -50,6 +50,7 @@ class ModelRule:
     max_tokens: int | None = None  # of an answer
     defaults: Mapping[str, Any] = field(default_factory=dict)  # members of bodies that have none
     cost: ModelCost | None = None
+    names_asked: bool = False  # answers name the model that was asked for
 
     @property
     def targets(self) -> Sequence[str]:
