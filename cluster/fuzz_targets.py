@@ -97,4 +97,5 @@ def beginnings() -> Sequence[bytes]:
     removal = route_updates.encode_process(ProcessUpdate(REMOVED, (7, 1), [(1, 2)]))
     found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removal)]
     packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
-    return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + STATE_HEAD.pack(STATE_MAGIC, 7, 0) + written[1][1]]
+    state = STATE_HEAD.pack(STATE_MAGIC, 7, 0) + bytes(2) + written[1][1]
+    return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + state]

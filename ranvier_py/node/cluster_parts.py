@@ -165,7 +165,8 @@ class ClusterParts(Part):
     def look(self) -> None:
         """Measure the traffic, and log problems that no peer reports and only an operator can solve. Call it often."""
         traffic, commands = self.port.counters, self.peer.features.signed_commands
-        commands.set_wall_clock(wall_ms(), time.monotonic())
+        for clocked in (commands, self.peer.features.revocations):
+            clocked.set_wall_clock(wall_ms(), time.monotonic())
         if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
             return
         stranger, self.peer.wrong_key_source = self.peer.wrong_key_source, None
@@ -211,6 +212,16 @@ class ClusterParts(Part):
         if shared:
             self.port.poke()
         return shared
+
+    async def revoke(self, key_id: str, until_ms: int) -> bool:
+        """Revoke a client's key on all nodes until this time of day; 0 takes that back. Returns False if that needs an
+        admin key, or there are too many."""
+        is_shared = self.peer.features.revocations.give(key_id, until_ms, time.monotonic())
+        if is_shared:
+            self.port.poke()
+            if self.state_file is not None:
+                await self.state_file.save(self.peer.state())
+        return is_shared
 
     def unready(self) -> str:
         """Return why it waits, unless this node has its peers' routes, or has waited for them long enough."""

@@ -70,7 +70,7 @@ def parts_of(
     index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models = ModelLooks(node, polls.poller)
-    access = Access(node)
+    access = Access(node, clustering)
     path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner = Learner(worker)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
+from typing import NamedTuple
 
 from ranvier_py.core.access.limits.limit_gossip import LimitGossip
+from ranvier_py.core.access.revocations import Revocations
 from ranvier_py.core.clients.rule_verdicts import VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
@@ -42,7 +44,7 @@ from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
-    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip),
+    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip, Revocations),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -55,7 +57,9 @@ IDLE_INTERVAL_S = 0.25  # between two flushes while no request is in flight; `hu
 
 STATE_HEAD = Struct("<4sQH")  # magic, epoch, number of floors
 STATE_FLOOR = Struct("<QQ")  # of signed commands: digest of a URL, clock
-STATE_MAGIC = b"RGS2"
+STATE_LENGTH = Struct("<H")  # of the revocations of keys that follow
+STATE_MAGIC, STATE_MAGIC_BEFORE = b"RGS3", b"RGS2"
+"""What an earlier version wrote has no revocations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,12 @@ class Features:
     prefills: PrefillGossip
     backend_sets: BackendSets
     limits: LimitGossip
+    revocations: Revocations
 
     def machines(self) -> Sequence[Machine]:
         """Return them in the order in which they are called."""
         return (
-            *(self.routes, self.backends, self.signed_commands),
+            *(self.routes, self.backends, self.signed_commands, self.revocations),
             *(self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
             Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
@@ -134,10 +139,10 @@ class RouterPeer(Mesh):
         *,
         subkeys: Subkeys | None = None,
     ) -> None:
-        epoch, floors, remembered = read_state(settings.state)
+        epoch, floors, remembered, revoked = read_state(settings.state)
         me = settings.record(first_epoch(epoch, settings.wall_ms), settings.routes.schema)
         super().__init__(me, settings, Sealer(me.session, ring, settings.label, subkeys), CODEC, rng, now)
-        self.features = features_of(self, router, settings, rng, now, floors=floors)
+        self.features = features_of(self, router, settings, rng, now, floors=floors, revoked=revoked)
         self.machines = Machines(self.features.machines())
         self.flushes = FlushTimes(now)
         self._wire()
@@ -185,10 +190,13 @@ class RouterPeer(Mesh):
         return self.features.routes.synced
 
     def state(self) -> bytes:
-        """Return what must survive a restart, at most 80 KiB: the epoch, clocks of commands, and addresses of peers."""
+        """Return what must survive a restart, at most 112 KiB: the epoch, clocks of commands, revocations of keys, and
+        addresses of peers."""
         _, body = CODEC.encode(Members(tuple(self.members.export()), False))
         floors = b"".join([STATE_FLOOR.pack(*floor) for floor in self.features.signed_commands.floors.items()])
-        return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch, len(floors) // STATE_FLOOR.size) + floors + body
+        head = STATE_HEAD.pack(STATE_MAGIC, self.me.epoch, len(floors) // STATE_FLOOR.size)
+        revoked = self.features.revocations.stored()
+        return head + floors + STATE_LENGTH.pack(len(revoked)) + revoked + body
 
     def transitions(self) -> list[Transition]:
         """Return the transitions of our backends that peers caused since the last call; for the log."""
@@ -216,12 +224,21 @@ class RouterPeer(Mesh):
 
 
 def features_of(
-    peer: Mesh, router: Router, settings: GossipSettings, rng: Random, now: float, *, floors: Mapping[int, int]
+    peer: Mesh,
+    router: Router,
+    settings: GossipSettings,
+    rng: Random,
+    now: float,
+    *,
+    floors: Mapping[int, int],
+    revoked: bytes,
 ) -> Features:
-    """Make the features of a node. `floors`: of signed commands, from before a restart."""
+    """Make the features of a node. `floors`: of signed commands, and `revoked`: keys, from before a restart."""
     session, outbox, round_trip_s = settings.session, peer.outbox, peer.round_trip_s
     facts = BackendFacts(outbox, rng, now, plane_of=peer.members.plane_of)
     commands = SignedCommands(settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors)
+    wall_ms, admin_key = settings.wall_ms, settings.admin_key
+    revocations = Revocations(admin_key, outbox, rng, now, wall_ms=wall_ms, stored=revoked)
     backends = RegistrySync(router.registry, facts, settings.fingerprint_key)
     route_sync = RouteSync(router.routes, backends, router.owners, router.checkpoints)
     streams = SharedStreams(session, backends, router.hasher, outbox, rng, now)
@@ -241,20 +258,35 @@ def features_of(
         prefills=PrefillGossip(router.holders.speculation, backends, outbox, now),
         backend_sets=BackendSets(backends, outbox, rng, now),
         limits=LimitGossip(session, outbox, rng, now, left=peer.has_left, name_of=peer.name_of),
+        revocations=revocations,
     )
 
 
-def read_state(data: bytes) -> tuple[int, Mapping[int, int], Sequence[Record]]:
-    """Return (epoch, floors of commands, records) from the bytes of `RouterPeer.state`; (0, {}, ()) for others."""
+class SavedState(NamedTuple):
+    """What `RouterPeer.state` keeps: epoch, clocks of commands by URL, members, and revocations of keys as bytes."""
+
+    epoch: int = 0
+    floors: Mapping[int, int] = {}
+    records: Sequence[Record] = ()
+    revoked: bytes = b""
+
+
+def read_state(data: bytes) -> SavedState:
+    """Return what is in the bytes of `RouterPeer.state`; nothing for others."""
     if len(data) < STATE_HEAD.size:
-        return 0, {}, ()
+        return SavedState()
     magic, epoch, floors = STATE_HEAD.unpack_from(data)
-    body_at = STATE_HEAD.size + floors * STATE_FLOOR.size
-    if magic != STATE_MAGIC or len(data) < body_at:
-        return 0, {}, ()
-    clocks = dict(STATE_FLOOR.iter_unpack(data[STATE_HEAD.size : body_at]))
+    floors_end = body_at = STATE_HEAD.size + floors * STATE_FLOOR.size
+    if magic == STATE_MAGIC and len(data) >= floors_end + STATE_LENGTH.size:
+        body_at += STATE_LENGTH.size + STATE_LENGTH.unpack_from(data, floors_end)[0]
+    elif magic != STATE_MAGIC_BEFORE:
+        return SavedState()
+    if len(data) < body_at:
+        return SavedState()
+    clocks = dict(STATE_FLOOR.iter_unpack(data[STATE_HEAD.size : floors_end]))
+    found = SavedState(epoch, clocks, (), data[floors_end + STATE_LENGTH.size : body_at])
     try:
         message = CODEC.decode(CODEC.number_of[Members], data[body_at:])
     except BadFrame:
-        return epoch, clocks, ()
-    return epoch, clocks, message.records
+        return found
+    return found._replace(records=message.records)

@@ -23,7 +23,7 @@ from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
 
-STATE_BYTES_MAX = 96 * 1024  # 256 peers and the clocks of 1024 commands fit; a larger file is another one
+STATE_BYTES_MAX = 128 * 1024  # 256 peers, the clocks of 1024 commands and 256 revocations fit; a larger file is another
 MARK = b"ranvier peers 1\n"
 DIGEST_BYTES = 16  # finds cut or damaged files; not against forgers, who would need the cluster's key anyway
 

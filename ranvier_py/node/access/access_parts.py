@@ -8,15 +8,18 @@ Invariant: reading keys holds up no request (test_keys_read.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
 
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.access.keys_file import label
+from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.prompts.tenants import HEADER
 from ranvier_py.core.routing.summary import RequestSummary
@@ -24,12 +27,21 @@ from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access.key_reader import read_keys
 from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import Asked
+from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.proxy.stages.identify import Gate, Network
 
 log = logging.getLogger(__name__)
 
 LISTED_MAX = 1000  # keys in one answer
+
+REVOKED_HOURS, REVOKED_HOURS_MAX = 30 * 24, 365 * 24
+"""How long a revocation holds: time to take the key's line out of all files."""
+
+NOT_SHARED = (
+    "revoking needs a keys_file, and gossip with a gossip_admin_key; without, set disabled = true in the file. With "
+    "them there are too many revocations, or there is none to take back"
+)
 
 
 @dataclass(slots=True)
@@ -68,13 +80,15 @@ class Access(Part):
     name = "access"
     keys = ("keys_file", "trusted_proxies")
 
-    def __init__(self, node: Node) -> None:
-        config = node.config
+    def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
+        config, self._clustering = node.config, clustering
         needs_key = config.keys_file is not None
         isolation = config.tenant_isolation
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
         has_gate = needs_key or bool(config.trusted_proxies)
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
+        if self.gate is not None and clustering is not None:
+            self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
         self._counts, self._listed = RequestCounts(), node.registry.pools.names
         self._file = ClientKeys(self.gate, config) if self.gate is not None and needs_key else None
 
@@ -126,7 +140,36 @@ class Access(Part):
             yield from samples("access", self._file.counters)
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/access": self.show}
+        return {
+            "GET /admin/access": self.show,
+            "POST /admin/access/revoke": self.revoke,
+            "POST /admin/access/restore": self.restore,
+        }
+
+    async def revoke(self, asked: Asked) -> Mapping[str, Any]:
+        """Refuse a key by its id, on all nodes, for some hours."""
+        wanted = await asked.json("id", "hours")
+        hours = wanted.get("hours", REVOKED_HOURS)
+        if type(hours) not in (int, float) or not 0 < hours <= REVOKED_HOURS_MAX:
+            raise BadRequest(f"hours must be a number above 0, at most {REVOKED_HOURS_MAX}")
+        return await self._order(id_of(wanted), time.time() + 3600 * hours)
+
+    async def restore(self, asked: Asked) -> Mapping[str, Any]:
+        """Take a revocation back."""
+        return await self._order(id_of(await asked.json("id")), 0.0)
+
+    async def _order(self, key_id: str, until: float) -> Mapping[str, Any]:
+        clustering = self._clustering
+        if clustering is None or self._file is None or not await clustering.revoke(key_id, int(1000 * until)):
+            raise BadRequest(NOT_SHARED)
+        log.warning("access.%s %s", "revoked" if until else "restored", key_id)
+        return {"id": key_id, "until": moment(until) if until else None}
+
+    def _revoked(self) -> Sequence[Mapping[str, Any]]:
+        if self._clustering is None:
+            return ()
+        rows = self._clustering.peer.features.revocations.held(time.monotonic())
+        return [{"id": row.id, "until": moment(row.until_ms / 1000)} for row in rows[:LISTED_MAX]]
 
     def show(self, asked: Asked) -> Mapping[str, Any]:
         """Return what is known of keys and tenants; of the keys, `limit` from `first` on, in the order of the file."""
@@ -145,9 +188,21 @@ class Access(Part):
             "trouble": self._file.trouble,
             "keys": {"count": counters.keys, "first": first, "listed": keys},
             "tenants": counters.tenants,
+            "revoked": self._revoked(),
             "refused": dict(self.gate.counters.refused),
             "claims": dict(self.gate.counters.claims),
         }
+
+
+def id_of(body: Mapping[str, Any]) -> str:
+    try:
+        return label(body.get("id"))
+    except ValueError as error:
+        raise BadRequest(f"id {error}") from error
+
+
+def moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def trusted(config: Config) -> list[Network]:

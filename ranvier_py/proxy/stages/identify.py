@@ -60,12 +60,12 @@ class AccessCounters:
 
 class Gate:
     """Lets requests in. `table` and `trusted` may be replaced. `needs_key`: whether there are keys; without them only
-    who may name tenants is checked. `tenant_field`: the field that names them, if there is one. `revoked`: whether a
-    key with this id was revoked."""
+    who may name tenants is checked. `tenant_field`: the field that names them, if there is one. `is_revoked`: whether
+    the key with this id is revoked at this time of day, in milliseconds."""
 
     def __init__(self, *, needs_key: bool, trusted: Sequence[Network], tenant_field: bytes) -> None:
         self.table, self.needs_key, self.trusted = KeyTable(), needs_key, trusted
-        self.revoked: Callable[[str], bool] = lambda _: False
+        self.is_revoked: Callable[[str, float], bool] = lambda *_: False
         self.counters = AccessCounters()
         self._tenant_field = tenant_field if trusted or needs_key else b""
         self._claims = frozenset((*(TENANT_CLAIMS if needs_key else ()), self._tenant_field))
@@ -99,13 +99,15 @@ class Gate:
 
     def _identity(self, seen: SeenHead) -> Identity | None:
         """Return whose head this is; None for nobody's, where no key is needed. Raises InvalidKey."""
-        why = ""
+        why, now = "", time.time()
         for digest in seen.digests:
             found = self.table.find(digest)
             if found is None or found.key is None:
                 why = why or "unknown"
-            elif not (why := found.key.refusal(time.time()) or ("revoked" if self.revoked(found.key.id) else "")):
-                return found
+            elif not (why := found.key.refusal(now)):
+                if not self.is_revoked(found.key.id, 1000 * now):
+                    return found
+                why = "revoked"
         if seen.named and not why:  # a key that is not valid is no reason to believe less than it claims
             return self.table.named(seen.named)
         if not self.needs_key:

@@ -14,6 +14,7 @@ from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitGossip
 from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.access.limits.meters import Amounts, meters_of
+from ranvier_py.core.access.revocations import Revocations
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts, VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
@@ -90,7 +91,21 @@ def spend(table: LimitGossip, rng: Random, now: float) -> None:
         table.begin().settle(grant, Amounts(1.0 + rng.randrange(99)), now)
 
 
+NOON_MS = 1_795_262_400_000
+
+
+def revocations(_: int, outbox: list[Outgoing], rng: Random, now: float) -> Revocations:
+    return Revocations(b"k" * 32, outbox, rng, now, wall_ms=NOON_MS + round(1000 * now))
+
+
 TABLES = {
+    "revocations": Table(
+        revocations,
+        lambda table, rng, now: table.give(rng.choice("ab"), NOON_MS + 10**9 if rng.random() < 0.8 else 0, now),
+        lambda table, _: table.stored(),
+        Revocations.REPEAT_S,
+        object,
+    ),
     "commands": Table(commands, give, lambda table, _: table.floors, SignedCommands.REPEAT_S, object),
     "readers": Table(
         ReaderClaimTable,

@@ -13,7 +13,7 @@ from ranvier_py.core.mesh.membership.own_record import EPOCH_MAX
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.mesh.wire.keyring import insecure_ring
 from ranvier_py.core.mesh.wire.messages import Push, Record, State, Update
-from ranvier_py.core.peer.router_peer import STATE_HEAD, STATE_MAGIC, GossipSettings, RouterPeer, read_state
+from ranvier_py.core.peer.router_peer import STATE_HEAD, STATE_MAGIC, GossipSettings, RouterPeer, SavedState, read_state
 from ranvier_py.core.routing.backend_state.signed_commands import Command, Commands, signature_of
 
 NOON_MS = 1_795_262_400_000
@@ -41,8 +41,7 @@ def test_a_run_begins_with_a_higher_epoch_than_the_last_one() -> None:
 def test_an_epoch_that_a_peer_drove_to_its_end_is_given_up_with_the_run(epoch: int) -> None:
     """One more would be refused by everybody, run for run."""
     before = started()
-    _, _, records = read_state(before.state())
-    assert records == ()
+    assert read_state(before.state()).records == ()
     spoilt = STATE_HEAD.pack(STATE_MAGIC, epoch, 0) + before.state()[STATE_HEAD.size :]
     assert started(spoilt).me.epoch == NOON_MS
 
@@ -78,8 +77,8 @@ def test_a_state_that_is_cut_off_or_something_else_is_none() -> None:
     whole = started()
     whole.features.signed_commands.give("add", URL, 1.0, "", 0.0)
     state = whole.state()
-    assert len(read_state(state)[1]) == 1
+    assert len(read_state(state).floors) == 1
     for end in range(STATE_HEAD.size):
-        assert read_state(state[:end]) == (0, {}, ())
-    assert read_state(state[: STATE_HEAD.size + 8]) == (0, {}, ())
-    assert read_state(b"RGS1" + state[4:]) == (0, {}, ())
+        assert read_state(state[:end]) == SavedState()
+    assert read_state(state[: STATE_HEAD.size + 8]) == SavedState()
+    assert read_state(b"RGS1" + state[4:]) == SavedState()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.access.revocations import ROWS_PER_MESSAGE, Revocation, Revoked
 from ranvier_py.core.clients.body_mender import TrialResult
 from ranvier_py.core.clients.rule_verdicts import VERDICTS_MAX, RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import READER_CLAIMS_MAX, ReaderClaim, ReaderClaims
@@ -313,6 +314,10 @@ BEYOND: list[tuple[m.Message, str]] = [
     (Commands((Command(1, 1, "add", "u", 1.0, "n" * 129, bytes(32)),)), "a long name of a backend"),
     (Commands((Command(1, 1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
     (Commands((Command(1, 1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_PER_MESSAGE + 1)), "many commands"),
+    (Revoked((Revocation(1, 1, 2, "ann", bytes(32)),)), "a state that is none"),
+    (Revoked((Revocation(1, 1, 1, "a" * 65, bytes(32)),)), "a long id of a key"),
+    (Revoked((Revocation(1, 1, 1, "a", bytes(31)),)), "a short signature of a revocation"),
+    (Revoked((Revocation(1, 1, 1, "a", bytes(32)),) * (ROWS_PER_MESSAGE + 1)), "many revocations"),
     (RuleVerdicts(1, (TrialResult("r", "c", "m" * 1025, "off", "", ""),)), "a long name of a model"),
     (RuleVerdicts(1, (TrialResult("r", "c", "m", "measuring", "", ""),)), "a trial that is not decided"),
     (RuleVerdicts(1, (TrialResult("r", "c", "m", "off", "", ""),) * (VERDICTS_MAX + 1)), "many verdicts"),

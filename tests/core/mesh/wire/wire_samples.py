@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.access.limits.counts import CountRow
 from ranvier_py.core.access.limits.limit_gossip import LimitAnswer, LimitCounts, LimitQuestion
 from ranvier_py.core.access.limits.limiter import AskRow
+from ranvier_py.core.access.revocations import Revocation, Revoked
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaim, ReaderClaims
@@ -76,9 +77,10 @@ EXAMPLES: tuple[m.Message, ...] = (
     LimitCounts((CountRow(11, SESSION, 1, 2**32 - 1, 250, 4105.0, 3000.0, 2417.5),)),
     LimitQuestion(2**32 - 1, (AskRow(11, 5, 24_000, 0, 1e9, 1e9, 7e8, 4105.0, 1e12),)),
     LimitAnswer(7, U64_MAX),
+    Revoked((Revocation(U64_MAX, 1_795_000_000_000, 1, "ann", bytes(range(32))), Revocation(7, 0, 0, "", bytes(32)))),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "cc32d1acbcf47c81"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "3dcd0977910b0967"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -139,6 +141,7 @@ digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes
 voided = st.builds(
     VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
 )
+revocations = st.builds(Revocation, u64, u64, st.integers(0, 1), texts(64), st.binary(min_size=32, max_size=32))
 numbers = st.lists(u32, max_size=5).map(lambda several: b"".join(number.to_bytes(4, "little") for number in several))
 prefills = st.builds(SharedPrefill, u32, u64, st.integers(0, 255), digests.filter(bool))
 verdicts = st.builds(
@@ -176,6 +179,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Voided: st.builds(Voided, many(voided, 3)),
     LimitCounts: st.builds(LimitCounts, many(limited)),
     LimitQuestion: st.builds(LimitQuestion, u32, many(asks)),
+    Revoked: st.builds(Revoked, many(revocations, 3)),
     RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
 }
 STRATEGIES = OF_ROWS | {
