@@ -25,7 +25,7 @@ class Histogram:
     Raises ValueError for bounds that are not finite or do not ascend.
     """
 
-    __slots__ = ("bounds", "count", "counts", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         if not bounds or any(not abs(bound) < inf for bound in bounds):
@@ -34,14 +34,17 @@ class Histogram:
             raise ValueError("bounds of a histogram must ascend")
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        self.count = 0
         self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """Observations in all."""
+        return sum(self.counts)
 
     def observe(self, value: float) -> None:
         """Count one value. NaN has no bucket: it is a bug of the caller, and would spoil the sum for ever."""
         assert value == value, "NaN observed"  # noqa: PLR0124  # the cheapest test for NaN
         self.counts[bisect_left(self.bounds, value)] += 1
-        self.count += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:

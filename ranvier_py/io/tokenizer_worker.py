@@ -168,9 +168,10 @@ class TokenizerWorker:
 
     def _takes(self, size_bytes: int) -> bool:
         """Whether the queue has room for so many more bytes; if not, they count as dropped."""
-        takes = self._queue_bytes + size_bytes <= self._queue_bytes_max
-        self.counters.dropped += not takes
-        return takes
+        if self._queue_bytes + size_bytes > self._queue_bytes_max:
+            self.counters.dropped += 1
+            return False
+        return True
 
     def _take(self) -> tuple[Attempt, QueuedPrompt]:
         attempt, queued = self._queue.popitem(last=False)

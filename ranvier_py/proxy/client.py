@@ -24,8 +24,8 @@ from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
 from ranvier_py.proxy.driver import Driver
-from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
-from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.error_answers import JSON, api_of, error_response, own_head, response_head
+from ranvier_py.proxy.http_values import NO_REQUEST, Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import PlainTransport
 
@@ -83,11 +83,9 @@ class Client:
     driver: Driver[bool] | None = None  # runs its steps, once the server has begun them
     phase: WaitPhase = WaitPhase.IDLE  # what is waited for
     deadline: float = math.inf  # of that wait, in the watchdog's time
-    api: str = "openai"  # whose error shape the client expects, or "anthropic"
     request_id: bytes = b""  # of the current request, once a handler has set it; answers of our own carry it
     started: bool = False  # a byte of the current answer was sent
     must_close: bool = False  # the connection ends after this answer; a handler may set it
-    head_only: bool = False
     ahead: bytes = b""  # bytes after the current request that are already here
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
     seen_head: SeenHead | None = None  # who sent it, if the node asks for that
@@ -105,6 +103,11 @@ class Client:
 
     def __post_init__(self) -> None:
         self.fd = self.transport.fd
+
+    @property
+    def request(self) -> HttpRequest:
+        """The current request, as far as its head was read."""
+        return self.last_head.request if self.last_head is not None else NO_REQUEST
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
         """Wait for `phase` from now on, for at most so many seconds."""
@@ -157,13 +160,14 @@ class Client:
         """Send an answer of our own; a `chunked` body has its chunks already. HEAD gets the head. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
-        if self.last_head is not None and (origin := self.last_head.request.fields.origin):
-            headers = (*headers, *self.cors.fields(origin))
+        request = self.request
+        if request.fields.origin:
+            headers = (*headers, *self.cors.fields(request.fields.origin))
         head = own_head(status, headers, content_type, None if chunked else len(body), close=self.must_close)
-        self.send(head, b"" if self.head_only or status in (204, 304) else body)
+        self.send(head, b"" if request.method == b"HEAD" or status in (204, 304) else body)
 
     def respond_error(self, error: RanvierError) -> None:
-        status, headers, body = error_response(error, self.api)
+        status, headers, body = error_response(error, api_of(self.request))
         self.respond(status, body, headers)
 
     def write(self, parts: Sequence[bytes]) -> None:

@@ -82,6 +82,11 @@ class UpstreamCounters:
     outdated: int = counter("Good connections closed because the backend's name or process had changed meanwhile.")
 
 
+FRESH_S = 1.0
+"""A connection that was used within this time is not looked at by a system call of its own: engines close those that
+wait for longer, uvicorn after 5 s, and events show it."""
+
+
 @dataclass(slots=True, eq=False)
 class Destination:
     """What connections lead to: an address of a backend, and the process that was there when they were made."""
@@ -93,14 +98,14 @@ class Destination:
 class Connection:
     """One connection to a backend."""
 
-    __slots__ = ("_poll", "answered", "destination", "idle_since", "known_head", "pool", "transport")
+    __slots__ = ("_poll", "answered", "destination", "known_head", "pool", "transport", "used_at")
 
     def __init__(self, transport: PlainTransport, pool: ConnectionPool, destination: Destination) -> None:
         self.transport = transport
         self.pool = pool
         self.destination = destination
         self.answered = False  # a byte of the current answer has arrived
-        self.idle_since = 0.0
+        self.used_at = 0.0  # when it was last taken or put back
         self.known_head: KnownHead | None = None
         self._poll = select.poll()
         self._poll.register(transport.fd, select.POLLIN)
@@ -108,6 +113,11 @@ class Connection:
     def quiet(self) -> bool:
         """Whether neither bytes nor an end have arrived: an unused connection with either is of no use."""
         return not self.transport.holds_more and not self._poll.poll(0)
+
+    def seems_alive(self, now: float) -> bool:
+        """Whether an unused connection is quiet, as far as events have shown it if it was used a moment ago."""
+        watch = self.transport.watch
+        return self.quiet() if watch is None or now - self.used_at > FRESH_S else not watch.ready
 
     def send(self, parts: tuple[bytes, bytes]) -> memoryview | None:
         """Send head and body as far as the kernel takes them. Returns the rest: None if all left, empty if broken."""
@@ -158,14 +168,15 @@ class ConnectionPool:
 
     def take(self) -> Connection | None:
         """Return the connection used last that still seems alive, or None."""
+        now, counters = self.clock(), self.counters
         while self.idle:
             connection = self.idle.pop()
-            self.counters.pooled -= 1
-            if connection.quiet():
-                self.counters.reuses += 1
-                connection.answered = False
+            counters.pooled -= 1
+            if connection.seems_alive(now):
+                counters.reuses += 1
+                connection.answered, connection.used_at = False, now
                 return connection
-            self.counters.stale += 1
+            counters.stale += 1
             connection.close()
         return None
 
@@ -214,17 +225,19 @@ class ConnectionPool:
             self.counters.dropped += 1
             connection.close()
             return
-        connection.idle_since = self.clock()
-        self.idle.append(connection)
+        idle = self.idle
+        connection.used_at = now = self.clock()
+        idle.append(connection)
         self.counters.pooled += 1
-        self.prune(connection.idle_since - self.limits.idle_s)
-        if len(self.idle) > self.limits.pooled_max:
+        if now - idle[0].used_at > self.limits.idle_s:
+            self.prune(now - self.limits.idle_s)
+        if len(idle) > self.limits.pooled_max:
             self.counters.dropped += 1
             self._close_oldest()
 
     def prune(self, before: float) -> None:
         """Close the connections that were last used before then."""
-        while self.idle and self.idle[0].idle_since < before:
+        while self.idle and self.idle[0].used_at < before:
             self._close_oldest()
 
     def _close_oldest(self) -> None:

@@ -31,8 +31,7 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.error_answers import api_of
-from ranvier_py.proxy.http_values import NO_REQUEST, HttpRequest, WaitPhase
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import RECEIVE_BYTES, TlsTransport, received
 
@@ -96,7 +95,7 @@ class Conversations:
                 client.arm(WaitPhase.HEADER, self.limits.header_s)
                 yield client.transport.handshake
             while not client.must_close:
-                client.started = client.head_only = False
+                client.started = False
                 client.request_id = b""
                 client.must_close = self.draining
                 if not data:
@@ -139,9 +138,8 @@ class Conversations:
                 head.feed(data[:end])
             head.finish(data[:end], limits)
         request = head.request
-        client.must_close |= not request.keep_alive
-        client.api = api_of(request.target, request.fields)
-        client.head_only = request.method == b"HEAD"
+        if not request.keep_alive:
+            client.must_close = True
         rest = end + head.length
         whole = end <= rest <= len(data)
         try:
@@ -206,10 +204,9 @@ class Conversations:
 
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer a request that no handler got, and report it."""
-        request = client.last_head.request if client.last_head is not None else NO_REQUEST
-        client.api = api_of(request.target, request.fields)  # not set yet if the head itself was refused
         self._answer_error(client, error)
         if self.report is not None:
+            request = client.request
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
             seen, who = client.seen_head, ("", "")
             if seen is not None and seen.identity is not None and seen.fields is request.fields:

@@ -11,8 +11,8 @@ from http import HTTPStatus
 import orjson
 
 from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unauthorized, Unavailable, UpgradeRefused
-from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH
-from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead, RequestFields
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH, meant_path
+from ranvier_py.proxy.http_values import Fields, Headers, HttpRequest, HttpResponseHead
 
 JSON = b"application/json"
 
@@ -76,9 +76,10 @@ def error_event(body: bytes, path: bytes) -> bytes:
     return b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps({"error": found})
 
 
-def api_of(path: bytes, fields: RequestFields) -> str:
-    """Return whose error shape the client of this path expects."""
-    return "anthropic" if fields.is_anthropic or path.startswith(b"/v1/messages") else "openai"
+def api_of(request: HttpRequest) -> str:
+    """Return whose error shape the client expects, also of a path that lacks its /v1."""
+    path = meant_path(request.path) or request.path
+    return "anthropic" if request.fields.is_anthropic or path.startswith(MESSAGES_PATH) else "openai"
 
 
 def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:

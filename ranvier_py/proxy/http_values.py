@@ -101,9 +101,9 @@ class HeadShape(NamedTuple):
         before, after = self
         if not after:
             return b"" if head == before else None
-        if not head.startswith(before) or not head.endswith(after):
+        if not head.startswith(before):
             return None
-        digits = head[len(before) : len(head) - len(after)]
+        digits = head[len(before) :].removesuffix(after)  # other ends are no digits
         return digits if digits.isdigit() and len(digits) <= 18 else None
 
 

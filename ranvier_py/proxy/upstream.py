@@ -96,11 +96,10 @@ class Upstream:
         if connection is None:
             sent()
         else:
-            sent_at = self._clock()
             try:
                 return (yield from self._ask(connection, request, parts, sent))
             except UpstreamClosed:
-                if connection.answered or self._clock() - sent_at > DEAD_WITHIN_S:
+                if connection.answered or self._clock() - connection.used_at > DEAD_WITHIN_S:
                     raise
                 self.counters.stale += 1
                 if not may_repeat(request.method, request.path, request.body):
@@ -189,14 +188,15 @@ class Upstream:
 
     def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[FramedHead, bytes]]:
         """Return the final head, and the bytes after it. `data` has arrived already."""
+        bytes_max = self._limits.header_bytes_max
         for _ in range(INTERIM_MAX):
-            while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
+            while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= bytes_max:
                 try:
                     yield connection.transport.readable
                     data += received_by(connection)
                 except OSError as error:
                     raise UpstreamClosed(f"the backend closed the connection: {error}") from error
-            if not 4 <= end <= self._limits.header_bytes_max:
+            if not 4 <= end <= bytes_max:
                 raise UpstreamGarbled("the backend's answer has too large a head")
             reading = connection.read_head(data[:end], method)
             data = data[end:]

@@ -78,7 +78,7 @@ class World:
         backend = self.router.registry.ids.find(worker)
         assert backend is not None
         for _ in range(requests):
-            self.router.registry.dispatched(backend.id, self.now)
+            self.router.registry.dispatched(backend, self.now)
 
     async def evict(self, worker: str, *keys: int, **more: Any) -> dict[str, Any]:
         body = {"worker_id": worker, "evicted_hashes": [f"{key:064x}" for key in keys], **more}

@@ -295,7 +295,7 @@ class PromptMemory:
         if digest not in prefixes:
             counters.kept += known.end.messages
         prefixes[digest] = known
-        while self._is_full(len(prefixes)):
+        while len(prefixes) > self.entries_max or (counters.kept > self._kept_max and len(prefixes) > 1):
             _, old = prefixes.popitem(last=False)
             counters.kept -= old.end.messages
             counters.dropped += 1
@@ -328,14 +328,11 @@ class PromptMemory:
             return
         boundaries[boundary.text] = boundary
         counters.kept += boundary.messages
-        while self._is_full(len(boundaries)):
+        while len(boundaries) > self.entries_max or (counters.kept > self._kept_max and len(boundaries) > 1):
             _, old = boundaries.popitem(last=False)
             counters.kept -= old.messages
             counters.dropped += 1
         counters.boundaries = len(boundaries)
-
-    def _is_full(self, entries: int) -> bool:
-        return entries > self.entries_max or (self.counters.kept > self._kept_max and entries > 1)
 
 
 class ForgetfulMemory(PromptMemory):

@@ -157,10 +157,9 @@ class Registry:
             each.draining = draining
         return backend
 
-    def dispatched(self, id: BackendId, now: float, request: InFlight | None = None, expected_at: float = 0) -> Backend:  # noqa: A002
-        """Count a request as in flight; where the circuit is half open, it takes the trial. Returns the backend.
-        `expected_at`: when its first token is expected, if it can't be seen."""
-        backend = self[id]
+    def dispatched(self, backend: Backend, now: float, request: InFlight | None = None, expected_at: float = 0) -> None:
+        """Count a request as in flight; where the circuit is half open, it takes the trial. `expected_at`: when its
+        first token is expected, if it can't be seen."""
         request = request or InFlight()
         work = backend.work
         work.begin(request, now)
@@ -174,7 +173,6 @@ class Registry:
             before = backend.vitals.state
             backend.vitals.feed(Event.DISPATCHED, now)
             self.changes.settle(backend, before, "dispatched")
-        return backend
 
     def reported_hit(self, backend: Backend, generation: int, api: str) -> None:
         """Note that an answer of this process and API reported cached tokens."""
@@ -185,7 +183,7 @@ class Registry:
 
     def finished(
         self,
-        id: BackendId,  # noqa: A002
+        backend: Backend,
         outcome: Outcome,
         now: float,
         request: InFlight | None = None,
@@ -196,7 +194,6 @@ class Registry:
 
         `request` as when it was dispatched; `judged` as for `Vitals.end`.
         """
-        backend = self[id]
         backend.work.end(request or InFlight(), now)
         backend.load -= 1
         seen = backend.seen

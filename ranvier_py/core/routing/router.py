@@ -184,7 +184,7 @@ class Router:
         """Whether the text chain found so little that tokenizing before placement may pay."""
         if prompt.kind == "opaque" or prompt.end.state is not None or self.policy.depths_wanted == 0:
             return False
-        tokens = prompt.tokens
+        tokens = prompt.end.tokens
         if tokens < self.hasher.block_tokens:
             return False
         if found.credit:  # hybrid backends reuse less than they hold: tokenizing changes nothing about that
@@ -216,19 +216,18 @@ class Router:
         holders, tokens = found.holders, prompt.tokens
         if not (prompt.end.messages and (holders or found.pool.reuses or not self.policy.depths_wanted)):
             return Match((), tokens, UNKNOWN, at=found.at, answer_tokens=self.lengths.expected(UNKNOWN))
-        first, end = prompt.end.first, prompt.end
-        opening = prompt.opening(size, self.policy.opening_source) if (size := self.policy.opening_bytes) else b""
-        wants_prefix = self.policy.wants_prefix
-        prefix_tokens = prefix_depth(prompt.prefix_len, self.hasher.block_tokens) if wants_prefix else 0
+        policy, first, end = self.policy, prompt.end.first, prompt.end
+        opening = prompt.opening(size, policy.opening_source) if (size := policy.opening_bytes) else b""
+        prefix_tokens = prefix_depth(prompt.prefix_len, self.hasher.block_tokens) if policy.wants_prefix else 0
         key: PrefixKey = (0, UNKNOWN, UNKNOWN)
-        several, shared = None, False
-        if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
+        several, shared, wants_shared = None, False, policy.wants_shared
+        if holders and (wants_shared or policy.depths_wanted > 1):
             held_tokens = found.held_tokens
             key = self.holders.key_at(end, found, held_tokens)
-            if self.policy.wants_shared:
+            if wants_shared:
                 several = partial(self.holders.several, prompt, found)
                 shared = self.holders.is_shared(end, tokens, found, key, held_tokens)
-        evicted = found.evicted(self.routes.rows) if self.policy.wants_shared else None
+        evicted = found.evicted(self.routes.rows) if wants_shared else None
         deepest = Fingerprint(key[1] or key[2])
         answer_tokens = self.lengths.expected(first.text)
         of_prompt = (holders, tokens, first.text, first.tokens, end.text, found.at, deepest)
@@ -258,16 +257,14 @@ class Router:
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         weighed_tokens = self.policy.learner.work_of(matched_tokens, prompt_tokens)
         work = work_of(prompt, decision, weighed_tokens, int(self.lengths.expected(prompt.end.first.text)))
-        expected_at = (
-            now if work.seen else self.policy.learner.expected_at(self.registry[decision.backend], work.tokens, now)
-        )
-        target = self.registry.dispatched(decision.backend, now, work, expected_at)
+        target = self.registry[decision.backend]
+        expected_at = now if work.seen else self.policy.learner.expected_at(target, work.tokens, now)
+        self.registry.dispatched(target, now, work, expected_at)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
             unmatched = self.holders.unmatched(prompt, decision, found)
-            claimed = self.holders.speculation.add(
-                unmatched, decision.backend, target.generation, decision.computed_tokens
-            )
+            computed_tokens = prompt_tokens - matched_tokens
+            claimed = self.holders.speculation.add(unmatched, target.id, target.generation, computed_tokens)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
@@ -315,7 +312,7 @@ class Router:
             observer.finished(attempt, outcome, now)
         if outcome is Outcome.SUCCESS and not (attempt.work.seen or attempt.work.decoding):  # sooner than expected
             attempt.target.work.prefilled(attempt.work, now)
-        transitions = self.registry.finished(attempt.target.id, outcome, now, attempt.work, judged=attempt.judged)
+        transitions = self.registry.finished(attempt.target, outcome, now, attempt.work, judged=attempt.judged)
         if outcome is Outcome.SUCCESS:
             attempt.decoded = decoded_by(attempt, now)
             learn_length(attempt, self.lengths, self.policy)

@@ -76,6 +76,8 @@ class Speculation:
         """Claim fingerprints (0 is none) for a request that is sent. Returns the claimed ones, for `remove`: none if
         there is no room for all. `tokens`: how many the backend has to compute for it; 0 for a peer's request."""
         known = [fingerprint for fingerprint in fps if fingerprint]
+        if not known:
+            return ()
         if self.counters.fingerprints + len(known) > self.capacity:
             self.counters.dropped += 1
             return ()
@@ -87,9 +89,9 @@ class Speculation:
             else:
                 backends[backend] = backends.get(backend, 0) + 1
         self.counters.fingerprints += len(known)
-        self.counters.attempts += bool(known)
-        self.counters.added += bool(known)
-        if tokens >= SHARED_TOKENS_MIN and known and self._came is not None:
+        self.counters.attempts += 1
+        self.counters.added += 1
+        if tokens >= SHARED_TOKENS_MIN and self._came is not None:
             self._number = self._numbers[id(known)] = (self._number + 1) & 0xFFFFFFFF or 1
             self.begun[self._number] = Prefill(backend, generation, known)
             self._came()
@@ -97,6 +99,8 @@ class Speculation:
 
     def remove(self, claimed: Sequence[int], backend: BackendId) -> None:
         """Withdraw an attempt's claims, once, with what `add` returned: it was learned for real, or it failed."""
+        if not claimed:
+            return
         attempts = self._attempts
         for fingerprint in claimed:
             backends = attempts[fingerprint]
@@ -108,7 +112,7 @@ class Speculation:
             else:
                 del attempts[fingerprint]
         self.counters.fingerprints -= len(claimed)
-        self.counters.attempts -= bool(claimed)
+        self.counters.attempts -= 1
         number = self._numbers.pop(id(claimed), 0) if self._numbers else 0
         if number and self.begun.pop(number, None) is None and len(self.ended) < ENDED_MAX and self._came is not None:
             self.ended.append(number)

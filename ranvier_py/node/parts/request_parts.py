@@ -142,8 +142,7 @@ class RequestPath(Part):
 
 def request_ids() -> Iterator[bytes]:
     """Return ids that are unique among nodes and restarts."""
-    name = secrets.token_hex(4).encode()
-    return (b"%b-%x" % (name, number) for number in count(1))
+    return map(f"{secrets.token_hex(4)}-%x".encode().__mod__, count(1))
 
 
 def authorization_of(config: Config) -> bytes:

@@ -28,7 +28,7 @@ from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
-from ranvier_py.proxy.error_answers import error_response
+from ranvier_py.proxy.error_answers import api_of, error_response
 from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, serves, waited_long
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.plan import begin
@@ -70,7 +70,7 @@ class ForwardStage:
             if isinstance(error, ClientGone) or not call.is_open:
                 raise
             call.end(error)
-            self.relay.fail(call, error_response(error, call.client.api)[2])
+            self.relay.fail(call, error_response(error, api_of(call.request))[2])
         finally:
             if call.awaited is not None:
                 call.awaited.close()

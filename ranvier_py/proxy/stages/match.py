@@ -30,19 +30,20 @@ class MatchStage:
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
         unowned = key and owners.collecting and owners.find(key, now) is None
-        return self._once_owned(call) if unowned else self._find(call)
+        return self._once_owned(call) if unowned else self._find(call, now)
 
-    def _find(self, call: Call) -> Steps[None] | None:
-        call.match = self.router.find(call.read.prompt, time.monotonic())
-        if self.router.too_little(call.read.prompt, call.match):
+    def _find(self, call: Call, now: float) -> Steps[None] | None:
+        router, prompt = self.router, call.read.prompt
+        call.match = found = router.find(prompt, now)
+        if router.too_little(prompt, found):
             return self._tokens_first(call)
-        if call.read.prompt.end.length > self.router.registry.pools.shortest:
+        if prompt.end.length > router.registry.pools.shortest:
             self._pass_over_short(call)
         return None
 
     def _once_owned(self, call: Call) -> Steps[None]:
         yield partial(self._await_owner, call.read.prompt.response_key)
-        yield from self._find(call) or ()
+        yield from self._find(call, time.monotonic()) or ()
 
     async def _await_owner(self, digest: int) -> None:
         with trio.move_on_after(OWNER_WAIT_S):

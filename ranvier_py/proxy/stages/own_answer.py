@@ -21,7 +21,6 @@ from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PA
 from ranvier_py.proxy.admission.request_target import misleads
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.error_answers import api_of
 from ranvier_py.proxy.stages.resolve_model import ResolveStage, tenant_of
 
 MODELS_PATH = b"/v1/models"
@@ -68,7 +67,7 @@ def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
 def own_answer(resolve: ResolveStage, call: Call, may_use: Callable[[str], bool] | None) -> bytes | None:
     """Return the body of what the node answers itself; None for what goes to a backend. Raises RequestError. `may_use`:
     models, if not all."""
-    request, client = call.request, call.client
+    request = call.request
     path, method = request.path, request.method
     of_v1 = path.startswith(b"/v1/")
     if request.fields.upgrades and method == b"GET" and path != REALTIME_PATH:
@@ -88,7 +87,6 @@ def own_answer(resolve: ResolveStage, call: Call, may_use: Callable[[str], bool]
             return None if found is None else orjson.dumps(found)
     if not of_v1 or path.startswith(b"/v1/v1/"):
         known = meant_path(path)
-        client.api = api_of(known, request.fields) if known else client.api
         raise NotFound(
             f"{NO_SUCH_PATH}; {known.decode()} is what the base URL should lead to" if known else NO_SUCH_PATH
         )

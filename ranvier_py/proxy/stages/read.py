@@ -11,7 +11,7 @@ from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.retries import is_inference
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.stored_paths import response_of
+from ranvier_py.core.routing.stored_paths import STORED, response_of
 from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
 from ranvier_py.proxy.call import Call, PipelineLimits, ReadRequest
 from ranvier_py.proxy.driver import Steps, in_portions
@@ -60,7 +60,7 @@ class ReadStage:
             call.client.must_close = True
             prompt.model = model_of(request.target)
         is_kept = path == RESPONSES_PATH and prompt.stores
-        if not is_kept and (named := response_of(request.method, request.path)):
+        if request.path.startswith(STORED) and (named := response_of(request.method, request.path)):
             owner = tenants.of(request.headers) if tenants is not None else b""
             prompt.response_key = router.owners.response_key(named, owner)
         return ReadRequest(

@@ -85,7 +85,7 @@ def test_in_flight_counts_reach_peers_where_datagrams_do_not() -> None:
     registry = routers[0].registry
     busy = next(iter(registry))
     for _ in range(5):
-        registry.dispatched(busy.id, run.world.time.now)
+        registry.dispatched(busy, run.world.time.now)
     run.world.time.run(run.world.time.now + 1.0)
     assert [router.registry.ids.known(busy.url).work.peers.requests for router in routers] == [0, 5, 5]
 

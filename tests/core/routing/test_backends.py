@@ -58,8 +58,8 @@ def names(pool: Pool) -> str:
 
 def fail(registry: Registry, backend: Backend, times: int = 5, now: float = 0.0) -> None:
     for _ in range(times):
-        registry.dispatched(backend.id, now)
-        registry.finished(backend.id, Outcome.SERVER_ERROR, now)
+        registry.dispatched(backend, now)
+        registry.finished(backend, Outcome.SERVER_ERROR, now)
 
 
 def open_all(registry: Registry) -> None:
@@ -160,14 +160,14 @@ def test_an_id_comes_back_under_a_new_generation_only() -> None:
 def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> None:
     """Else the late end of an old request would be counted for a newcomer."""
     registry, old = lone()
-    registry.dispatched(old.id, 0)
+    registry.dispatched(old, 0)
     registry.remove("http://10.0.0.1:8000")
     assert (registry.pools.pool("", 0).ids, registry.pools.pool("", 0).unknown) == ((), False)
     newcomer = registry.add("http://10.0.0.1:8000")
     assert newcomer.id != old.id
     assert registry[old.id] is old
     assert leaving(registry) == 1
-    assert registry.finished(old.id, Outcome.BROKEN, 0) == ()
+    assert registry.finished(old, Outcome.BROKEN, 0) == ()
     with pytest.raises(KeyError):
         registry[old.id]
     assert registry.add("http://10.0.0.2:8000").id == old.id
@@ -187,8 +187,8 @@ def test_removing_or_draining_a_stranger_is_not_found() -> None:
 def test_a_pool_is_the_same_object_until_something_changes() -> None:
     registry = cluster(2)
     pool = registry.pools.pool("m", 0)
-    registry.dispatched(BackendId(0), 0)
-    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.dispatched(registry[BackendId(0)], 0)
+    registry.finished(registry[BackendId(0)], Outcome.SUCCESS, 0)
     registry.changes.probed(BackendId(0), UP, 0)
     assert registry.pools.pool("m", 1) is pool
     registry.drain("e0")
@@ -244,9 +244,9 @@ def test_five_5xx_answers_take_a_backend_out_and_the_open_time_ends_in_one_trial
     assert bad.circuit is Circuit.OPEN
     assert names(registry.pools.pool("", 29.9)) == "e1"
     assert names(registry.pools.pool("", 30)) == "e0 e1"
-    registry.dispatched(bad.id, 30)
+    registry.dispatched(bad, 30)
     assert names(registry.pools.pool("", 30)) == "e1"
-    [change] = registry.finished(bad.id, Outcome.SUCCESS, 31)
+    [change] = registry.finished(bad, Outcome.SUCCESS, 31)
     assert (change.what, change.before, change.after, change.why) == ("circuit", "trial", "closed", "success")
     assert names(registry.pools.pool("", 31)) == "e0 e1"
 
@@ -265,8 +265,8 @@ def test_when_every_circuit_is_open_all_living_backends_are_offered_as_a_last_re
 def test_a_last_resort_that_serves_gets_its_trial_before_its_time() -> None:
     registry = cluster(2)
     open_all(registry)
-    registry.dispatched(BackendId(1), 1)
-    registry.finished(BackendId(1), Outcome.SUCCESS, 2)
+    registry.dispatched(registry[BackendId(1)], 1)
+    registry.finished(registry[BackendId(1)], Outcome.SUCCESS, 2)
     pool = registry.pools.pool("", 2)
     assert names(pool) == "e1"
     assert not pool.last_resort
@@ -320,8 +320,8 @@ def test_what_probes_and_requests_find_is_another_process_or_the_same(
         if isinstance(step, ProbeResult):
             registry.changes.probed(backend.id, step, now)
         else:
-            registry.dispatched(backend.id, now)
-            registry.finished(backend.id, step, now)
+            registry.dispatched(backend, now)
+            registry.finished(backend, step, now)
     assert backend.generation == generation
     assert registry.counters.backend_restarts == generation - 1
 
@@ -362,7 +362,7 @@ def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -
 
 def test_a_probe_of_a_backend_that_is_gone_is_ignored() -> None:
     registry = cluster(1)
-    registry.dispatched(BackendId(0), 0)
+    registry.dispatched(registry[BackendId(0)], 0)
     registry.remove("e0")
     assert registry.changes.probed(BackendId(0), UP, 0) == ()
     assert registry.changes.probed(BackendId(77), UP, 0) == ()
@@ -373,18 +373,18 @@ def test_a_probe_of_a_backend_that_is_gone_is_ignored() -> None:
 
 def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
     registry, backend = lone()
-    registry.dispatched(backend.id, 0)
+    registry.dispatched(backend, 0)
     registry.set_peer_load(backend.id, Load(5), 1.0)
     assert backend.load == 6
     registry.set_peer_load(backend.id, Load(2), 1.0)
-    registry.finished(backend.id, Outcome.CANCELLED, 0)
+    registry.finished(backend, Outcome.CANCELLED, 0)
     assert (backend.load, backend.work.own.inflight, backend.work.peers.requests) == (2, 0, 2)
 
 
 def test_a_request_that_ends_twice_is_our_own_bug() -> None:
     registry = cluster(1)
     with pytest.raises(AssertionError, match="without beginning"):
-        registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+        registry.finished(registry[BackendId(0)], Outcome.SUCCESS, 0)
 
 
 def test_what_happened_is_counted() -> None:
@@ -438,7 +438,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def dispatch(self, data: st.DataObject) -> None:
         backend = data.draw(st.sampled_from(self.registry.pools.pool("m", self.now).backends))
-        self.registry.dispatched(backend.id, self.now)
+        self.registry.dispatched(backend, self.now)
         self.running.append(backend)
 
     @precondition(lambda self: self.running)
@@ -446,7 +446,7 @@ class AnyHistory(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, outcome: Outcome) -> None:
         backend = data.draw(st.sampled_from(self.running))
         self.running.remove(backend)
-        self.registry.finished(backend.id, outcome, self.now)
+        self.registry.finished(backend, outcome, self.now)
 
     @rule(
         id_=st.integers(0, 3), result=st.sampled_from([UP, REFUSED, TIMED_OUT, serving("m"), serving("n"), started(9)])
@@ -511,15 +511,15 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
 def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:
     registry, backend = lone()
     one, other = InFlight(500), InFlight(70)
-    registry.dispatched(backend.id, 0.0, one)
-    registry.dispatched(backend.id, 0.0, other)
+    registry.dispatched(backend, 0.0, one)
+    registry.dispatched(backend, 0.0, other)
     assert (backend.work.pending_tokens, backend.work.decoding) == (570, 0)
     assert backend.work.waiting == 2
     assert backend.work.prefilled(one, 0.5) == 0.5
     assert backend.work.waiting == 1
     assert (backend.work.pending_tokens, backend.work.decoding) == (70, 1)
-    registry.finished(backend.id, Outcome.SUCCESS, 1.0, one)
-    registry.finished(backend.id, Outcome.CANCELLED, 1.0, other)
+    registry.finished(backend, Outcome.SUCCESS, 1.0, one)
+    registry.finished(backend, Outcome.CANCELLED, 1.0, other)
     assert (backend.work.pending_tokens, backend.work.decoding) == (0, 0)
 
 
@@ -528,8 +528,8 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
 
     def end(outcome: Outcome, times: int) -> float:
         for _ in range(times):
-            registry.dispatched(backend.id, 0.0)
-            registry.finished(backend.id, outcome, 0.0)
+            registry.dispatched(backend, 0.0)
+            registry.finished(backend, outcome, 0.0)
         return backend.seen.success_rate
 
     assert end(Outcome.SUCCESS, 3) == 1.0
@@ -542,7 +542,7 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
 
 def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
     registry, backend = lone()
-    registry.dispatched(backend.id, 0.0, InFlight(500))
+    registry.dispatched(backend, 0.0, InFlight(500))
     registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
     assert (backend.load, backend.work.waiting, backend.work.decoding, backend.work.pending_tokens) == (6, 3, 3, 3500)
     assert backend.work.own.load == Load(1, 1, 500)
@@ -556,7 +556,7 @@ def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> No
     registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
     assert backend.work.progress_at == 10.0, "nobody else waits: it is the first"
     ours = InFlight(300)
-    registry.dispatched(backend.id, 11.0, ours)
+    registry.dispatched(backend, 11.0, ours)
     assert backend.work.progress_at == 10.0, "it waits behind the peer's"
     registry.set_peer_load(backend.id, Load(2, 2, 900), 12.0)
     assert backend.work.progress_at == 10.0, "who comes moves nothing"
@@ -567,7 +567,7 @@ def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> No
     backend.work.prefilled(ours, 15.0)
     assert backend.work.progress_at == 15.0
     registry.set_peer_load(backend.id, Load(3, 0, 0), 16.0)
-    registry.dispatched(backend.id, 17.0, InFlight(300))
+    registry.dispatched(backend, 17.0, InFlight(300))
     assert backend.work.progress_at == 17.0
     registry.set_peer_load(backend.id, Load(4, 1, 700), 18.0)
     assert backend.work.progress_at == 17.0, "it waits behind ours"

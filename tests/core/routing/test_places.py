@@ -7,7 +7,7 @@ def test_an_engine_where_requests_wait_beside_those_that_decode_has_no_more_plac
     registry = Registry(BackendLimits())
     backend = registry.add("http://10.0.0.1:8000", name="e0")
     for _ in range(6):
-        registry.dispatched(backend.id, 0.0)
+        registry.dispatched(backend, 0.0)
     backend.work.queue_read(2, 4)
     assert backend.work.room.places is None, "the two may be prompts that are computed, for which the others wait"
     backend.work.decoding = 4

@@ -88,9 +88,9 @@ def test_a_silent_backend_is_healthy_again_as_soon_as_it_sends_anything(sign: st
     if sign == "page":
         (change,) = registry.changes.received(ENGINE, 120)
     elif sign == "answer":
-        registry.dispatched(ENGINE, 119)
+        registry.dispatched(registry[ENGINE], 119)
         registry[ENGINE].seen.received_at = 120
-        (change,) = registry.finished(ENGINE, Outcome.SUCCESS, 120)
+        (change,) = registry.finished(registry[ENGINE], Outcome.SUCCESS, 120)
     else:
         (change,) = registry.changes.probed(ENGINE, UP, 120)
     assert (change.what, change.after) == ("health", "healthy")

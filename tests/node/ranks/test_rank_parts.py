@@ -402,7 +402,7 @@ def test_several_processes_are_not_split() -> None:
 
 def test_draining_goes_on_in_the_ranks_and_running_requests_end_where_they_began() -> None:
     place = Place()
-    place.registry.dispatched(place.id, 0.0)
+    place.registry.dispatched(place.whole, 0.0)
     place.registry.drain(URL)
     place.parts.probed(place.id, ProbeResult(True, models=("m",), placeable=2))
     ranks: tuple[Backend, ...] = place.whole.behind.as_ranks

@@ -56,7 +56,7 @@ def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> 
 def test_our_own_requests_in_flight_are_reported() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.facts.met(alike([second.peer]), 0.0)
-    first.registry.dispatched(first.engine().id, 1.0)
+    first.registry.dispatched(first.engine(), 1.0)
     first.backends.look(1.0)
     first.facts.tick(1.0)
     (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
@@ -67,7 +67,7 @@ def test_a_whole_answer_is_not_reported_as_waiting_once_its_first_token_was_expe
     """No further request comes meanwhile: peers would take its engine for one with a queue."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.facts.met(alike([second.peer]), 0.0)
-    first.registry.dispatched(first.engine().id, 1.0, InFlight(tokens=500, seen=False), 1.2)
+    first.registry.dispatched(first.engine(), 1.0, InFlight(tokens=500, seen=False), 1.2)
     first.backends.look(2.0)
     first.facts.tick(2.0)
     (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
@@ -242,8 +242,8 @@ def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -
 def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_next_one() -> None:
     """It served before anything was known of it, and was gone when peers came; all of them count it as the first."""
     first, second, third = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE]), RouteNode(3, [ENGINE])
-    second.registry.dispatched(second.engine().id, 0.5)
-    second.registry.finished(second.engine().id, Outcome.SUCCESS, 0.5)
+    second.registry.dispatched(second.engine(), 0.5)
+    second.registry.finished(second.engine(), Outcome.SUCCESS, 0.5)
     second.serve(CHAT, 0.5)
     second.registry.changes.probed(second.engine().id, ProbeResult(ok=False, refused=True), 1.0)
     for node in (first, third):

@@ -19,7 +19,7 @@ def busy(requests: int = 1, at: float = 100.0) -> tuple[Hangs, Registry, Backend
     registry = Registry(BackendLimits())
     backend = registry.add("http://10.0.0.1:8000")
     for _ in range(requests):
-        registry.dispatched(backend.id, at)
+        registry.dispatched(backend, at)
     return Hangs(8.0), registry, backend
 
 
@@ -73,7 +73,7 @@ def test_a_policy_that_learns_rates_predicts_the_work_at_an_engine() -> None:
     for _ in range(100):
         policy.learner.served(Service(backend.id, 1000, 1.0, False, 0, 0, 1000))
     before_s = policy.learner.predicted_s(backend, 0, 100.0)
-    registry.dispatched(backend.id, 100.0, InFlight(20_000))
+    registry.dispatched(backend, 100.0, InFlight(20_000))
     assert policy.learner.predicted_s(backend, 0, 100.0) > before_s + 10.0
     assert policy.learner.predicted_s(backend, 0, 160.0) > before_s + 10.0, "what waits has not been done by waiting"
 
@@ -96,9 +96,9 @@ def test_room_is_where_nothing_queues_and_little_that_moved_there_waits() -> Non
     assert not hangs.has_room(backend, 0, 1, 0.0, 100.0), "it says that requests wait in its queue"
     assert not hangs.has_room(backend, 0, 0, 9.0, 100.0), "its work takes longer than a hang"
     for _ in range(40):
-        registry.dispatched(backend.id, 100.0, InFlight(seen=False), 100.0)
+        registry.dispatched(backend, 100.0, InFlight(seen=False), 100.0)
     assert hangs.has_room(backend, 6, 0, 0.0, 100.0)
-    registry.dispatched(backend.id, 100.0)
+    registry.dispatched(backend, 100.0)
     assert not hangs.has_room(backend, 0, 0, 0.0, 102.1), "a stream waits there for its first token"
     registry.drain(backend.url)
     assert not hangs.has_room(backend, 0, 0, 0.0, 100.0)
