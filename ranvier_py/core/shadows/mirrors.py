@@ -60,29 +60,21 @@ class MirroredRegistry:
             known = self._backends[real.id] = Mirrored(real)
         return known
 
-    def dispatched(
-        self,
-        id: BackendId,  # noqa: A002
-        now: float,
-        request: InFlight,
-        expected_at: float = 0.0,
-    ) -> Mirrored:
-        backend = self[id]
+    def dispatched(self, backend: Mirrored, now: float, request: InFlight, expected_at: float = 0.0) -> None:
         backend.work.begin(request, now)
         if not request.seen:
             self.unseen.add(backend.work, request, expected_at)
-        return backend
 
     def finished(
         self,
-        id: BackendId,  # noqa: A002
+        backend: Mirrored,
         outcome: Outcome,  # noqa: ARG002  # health is not touched: the real registry judges it
         now: float,
         request: InFlight,
         *,
         judged: bool,  # noqa: ARG002
     ) -> Sequence[Transition]:
-        self[id].work.end(request, now)
+        backend.work.end(request, now)
         return ()
 
     def reported_hit(self, backend: Mirrored, generation: int, api: str) -> None:

@@ -169,8 +169,11 @@ class Affinity(Policy):
         much = 2 * first.tokens >= match.prompt_tokens and not self.by_time.uneven
         if much and candidates[position_of(first.backend, candidates)].load == 0:
             return Choice(first.backend, "affinity", first.tokens)
-        loads, holders = relative_loads(candidates), match.more_holders()
-        among = self.lightest(match, loads, foremost(holders, candidates, loads))
+        holders = match.more_holders()
+        among: Sequence[int] = range(len(candidates))
+        if len(candidates) > LIGHTEST:
+            loads = relative_loads(candidates)
+            among = self.lightest(match, loads, foremost(holders, candidates, loads))
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
         tokens = held_tokens(holders, chosen)

@@ -76,12 +76,11 @@ class Weighed(NamedTuple):
     def best_of(self, among: Iterable[int]) -> int:
         return min(among, key=self.sum_s.__getitem__)
 
-    def excess_s(self, position: int, others: Sequence[int], decode_share: float) -> float:
-        """Return by how much longer a request waits there than at these others, on average; of what decoding costs a
-        share counts."""
+    def excess_s(self, position: int, others: Sequence[int]) -> tuple[float, float]:
+        """Return by how much longer a request waits there than at these others, on average, and decodes."""
         queue_s = self.queue_s[position] - sum([self.queue_s[other] for other in others]) / len(others)
         decode_s = self.decode_s[position] - sum([self.decode_s[other] for other in others]) / len(others)
-        return queue_s + decode_share * decode_s
+        return queue_s, decode_s
 
 
 class TimeLearner(PolicyLearner):
@@ -206,16 +205,17 @@ class Ttft(Policy):
         others = [position for position in weighed.sum_s if position not in holding]
         if not others:
             return None
-        prefix = match.home
+        prefix, holder = match.home, candidates[home]
+        lasts_s = match.answer_tokens * self.learner.decode_rates.token_s(holder.work.own.contexts)
+        queue_s, decode_s = weighed.excess_s(home, others)
         if deepest > match.home_tokens + COMMON_SLACK_TOKENS:
             prefix = match.deepest
             # waits count for the opening, too: else all chats with it would begin, and stay, where the first was
             nowhere = [position for position in others if candidates[position].id not in weighed.held]
             if nowhere:
-                share = self.share_of(match.home, match, candidates[home])
-                losses.add(match.home, match.at, weighed.excess_s(home, nowhere, share))
-        share = self.share_of(prefix, match, candidates[home])
-        lost_s = losses.add(prefix, match.at, weighed.excess_s(home, others, share))
+                more_s, longer_s = (queue_s, decode_s) if nowhere == others else weighed.excess_s(home, nowhere)
+                losses.add(match.home, match.at, more_s + self.share_of(match.home, match, holder, lasts_s) * longer_s)
+        lost_s = losses.add(prefix, match.at, queue_s + self.share_of(prefix, match, holder, lasts_s) * decode_s)
         if lost_s <= 0.0:
             return None
         copy = weighed.best_of(others)
@@ -228,10 +228,9 @@ class Ttft(Policy):
         losses.forget(prefix)
         return copy
 
-    def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate) -> float:
+    def share_of(self, prefix: Fingerprint, match: Match, holder: Candidate, lasts_s: float) -> float:
         """Return which share of the requests at its holder have this prefix, if they come at the rate of the last
-        minutes and decode for as long as this one will: a copy takes no others away."""
-        lasts_s = match.answer_tokens * self.learner.decode_rates.token_s(holder.work.own.contexts)
+        minutes and decode for so long, as this one will. Decoding costs count by it: a copy takes no others away."""
         return min(1.0, self.losses.running(prefix, match.at, lasts_s) / max(1, holder.load))
 
     @property
@@ -287,13 +286,14 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in holders}
         rates, decode, prompt_tokens = self.learner.service_rates, self.learner.decode_rates, match.prompt_tokens
         slope = rates.fleet.slope
+        weighed = [candidates[position] for position in among]
         # as many requests come during a wait as are waiting: there or, since placement evens queues out, anywhere
-        mean = sum([candidates[position].work.waiting for position in among]) / len(among)
+        mean = sum([candidate.work.waiting for candidate in weighed]) / len(weighed)
         # a cold prompt must be computed somewhere: it delays what decodes on average, what decodes just there little
-        mean_load = sum([candidates[position].load for position in among]) / len(among)
+        mean_load = sum([candidate.load for candidate in weighed]) / len(weighed)
         decode_weight = DECODE_SHARE * match.answer_tokens
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
-        factors = [decode.factor(candidates[position].id) for position in among]
+        factors = [decode.factor(candidate.id) for candidate in weighed]
         least = min(factors)
         price = self.learner.evictions.price if self.learner.evictions.seen else None
         queues: dict[int, float] = {}
@@ -301,8 +301,7 @@ class Ttft(Policy):
         others: dict[int, float] = {}
         decodes: dict[int, float] = {}
         sums: dict[int, float] = {}
-        for position, factor in zip(among, factors, strict=True):
-            candidate = candidates[position]
+        for position, candidate, factor in zip(among, weighed, factors, strict=True):
             backend = candidate.id
             tokens: float = max(0, prompt_tokens - held.get(backend, 0))
             if slope:
@@ -401,21 +400,15 @@ class Losses:
         """Count one more request's loss. Returns by how many seconds the sum exceeds what chance would make it."""
         if not lost_s and prefix not in self.known:  # nobody waits, as mostly: keep the prefixes that do lose
             return 0.0
-        before = self.known.pop(prefix, None) or Loss(0.0, 0.0, 0.0, at, at)
-        share = kept(before.at, at, LOSSES_S)
-        loss = Loss(
-            share * before.sum_s + lost_s,
-            share * before.squares + lost_s * lost_s,
-            share * before.requests + 1.0,
-            at,
-            before.since,
-        )
-        self.known[prefix] = loss
+        sum_s, squares, requests, before, since = self.known.pop(prefix, None) or (0.0, 0.0, 0.0, at, at)
+        share = kept(before, at, LOSSES_S)
+        sum_s, squares = share * sum_s + lost_s, share * squares + lost_s * lost_s
+        self.known[prefix] = new(Loss, (sum_s, squares, share * requests + 1.0, at, since))
         if len(self.known) > LOSSES_MAX:
             self.known.popitem(last=False)
             self.forgotten += 1
         # chance makes queues, too: n meaningless differences add up to the root of the sum of their squares
-        return loss.sum_s - sqrt(loss.squares)
+        return sum_s - sqrt(squares)
 
     def running(self, prefix: Fingerprint, at: float, lasts_s: float) -> float:
         """Return how many requests for this prefix run at a time, with one that comes now, if each lasts so long."""
