@@ -112,10 +112,10 @@ class Driver(Generic[Result]):
                     self._steps, go_on = wait, wait.send
                     continue
                 self._wait = wait
-                if type(wait) is Watch and not wait.ready:
-                    wait.call = self._happened
-                    return True
-                return False
+                if type(wait) is not Watch or wait.ready:
+                    return False
+                wait.call = self._happened
+                return True
 
     def _happened(self) -> None:
         if not self._advance(self._steps.send, None):

@@ -31,15 +31,15 @@ class LegEdits:
         self, read: ReadRequest, attempt: Attempt, edits: Iterable[Edit], *, asks: bool
     ) -> tuple[HttpRequest, bool]:
         """Return the request as this leg's backend gets it, and whether it is asked for counts."""
-        request, prompt, splices = read.request, attempt.prompt, list[Splice]()
-        if (
-            read.unmended is not None and attempt.target.catalog.hosted
-        ):  # a provider that was added since the body was read
+        request, prompt, usage = read.request, attempt.prompt, None
+        splices: list[Splice] = []
+        if read.unmended is not None and attempt.target.catalog.hosted:  # a provider came since the body was read
             request = read.unmended
         body = request.body
-        usage = self.asking.splice(prompt, body, attempt.target.id, attempt.generation) if asks else None
-        if usage is not None:
-            splices.append(usage)
+        if asks and prompt.stream:
+            usage = self.asking.splice(prompt, body, attempt.target.id, attempt.generation)
+            if usage is not None:
+                splices.append(usage)
         if prompt.salt:
             if attempt.target.catalog.takes_salt(request.path):
                 splices += salt_splices(body, prompt.salt)

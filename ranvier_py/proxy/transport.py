@@ -79,11 +79,11 @@ class PlainTransport:
         """Return the next bytes if some are here, else None. Raises OSError."""
         try:
             data = self._recv(bytes_max)
+            may_go_on = len(data) == bytes_max
         except BlockingIOError:
-            data = None
-        watch = self.watch
-        if watch is not None:
-            watch.ready = watch.ended or (data is not None and len(data) >= bytes_max)
+            data, may_go_on = None, False
+        if self.watch is not None:
+            self.watch.ready = may_go_on or self.watch.ended
         return data
 
     def send_now(self, parts: Sequence[bytes]) -> int:

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.driver import Driver, Steps
+from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.transport import PlainTransport, received
 from tests.node.node_lab import QUESTION, Node, chat, lab
@@ -117,7 +117,7 @@ async def test_a_stream_is_relayed_without_its_task_piece_by_piece() -> None:
     assert tasks.steps == 0
 
 
-@pytest.mark.parametrize(("part", "call"), [(UsageAsker, "splice"), (Router, "announce")], ids=["unsent", "sent"])
+@pytest.mark.parametrize(("part", "call"), [(LegEdits, "made"), (Router, "announce")], ids=["unsent", "sent"])
 async def test_a_bug_is_a_500_and_leaves_nothing_in_flight(
     part: type, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,10 @@ def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:
     return "stored" if "session_params" in fields and member_of(fields["session_params"], "id") else ""
 
 
+UNUSUAL_MEMBERS = frozenset((TRUNCATE, "stream_options", "prefix_len", "store")) | UNCOUNTED_MEMBERS | SESSION_MEMBERS
+"""Members, besides those of the namespace, that a Prompt is built from, and that not every body has."""
+
+
 def namespace_member(name: str, value: Any) -> Any:
     """Return the part of a member that belongs to a namespace; None if its absence would mean the same. Idempotent."""
     if name == "tool_choice":

@@ -22,6 +22,7 @@ from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
     NAMESPACE_FIELDS,
     STORED_FIELDS,
+    UNUSUAL_MEMBERS,
     are_few,
     are_objects,
     counts_differ,
@@ -267,13 +268,17 @@ class PromptReader:
     ) -> Prompt | None:
         """Return the prompt of a chat whose history is known up to the last of `cuts`; None if it differs after all."""
         (items, members), cut = rest, cuts[-1]
-        fields = {**known.fields, **api.members(members)} if members else known.fields
+        fields, alone = known.fields, True
         try:
-            alone = NAMESPACE.isdisjoint(members) and api.lead not in members
+            if members:
+                fields = {**fields, **api.members(members)}
+                alone = NAMESPACE.isdisjoint(members) and api.lead not in members
+                if replaces_prompt(members, api.name):
+                    return None
             opening = None if alone and known.alone else self._opening(self._namespace(fields, tenant), fields)
             if opening not in (None, known.namespace):
                 return None
-            if (api is RESPONSES and names_stored(fields)) or replaces_prompt(members, api.name):
+            if api is RESPONSES and names_stored(fields):
                 return None
             if self._hoists_system and any(item.get("role") == "system" for item in items):
                 return None  # a system message belongs before the known history
@@ -286,7 +291,7 @@ class PromptReader:
             return None
         tail = messages[base.messages - known.end.messages :] if len(body) - cut <= TAIL_BYTES_MAX else ()
         prompt = self._prompt("chat", fields, body, tenant, end, base, tail)
-        prompt.api, prompt.reserved = api.name, reserved_in(members)
+        prompt.api, prompt.reserved = api.name, reserved_in(members) if members else NOTHING
         known = new(KnownPrefix, (end, known.namespace, known.fields, alone))
         prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), (), tenant))
         return prompt
@@ -466,19 +471,20 @@ class PromptReader:
         base: Boundary,
         tail: Sequence[Message],
     ) -> Prompt:
-        if kind != "opaque" and may_be_cut(fields, len(body)):
+        unusual = not UNUSUAL_MEMBERS.isdisjoint(fields)
+        if unusual and kind != "opaque" and may_be_cut(fields, len(body)):
             return self._opaque(fields, body, tenant, "truncated")
         model = fields.get("model")
         stream = fields.get("stream") is True
         prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, api=kind)
-        if "stream_options" in fields:
-            prompt.stream_options = stream_options(fields)
-        if "prefix_len" in fields:
-            prompt.prefix_len = prefix_len(fields)
-        if "store" in fields:
-            prompt.stores = fields["store"] is not False
-        prompt.counts_differ = counts_differ(fields)
-        prompt.session_name = session_name(fields)
+        if unusual:
+            if "stream_options" in fields:
+                prompt.stream_options = stream_options(fields)
+            if "prefix_len" in fields:
+                prompt.prefix_len = prefix_len(fields)
+            prompt.stores = fields.get("store") is not False
+            prompt.counts_differ = counts_differ(fields)
+            prompt.session_name = session_name(fields)
         if tenant:
             prompt.salt = salt_of(self._texts, fields, tenant)
         return prompt

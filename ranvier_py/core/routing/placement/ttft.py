@@ -400,7 +400,7 @@ class Losses:
         """Count one more request's loss. Returns by how many seconds the sum exceeds what chance would make it."""
         if not lost_s and prefix not in self.known:  # nobody waits, as mostly: keep the prefixes that do lose
             return 0.0
-        sum_s, squares, requests, before, since = self.known.pop(prefix, None) or (0.0, 0.0, 0.0, at, at)
+        sum_s, squares, requests, before, since = self.known.pop(prefix, (0.0, 0.0, 0.0, at, at))
         share = kept(before, at, LOSSES_S)
         sum_s, squares = share * sum_s + lost_s, share * squares + lost_s * lost_s
         self.known[prefix] = new(Loss, (sum_s, squares, share * requests + 1.0, at, since))

@@ -150,8 +150,10 @@ class RouteTable:
                 passed.known = True
             passed.append(key)
         if touch:
-            self._counters.matched += bool(found)
-            self._counters.missed += not found
+            if found:
+                self._counters.matched += 1
+            else:
+                self._counters.missed += 1
         else:
             claims.now = before
         return found

@@ -108,14 +108,17 @@ class RouteUses:
     ) -> int:
         """Return the deepest row of this prompt, or 0, that the backend has a claim for or that is in `counted`. Adds
         the rows below it to `counted`: their tokens count for this prompt."""
-        rows, claims = self._rows, self._claims
+        rows, row_of = self._rows, self._rows.index.get
         lacking: dict[int, None] = {}
         found = 0
         for _, token, text in chain:
-            row = rows.index.get(token) or rows.index.get(text) or 0
+            row = row_of(token) or row_of(text) or 0
             while row > 0 and row not in counted and row not in lacking:
-                claim = claims.get(row, backend)
-                if claim is not None and claim.generation == generation:
+                if rows.backend[row] == backend:  # the usual row, without a call
+                    own = rows.generation[row]
+                else:
+                    own = -1 if (claim := self._claims.get(row, backend)) is None else claim.generation
+                if own == generation:
                     break
                 lacking[row] = None
                 row = rows.parent[row]
