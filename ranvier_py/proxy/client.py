@@ -141,12 +141,12 @@ class Client:
         """Begin a backend's answer: its head with our fields, and the first bytes of its body. Raises ClientGone."""
         if head.framing == "close":
             self.must_close = True
+        self.started = True  # also if all of it is held: nobody may begin another answer
         if self.renamed is not None and self.renamed.takes(head):
-            self.started = True  # also if all of it is held: nobody may begin another answer
             if data := self.renamed.begin(head, extra, body, close=self.must_close):
                 self.write((data,))
         else:
-            self.send(response_head(head, extra, close=self.must_close), body)
+            self.write((response_head(head, extra, close=self.must_close), body))
 
     def respond(
         self,

@@ -142,22 +142,18 @@ class RequestHead:
         return self.request
 
     def again(self, head: bytes, limits: ServerLimits) -> bool:
-        """Whether `head` is the finished one except for its length; if so, set `request` and `length` for it. A client
-        sends the same head with each of its requests, so most heads are not parsed."""
+        """Whether `head` is the finished one except for its length; if so, `request` and `length` are of this head from
+        now on. A client sends the same head with each of its requests, so most heads are not parsed."""
         digits = self._shape.digits_of(head) if self._shape is not None else None
         if digits is None:
             return False
-        request, headers = self.request, self.headers
         if digits and int(digits) != self.length:
             if int(digits) > limits.body_bytes_max:
                 return False
             self.length = int(digits)
-            self.headers = headers = headers.copy()  # since the last request keeps its own
-            headers[self._length_at] = (headers[self._length_at][0], digits)
+            self.headers[self._length_at] = (self.headers[self._length_at][0], digits)
         elif self.length > limits.body_bytes_max:  # the limit has changed
             return False
-        known = request.http_minor, request.keep_alive, request.fields, request.path
-        self.request = HttpRequest(request.method, request.target, headers, b"", *known)
         return True
 
     def _check_line(self) -> None:

@@ -64,9 +64,9 @@ class ChunkedReader:
                 spans.append((line + 2, end))
                 self.total += count
                 at = end + 2
-            if spans and at == len(data):
-                self.inside = False
-                return at
+                if at == len(data):
+                    self.inside = False
+                    return at
         if self.done:
             return 0
         data, self._held = self._held + data, b""
