@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
 from ranvier_py.core.prompts.reserved_members import has_address
+from ranvier_py.core.response_cache.cache_keys import forbids_sharing
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 
 Headers = list[tuple[bytes, bytes]]
@@ -68,6 +69,9 @@ vLLM's and llm-d's."""
 
 LOCATING = frozenset((b"location", b"content-location", b"refresh", b"link"))
 """Fields of answers that may name a host (RFC 9110 10.2.2 and 8.7, RFC 8288)."""
+
+PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
+"""Fields of answers that only the client gets that asked."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
@@ -175,13 +179,17 @@ class ResponseFields(NamedTuple):
     """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
     `lines` are the status line and the fields that do not belong to one connection. `readable`: the body is not
     compressed; a compressed one is relayed but not learned. `locates`: some fields may say where something is.
-    `streams`: it is a stream of events."""
+    `streams`: it is a stream of events. `kind`: its content type. `personal`: some fields are for one client alone.
+    `private`: the engine wants nobody else to have it."""
 
     lines: bytes
     names_request: bool
     readable: bool
     locates: bool = False
     streams: bool = False
+    kind: bytes = b""
+    personal: bool = False
+    private: bool = False
 
     @classmethod
     def of(cls, head: HttpResponseHead) -> ResponseFields:
@@ -192,11 +200,13 @@ class ResponseFields(NamedTuple):
             dropped -= {b"upgrade"}
         elif head.status == 204:  # has no body; a client that believes a length would wait for one
             dropped |= {b"content-length"}
-        names_request, readable, locates, streams = False, True, False, False
+        names_request, readable, locates, streams, personal = False, True, False, False, False
+        kind = control = b""
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
         for name, value in head.headers:
             key = name.lower()
             locates |= key in LOCATING
+            personal |= key in PERSONAL
             if key not in dropped:
                 lines += (name, b": ", value, b"\r\n")
             if key == b"x-request-id":
@@ -204,8 +214,11 @@ class ResponseFields(NamedTuple):
             elif key == b"content-encoding":
                 readable = value.lower() == b"identity"
             elif key == b"content-type":
-                streams = b"text/event-stream" in value.lower()
-        return cls(b"".join(lines), names_request, readable, locates, streams)
+                kind, streams = kind or value, b"text/event-stream" in value.lower()
+            elif key == b"cache-control":
+                control += value + b","
+        private = control != b"" and forbids_sharing(control)
+        return cls(b"".join(lines), names_request, readable, locates, streams, kind, personal, private)
 
 
 NO_RESPONSE_FIELDS = ResponseFields(b"", False, True)

@@ -21,11 +21,11 @@ from trio.lowlevel import wait_writable
 
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
-from ranvier_py.core.response_cache.cache_keys import Question, forbids_sharing
+from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Wait
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.http_values import PERSONAL, Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.readiness import Watch
 
 PIECE_BYTES_MAX = 262_144
@@ -37,9 +37,6 @@ comes within a second from an engine nearby, and a client at 10 Mbit/s takes 13.
 
 KEEPALIVE = b": keepalive\n\n"
 """The comment that keeps the line to a client who waits for a stream's first event."""
-
-PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
-"""Fields of an answer that only the leader's client gets."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +111,7 @@ class SharedAnswer:
 
     def __init__(self, question: Question, request: HttpRequest, client: Client, bytes_max: int) -> None:
         self.question = question
-        self._codings = codings_of(request)
+        self._request = request
         self.head: HttpResponseHead | None = None  # once it is here, as others get it
         self.over = False  # nothing more will come
         self.is_whole = self.is_private = False  # all of it came; nobody else may have it
@@ -182,8 +179,7 @@ class SharedAnswer:
     def relay_head(self, head: HttpResponseHead, extra: Fields, body: bytes) -> None:
         """Begin the answer. Raises ClientGone if the client has left and nobody follows."""
         self._connection.started = True  # also if its client left: nobody may begin another answer
-        control = b",".join(value for name, value in head.headers if name.lower() == b"cache-control")
-        self.is_private = head.status == 200 and forbids_sharing(control)
+        self.is_private = head.status == 200 and head.fields.private
         self._to_client(lambda client: client.relay_head(head, extra, body))
         if self.is_private:
             self.kept.notify()
@@ -283,7 +279,7 @@ class SharedAnswer:
             return False
         if head.framing == "chunked" and not request.http_minor:  # HTTP/1.0 has no chunks: it gets the stored answer
             return False
-        return head.fields.readable or codings_of(request) == self._codings
+        return head.fields.readable or codings_of(request) == codings_of(self._request)
 
     @property
     def is_decided(self) -> bool:
@@ -295,9 +291,9 @@ class SharedAnswer:
 
 def without_personal(head: HttpResponseHead) -> HttpResponseHead:
     """Return the head as clients get it that did not ask for this very answer."""
-    kept = [(name, value) for name, value in head.headers if name.lower() not in PERSONAL]
-    if len(kept) == len(head.headers):
+    if not head.fields.personal:
         return head
+    kept = [(name, value) for name, value in head.headers if name.lower() not in PERSONAL]
     return HttpResponseHead(head.status, head.reason, kept, head.framing)
 
 

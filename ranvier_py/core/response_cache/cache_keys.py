@@ -33,6 +33,8 @@ APIS = {
     b"/v1/responses": "responses",
 }
 
+LENGTH = struct.Struct("<Q").pack
+
 SENDING = frozenset(("stream", "stream_options"))
 """Members that change at most how an answer is sent."""
 
@@ -148,11 +150,9 @@ def canonical_key(target: bytes, api: str, fields: Mapping[str, Any], owner: byt
     kept = {name: value for name, value in fields.items() if name not in unkeyed}
     if kept.get("temperature") == 0:
         kept["temperature"] = 0  # whether it was written 0 or 0.0
-    found = sha256()
-    for part in (target, owner, exact_json(dict(sorted(kept.items())))):
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.digest()
+    members = exact_json(dict(sorted(kept.items())))
+    parts = LENGTH(len(target)), target, LENGTH(len(owner)), owner, LENGTH(len(members)), members
+    return sha256(b"".join(parts)).digest()
 
 
 def continuum_key(target: bytes, api: str, fields: Mapping[str, Any], owner: bytes) -> bytes:  # noqa: ARG001

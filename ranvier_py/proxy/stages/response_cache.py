@@ -239,9 +239,9 @@ class ResponseCache:
         head, body = shared.head, shared.body
         found = None
         if shared.is_complete and head is not None and body is not None and head.fields.readable:
-            kinds = [value for name, value in head.headers if name.lower() == b"content-type"]
-            arrived = Arrived(kinds[0] if kinds else CONTENT_TYPES[question.stream], head.framing, body, shared.counts)
-            if arrived.content_type.startswith(CONTENT_TYPES[question.stream]):
+            kind = head.fields.kind or CONTENT_TYPES[question.stream]
+            if kind.startswith(CONTENT_TYPES[question.stream]):
+                arrived = Arrived(kind, head.framing, body, shared.counts)
                 most = self.store.options.answer_bytes_max
                 found = yield from in_portions(stored_answer(question, asker.owner, arrived, time.monotonic(), most))
         if found is None or self._is_void(question, asker.owner, shared.asked_at):
