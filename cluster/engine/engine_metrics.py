@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.metrics import Histogram
 from ranvier_py.replay.engine.engine_values import CacheName, EngineStatistics
 
 MAMBA_MODES: Mapping[CacheName, tuple[str, str]] = MappingProxyType(

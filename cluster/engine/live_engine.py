@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from cluster.engine.occupancy import Occupancy
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.replay.engine.block_cache import CacheEvent, Job
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits, EngineStatistics
 from ranvier_py.replay.engine.model import EngineModel

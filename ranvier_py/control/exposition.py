@@ -16,8 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Histogram, Sample
 
 PREFIX, CONTINUUM_PREFIX = "ranvier_", "continuum_"
 

@@ -1,16 +1,81 @@
 """Numbers for metrics and status, declared where they are counted and rendered elsewhere.
 
 A component counts in one mutable dataclass whose fields are made by `counter`, `gauge` and `histogram`. `samples` reads
-them on request; `values` returns the same numbers as JSON.
+them on request; `values` returns the same numbers as JSON. A histogram counts how many values fall into each range, in
+fixed memory: bounds are inclusive upper bounds, ascending, and one more bucket without a bound takes the rest.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate, pairwise
+from math import inf
 from typing import Any, Literal
 
-from ranvier_py.core.histogram import Histogram
+LATENCY_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+"""One millisecond (our own overhead) to ten minutes (as long as clients wait), about 2.3 times apart."""
+
+
+class Histogram:
+    """Counts by bucket. `counts[i]` are observations in (bounds[i-1], bounds[i]]; the last one is above all bounds.
+
+    Raises ValueError for bounds that are not finite or do not ascend.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        if not bounds or any(not abs(bound) < inf for bound in bounds):
+            raise ValueError("a histogram needs finite bounds")
+        if any(low >= high for low, high in pairwise(bounds)):
+            raise ValueError("bounds of a histogram must ascend")
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """Observations in all."""
+        return sum(self.counts)
+
+    def observe(self, value: float) -> None:
+        """Count one value. NaN has no bucket: it is a bug of the caller, and would spoil the sum for ever."""
+        assert value == value, "NaN observed"  # noqa: PLR0124  # the cheapest test for NaN
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return (upper bound, observations up to it) for every bucket; the last bound is infinity."""
+        return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
+
+    def quantile(self, share: float) -> float:
+        """Estimate the value below which this share (0 to 1) of the observations lies; NaN while there are none.
+
+        Interpolates linearly inside a bucket. The first bucket starts at 0, or at its bound if that is negative; values
+        above all bounds count as the highest bound.
+        """
+        if not 0.0 <= share <= 1.0:
+            raise ValueError("a share is between 0 and 1")
+        if self.count == 0:
+            return float("nan")
+        rank = share * self.count
+        below = 0
+        low = min(0.0, self.bounds[0])
+        for bound, inside in zip(self.bounds, self.counts, strict=False):
+            if inside and below + inside >= rank:
+                return low + (bound - low) * max(0.0, rank - below) / inside
+            below += inside
+            low = bound
+        return self.bounds[-1]
+
+    def __repr__(self) -> str:
+        median, tail = self.quantile(0.5), self.quantile(0.99)
+        return f"<Histogram {self.count} observed, p50 {median:.4g} p99 {tail:.4g}>"
+
 
 Kind = Literal["counter", "gauge", "histogram"]
 

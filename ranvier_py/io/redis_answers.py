@@ -23,8 +23,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.metrics import Histogram, Sample, samples, values
 from ranvier_py.core.redis_commands import BEARABLE, Command, RedisCommands, RedisFailure, RedisRefusal
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import VoidScope

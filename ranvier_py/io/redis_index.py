@@ -15,8 +15,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.engine_cache.prefix_index.shared_index import RedisJob, SharedIndex
-from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.metrics import Histogram, Sample, samples, values
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.redis_commands import RedisCommands, RedisFailure, prefix_problems
 

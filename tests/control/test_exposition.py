@@ -9,8 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from ranvier_py.control.exposition import render
-from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Histogram, Sample
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

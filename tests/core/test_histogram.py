@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.proxy.call import PipelineLimits
 
 VALUES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=60)

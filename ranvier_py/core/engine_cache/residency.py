@@ -13,8 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, KnownBlock, Print
-from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
+from ranvier_py.core.engine_cache.blocks import (
+    COPIES_BITS,
+    COPIES_MASK,
+    TOKEN_BYTES,
+    Block,
+    BlockIndex,
+    KnownBlock,
+    Print,
+    chain_of,
+    hash_chains,
+)
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency_values import (
     Changes,
@@ -428,7 +437,7 @@ class Residency:
         starts, resolved = fresh, 0
         while starts:
             branches: list[Block] = []
-            chains = [chain_of(block, branches) for block in starts if is_next(block)]
+            chains = [chain_of(block, branches) for block in starts if block.is_next]
             hash_chains(self._hasher, chains)
             for chain in chains:
                 resolved += len(chain)

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from ranvier_py.core.answers.answer_stream import Answer
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter, histogram
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram, counter, histogram
 from ranvier_py.core.prompts.body_json import Splice
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt

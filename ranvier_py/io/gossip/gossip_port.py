@@ -25,7 +25,6 @@ from trio.lowlevel import ParkingLot, wait_readable
 from ranvier_py.core.addresses import HostPort, spelled
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import listening_on
-from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.mesh.mesh import Mesh
 from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
@@ -38,6 +37,7 @@ from ranvier_py.core.mesh.port_traffic import (
     plain_address,
     socket_address,
 )
+from ranvier_py.core.metrics import Histogram
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.engine.engine_metrics import metrics_page
 from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, EngineMetrics, read_metrics, signs_of
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel

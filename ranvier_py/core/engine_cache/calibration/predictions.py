@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
-from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter, histogram
+from ranvier_py.core.metrics import Histogram, counter, histogram
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.capacity import CapacityEstimate, StackClock
 

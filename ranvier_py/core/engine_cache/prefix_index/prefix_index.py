@@ -16,9 +16,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter, histogram
+from ranvier_py.core.metrics import Histogram, counter, histogram
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix
 

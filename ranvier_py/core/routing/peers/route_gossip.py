@@ -14,13 +14,13 @@ from math import inf
 from random import Random
 from typing import Any
 
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.mesh.budget import Window
 from ranvier_py.core.mesh.machine import Machine, Senders
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.transfer import Transfer
 from ranvier_py.core.mesh.wire.messages import Message
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.routing.peers.comparison import SumsSource
 from ranvier_py.core.routing.peers.eager_push import EagerPush
 from ranvier_py.core.routing.peers.pull import Pull

@@ -1,4 +1,4 @@
-"""The radix route table: `table` states its rules; `rows`, `leaves`, `claims` and `tree` are its parts."""
+"""The radix route table: `table` states its rules; `rows`, `claims` and `tree` are its parts."""
 
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,

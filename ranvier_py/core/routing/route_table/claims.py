@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table.leaves import LANES, LeafQueue
 from ranvier_py.core.routing.route_table.route_values import BACKENDS_MAX, Claim, Trust
-from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
+from ranvier_py.core.routing.route_table.rows import LANES, NO_BACKEND, SHARED, LeafQueue, Rows
 
 Integers = npt.NDArray[np.signedinteger[Any]]
 

@@ -4,7 +4,7 @@ A radix tree of prefixes, found by fingerprint. A claim is live while its genera
 its last evidence is younger than the TTL; a lookup is no evidence. Rule: a use of a row counts for its ancestors,
 which inherit the last use of each child that is removed: a system prompt in use survives, and the deepest rows of an
 idle chat go first. Bound: `capacity` rows; one more evicts the first of the queue. Invariants: those of `rows`,
-`leaves`, `claims`, `tree`; a match equals brute force, and a withdrawal takes what hangs below it and no other
+`claims`, `tree`; a match equals brute force, and a withdrawal takes what hangs below it and no other
 (test_routes_properties.py, test_routes_uses.py).
 """
 
@@ -72,7 +72,7 @@ class RouteTable:
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
     `outgoing` has what peers must learn, `uses` reads from claims when prefixes were used. `on_use`, if set, is called
-    before claims are raised. Only this package uses `rows`, `leaves`, `claims` and `tree`, except that the Router reads
+    before claims are raised. Only this package uses `rows`, `claims` and `tree`, except that the Router reads
     `rows.known_chain` and `rows.branches`."""
 
     def __init__(

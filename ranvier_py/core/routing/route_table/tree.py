@@ -15,9 +15,8 @@ from itertools import islice
 
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claims
-from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.route_values import Claim, RouteTableCounters
-from ranvier_py.core.routing.route_table.rows import WHOLE, Rows
+from ranvier_py.core.routing.route_table.rows import WHOLE, LeafQueue, Rows
 
 MERGE_CHILDREN_MAX = 64
 """A text-only row with more children than this is not merged, because each of them has to be moved."""

@@ -3,7 +3,7 @@
 Rule: score = recency + ALPHA * efficiency (Marconi, Pan et al.), each scaled to [0, 1] over all candidates: the leaves,
 and the rows with one child, which takes the place of an evicted row. So the end of an idle chat outlives its inner
 rows, and a long edge a short one. REMOTE goes before LOCAL, LOCAL before CONFIRMED.
-Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has: a row's
+Invariant: that of `rows`, except that a row may stand in a lane of tokens or children that it no longer has: a row's
 changes take effect when it becomes the head (test_routes_utility.py). Bound: LANES_MAX lanes.
 """
 
@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQueue
 from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, RouteTableOptions
-from ranvier_py.core.routing.route_table.rows import FORKED, Rows
+from ranvier_py.core.routing.route_table.rows import FORKED, LANES, TRUST_BITS, LeafQueue, Rows
 
 ALPHA = 1.0
 """Recency and efficiency weigh the same. By any more, documents that never come again keep fresh chats out of the

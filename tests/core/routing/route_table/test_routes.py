@@ -13,8 +13,8 @@ from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table import table as table_module
 from ranvier_py.core.routing.route_table.claims import Claims
-from ranvier_py.core.routing.route_table.leaves import EMPTY_SECONDS
 from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
+from ranvier_py.core.routing.route_table.rows import EMPTY_SECONDS
 from ranvier_py.core.routing.route_table.table import WITHDRAW_ROWS_MAX
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)

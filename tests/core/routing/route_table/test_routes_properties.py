@@ -15,9 +15,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust, Unheld
-from ranvier_py.core.routing.route_table.leaves import LANES
 from ranvier_py.core.routing.route_table.route_values import LRU
-from ranvier_py.core.routing.route_table.rows import SHARED, TEXTS_MAX
+from ranvier_py.core.routing.route_table.rows import LANES, SHARED, TEXTS_MAX
 from ranvier_py.core.splitmix import mix
 from tests.examples import examples
 
