@@ -97,8 +97,6 @@ class Client:
     window_s: float = 0.0  # how long flushes may still wait in this window …
     window_bytes: int = 0  # … which ends well once so many more bytes are taken
     body_bytes: int = 0  # of the current request's body, as far as it has arrived
-    body_window_bytes: int = 0  # of that body, still to arrive in this window
-    body_until: float = math.inf  # when all of it must have arrived, in the watchdog's time
     cors: Cors = field(default_factory=Cors)  # the server's
 
     def __post_init__(self) -> None:

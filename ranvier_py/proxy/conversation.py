@@ -262,28 +262,28 @@ class Conversations:
     def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
         """Read on a body of which only `data` is here. Returns all of it, and the bytes after it. Each window must
         bring its share or the body's end, and `body_s` the end. Raises RequestError, NodeBusy."""
-        client.body_until = client.watchdog.clock() + self.limits.body_s
-        self._begin_window(client)
+        body = GrowingBody(client.watchdog.clock() + self.limits.body_s)
+        self._begin_window(client, body)
         if head.waits and not data:
             client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
             if client.unsent is not None:
                 yield client.flush
         if head.length < 0:
-            return (yield from self._read_chunks(client, data))
+            return (yield from self._read_chunks(client, body, data))
         self._keep(client, len(data))
-        body = GrowingBody(data)
+        body.add(data)
         while body.size < head.length:
             before = body.size
-            piece = yield from self._read_piece(client, min(head.length - before, READ_BYTES_MAX))
+            piece = yield from self._read_piece(client, body, min(head.length - before, READ_BYTES_MAX))
             self._keep(client, len(piece))
             body.add(piece)
             if body.size // TURN_BYTES_MAX > before // TURN_BYTES_MAX:
                 yield checkpoint
         return body.whole(), b""
 
-    def _read_chunks(self, client: Client, data: bytes) -> Steps[tuple[bytes, bytes]]:
+    def _read_chunks(self, client: Client, body: GrowingBody, data: bytes) -> Steps[tuple[bytes, bytes]]:
         """Read a body in chunks, with other tasks between two pieces: 64 KiB may be 11,000 chunks."""
-        reader, body = ChunkedReader(), GrowingBody()
+        reader = ChunkedReader()
         while True:
             try:
                 used = reader.feed(data)
@@ -296,35 +296,37 @@ class Conversations:
             if reader.done:
                 return body.whole(), data[used:]
             yield checkpoint
-            data = yield from self._read_piece(client, RECEIVE_BYTES)
+            data = yield from self._read_piece(client, body, RECEIVE_BYTES)
 
-    def _read_piece(self, client: Client, bytes_max: int) -> Steps[bytes]:
+    def _read_piece(self, client: Client, body: GrowingBody, bytes_max: int) -> Steps[bytes]:
         """Return the next piece of a body, without a wait if it is here. Raises BadRequest at the end of the stream."""
         data = client.transport.receive_now(bytes_max)
         if data is None:
             data = yield from received(client.transport, bytes_max)
         if not data:
             raise BadRequest("the request ended in its body")
-        client.body_window_bytes -= len(data)
-        if client.body_window_bytes <= 0:
-            self._begin_window(client)
+        body.window_bytes -= len(data)
+        if body.window_bytes <= 0:
+            self._begin_window(client, body)
         return data
 
-    def _begin_window(self, client: Client) -> None:
+    def _begin_window(self, client: Client, body: GrowingBody) -> None:
         limits = self.limits
-        client.arm_until(WaitPhase.BODY, min(client.watchdog.clock() + limits.body_window_s, client.body_until))
-        client.body_window_bytes = max(limits.body_bytes_min, client.body_bytes // BODY_SHARE)
+        client.arm_until(WaitPhase.BODY, min(client.watchdog.clock() + limits.body_window_s, body.until))
+        body.window_bytes = max(limits.body_bytes_min, client.body_bytes // BODY_SHARE)
 
 
 class GrowingBody:
     """A body that grows piece by piece. No step copies all of a large one, however many and small its pieces are."""
 
-    __slots__ = ("_pieces", "_start", "size")
+    __slots__ = ("_pieces", "_start", "size", "until", "window_bytes")
 
-    def __init__(self, start: bytes = b"") -> None:
-        self.size = len(start)
+    def __init__(self, until: float) -> None:
+        self.until = until  # when all of it must have arrived, in the watchdog's time
+        self.window_bytes = 0  # still to arrive in this window
+        self.size = 0
         self._start = bytearray()  # the beginning of a body of many pieces or many bytes
-        self._pieces = [start]
+        self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> None:
         self._pieces.append(piece)

@@ -188,14 +188,19 @@ class Upstream:
 
     def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[FramedHead, bytes]]:
         """Return the final head, and the bytes after it. `data` has arrived already."""
-        bytes_max = self._limits.header_bytes_max
+        transport, bytes_max = connection.transport, self._limits.header_bytes_max
         for _ in range(INTERIM_MAX):
             while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= bytes_max:
                 try:
-                    yield connection.transport.readable
-                    data += received_by(connection)
+                    yield transport.readable
+                    more = transport.receive_now()
                 except OSError as error:
                     raise UpstreamClosed(f"the backend closed the connection: {error}") from error
+                if more:
+                    connection.answered = True
+                    data += more
+                elif more is not None:
+                    raise UpstreamClosed("the backend closed the connection before it answered")
             if not 4 <= end <= bytes_max:
                 raise UpstreamGarbled("the backend's answer has too large a head")
             reading = connection.read_head(data[:end], method)
@@ -353,17 +358,6 @@ def is_websocket(head: HttpResponseHead) -> bool:
 def peer_of(stream: trio.SocketStream) -> str:
     """Return the address at the other end, without the interface of a link-local one. Raises OSError."""
     return str(stream.socket.getpeername()[0]).partition("%")[0]
-
-
-def received_by(connection: Connection) -> bytes:
-    """Return what has arrived of an answer; b"" if nothing has. Raises OSError, UpstreamClosed."""
-    data = connection.transport.receive_now()
-    if data is None:
-        return b""
-    if not data:
-        raise UpstreamClosed("the backend closed the connection before it answered")
-    connection.answered = True
-    return data
 
 
 async def send_rest(connection: Connection, rest: memoryview) -> tuple[bool, bytes]:
