@@ -1,5 +1,4 @@
-"""The command line: `ranvier serve | config | keys | access | explain | status | clients | replay | lint | reporter |
-version`.
+"""The command line of `ranvier`: COMMANDS lists what it does.
 
 Only the command that is called is imported, with its flags (`ranvier_py.commands`): `--help` and `version` answer at
 once, and no node loads the replay.
@@ -25,7 +24,7 @@ COMMANDS = {
     "serve": "run a node, or several on one port",
     "config": "print every key with its help and default",
     "keys": "make a key of a client, or list or check a file of keys",
-    "access": "who may use a node, and keys that are revoked on all nodes",
+    "access": "who may use a node, what is left of limits, and keys that are revoked on all nodes",
     "explain": "where would this request go, and why (body on stdin)",
     "status": "backends, health, load, routes and requests of a node",
     "clients": "what clients do to their own prefixes, as a node sees it",

@@ -1,13 +1,15 @@
-"""`ranvier access`: who may use a node, and revocations of keys, which all nodes follow."""
+"""`ranvier access`: who may use a node, what is left of limits, and revocations of keys, which all nodes follow."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ranvier_py.commands.control_client import add_control_flags, asked, control_client, of_a_node
 from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_OK, CommandError
+
+HEADS = ("limit", "amount", "used", "reserved", "remaining")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,3 +53,17 @@ def lines_of(access: Mapping[str, Any]) -> Iterator[str]:
         yield "  ".join([word for word in (key["id"], key["tenant"], *key["models"], state) if word])
     if keys["count"] > len(keys["listed"]):
         yield f"and {keys['count'] - len(keys['listed'])} more: ranvier keys list FILE"
+    for scope, shown in access.get("limits", {}).items():
+        yield f"\n{scope}" + (
+            f", {shown['refused']} refused, last: {shown['last_refusal']}" if shown["refused"] else ""
+        )
+        yield from lines_of_limits(shown["limits"])
+    if vanished := access.get("vanished_nodes"):
+        yield f"\nshares of {vanished} vanished nodes are kept"
+
+
+def lines_of_limits(limits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of the limits of one scope."""
+    rows = [HEADS, *[(one["limit"], *[f"{one[name]:g}" for name in HEADS[1:]]) for one in limits]]
+    for row, mode in zip(rows, ["", *[one["mode"] for one in limits]], strict=True) if limits else ():
+        yield f"  {row[0]:<26}" + "".join(f"{value:>14}" for value in row[1:]) + "  (shadow)" * (mode == "shadow")

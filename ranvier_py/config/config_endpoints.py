@@ -83,6 +83,7 @@ def config_of_worker(config: Config, index: int, key: bytes) -> Config:
         changes["node_name"] = config.node_name and f"{config.node_name}-{index}"
         changes["gossip_state_file"] = numbered(config.gossip_state_file, index)
     changes["record_file"] = numbered(config.record_file, index)
+    changes["limit_state_file"] = numbered(config.limit_state_file, index)
     changes["worker_key"] = key if key_of_their_own(config) else None
     return replace(config, **changes)
 

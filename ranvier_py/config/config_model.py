@@ -40,6 +40,7 @@ from ranvier_py.config.config_values import (
     shown,
 )
 from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
+from ranvier_py.core.access.limits.shares import LimitOptions
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
@@ -139,10 +140,11 @@ class Config(Options):
     keys_file: OptionalPath = key(
         None,
         "Access",
-        "File of the clients' keys and tenants, TOML or YAML. With it the public port needs a key, which goes no "
-        "further: engines get backend_api_key. Read again within seconds once it changes, and at each reload: whole, "
-        "or not at all. ranvier keys makes keys, and checks the file.",
+        "File of the clients' keys and tenants, TOML or YAML: the public port needs a key, which goes no further. Read "
+        "again once it changes, and at each reload: whole, or not at all. ranvier keys makes and checks keys.",
     )
+    limit_state_file: OptionalPath = key(None, "Access", "File that keeps what was taken of budgets; worker i adds .i.")
+    limits: LimitOptions = part(LimitOptions)
     trusted_proxies: Networks = key(
         (),
         "Access",

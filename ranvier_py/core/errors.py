@@ -6,7 +6,7 @@ Rule: `status` is what the client gets if nothing was relayed yet. None of these
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL))
@@ -123,6 +123,28 @@ class ResponseLost(NotFound):
 
 class MethodNotAllowed(RequestError):
     status, code = 405, "method_not_allowed"
+
+
+class LimitReached(RequestError):
+    """A limit of the client's key or tenant. `fields`: of the answer."""
+
+    status, code, kind = 429, "rate_limit_exceeded", "rate_limit_error"
+
+    def __init__(self, words: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(words)
+        self.fields = fields
+
+
+class BudgetSpent(LimitReached):
+    """To be tried again only when the budget's next window begins."""
+
+    code = kind = "insufficient_quota"
+
+
+class LargerThanLimit(BadRequest):
+    """It would never fit, however long the client waited."""
+
+    code = "request_larger_than_limit"
 
 
 class RequestTimeout(RequestError):

@@ -15,6 +15,7 @@ from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.access.access_parts import Access
+from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
@@ -109,6 +110,7 @@ def parts_of(
         calibration,
         reports,
         access,
+        LimitParts(node, path.pipeline, access, clustering),
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]

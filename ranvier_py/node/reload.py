@@ -67,7 +67,7 @@ NEEDS_RESTART = frozenset(
     response_cache_fallback_capacity response_cache_fallback_ttl_s
     kv_index_backend kv_redis_url kv_redis_url_file kv_redis_prefix kv_redis_timeout_s kv_redis_connect_timeout_s
     gossip advertise join cluster_key_file insecure_gossip cluster_name node_name gossip_profile gossip_udp
-    gossip_bytes_per_s_max gossip_state_file gossip_admin_key gossip_admin_key_file
+    gossip_bytes_per_s_max gossip_state_file limit_state_file gossip_admin_key gossip_admin_key_file
     record_file record_bytes_max record_files_max
     """.split()  # noqa: SIM905  # by section
 )

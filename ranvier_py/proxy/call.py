@@ -11,6 +11,11 @@ from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.estimates import Estimate
+from ranvier_py.core.access.limits.limiter import Grant
+from ranvier_py.core.access.limits.meters import IdentityMeters
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
@@ -104,6 +109,22 @@ class NamedModel:
         return b"Bearer " + key.encode() if (key := self.served.api_key) else b""
 
 
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What one request holds of limits."""
+
+    meters: IdentityMeters
+    settle: Callable[[Call], None]  # called once, when the call ends
+    grants: list[Grant] = field(default_factory=list)
+    estimate: Estimate | None = None  # of its tokens, once they are reserved
+    cost: ModelCost | None = None  # of a token of the model
+    ends: AnswerEnds | None = None  # of the latest answer
+
+    @property
+    def tenant(self) -> str:
+        return self.meters.identity.tenant.name
+
+
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class Call:
     """One request of a client. Each slot names the stage that fills it."""
@@ -120,6 +141,7 @@ class Call:
     read: ReadRequest = field(init=False)  # read
     match: PoolMatch = field(init=False)  # match
     attempt: Attempt | None = None  # plan: the latest leg
+    reservation: Reservation | None = None  # reserve: of limits, until the call ends
     tries: int = 0  # plan
     failed_tries: FailedTries | None = None  # forward: once a leg has failed
     error: str = ""  # forward: of the legs that failed

@@ -96,6 +96,7 @@ class Client:
     unsent: memoryview | None = None  # the part of the answer that the client had no room for
     window_s: float = 0.0  # how long flushes may still wait in this window …
     window_bytes: int = 0  # … which ends well once so many more bytes are taken
+    limit_fields: Callable[[], Fields] | None = None  # of the answer to the current request, if its key has limits
     body_bytes: int = 0  # of the current request's body, as far as it has arrived
     cors: Cors = field(default_factory=Cors)  # the server's
 
@@ -140,6 +141,8 @@ class Client:
         if head.framing == "close":
             self.must_close = True
         self.started = True  # also if all of it is held: nobody may begin another answer
+        if self.limit_fields is not None:
+            extra = (*extra, *self.limit_fields())
         if self.renamed is not None and self.renamed.takes(head):
             if data := self.renamed.begin(head, extra, body, close=self.must_close):
                 self.write((data,))
@@ -158,6 +161,8 @@ class Client:
         """Send an answer of our own; a `chunked` body has its chunks already. HEAD gets the head. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
+        if self.limit_fields is not None:
+            headers = (*headers, *self.limit_fields())
         request = self.request
         if request.fields.origin:
             headers = (*headers, *self.cors.fields(request.fields.origin))

@@ -82,6 +82,7 @@ class Conversations:
         self.limits = limits
         self.by_head: Callable[[HttpRequest, Client], object] | None = None
         # Called before a body is read; raises a RanvierError if its head is reason enough to refuse it.
+        self.before_body: Callable[[HttpRequest, Client], object] | None = None  # the same, if the body is yet to come
         self.cors = Cors()
         self._counters = counters
         self.draining = False  # no connection takes a further request
@@ -159,6 +160,8 @@ class Conversations:
                 request.body = data[end:rest]
                 client.ahead = data = data[rest:]
             else:
+                if self.before_body is not None:
+                    self.before_body(request, client)
                 request.body, data = yield from self._read_body(client, head, data[end:])
                 client.ahead = data
             yield from self._handle(client, request)

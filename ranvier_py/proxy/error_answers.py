@@ -10,7 +10,14 @@ from http import HTTPStatus
 
 import orjson
 
-from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unauthorized, Unavailable, UpgradeRefused
+from ranvier_py.core.errors import (
+    LimitReached,
+    MethodNotAllowed,
+    RanvierError,
+    Unauthorized,
+    Unavailable,
+    UpgradeRefused,
+)
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH, meant_path
 from ranvier_py.proxy.http_values import Fields, Headers, HttpRequest, HttpResponseHead
 
@@ -41,6 +48,8 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
     headers: Headers = []
     if isinstance(error, Unavailable):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if isinstance(error, LimitReached):
+        headers += error.fields
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))  # RFC 9110 15.5.6; all paths that restrict methods take only POST
     if isinstance(error, Unauthorized):

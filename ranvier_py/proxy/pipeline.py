@@ -38,6 +38,7 @@ from ranvier_py.proxy.stages.own_answer import answer_ourselves
 from ranvier_py.proxy.stages.plan import one_leg
 from ranvier_py.proxy.stages.read import ReadStage
 from ranvier_py.proxy.stages.relay import RelayStage
+from ranvier_py.proxy.stages.reserve import ReserveStage
 from ranvier_py.proxy.stages.resolve_model import ResolveStage
 from ranvier_py.proxy.stages.response_cache import ResponseCache
 from ranvier_py.proxy.stages.strip import RouterFields
@@ -103,15 +104,20 @@ class Pipeline:
             self.read,  # strips and mends
             AdmitStage(router.registry.pools.names),
             models,
-            self.match,  # behind it tokens are to be reserved
+            self.match,
             self.forward,  # plans, relays and learns leg by leg
         )
+
+    def limit(self, reserve: ReserveStage) -> None:
+        """Hold requests to the limits of their keys."""
+        self._first = (*self._first, reserve.begin)
+        self._rest = (*self._rest[:-1], reserve, self.forward)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits
         self.resolve.set_limits(limits)
 
-    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:  # noqa: PLR0912  # each for some requests
+    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
@@ -142,10 +148,15 @@ class Pipeline:
             call.outcome, call.status = RanvierError.code, call.status or RanvierError.status
             raise
         finally:
-            self.serving.pop(client.fd, None)
-            client.renamed = None
-            if self.report is not None:
-                self.report(call.summary(time.monotonic()))
+            self._ended(call)
+
+    def _ended(self, call: Call) -> None:
+        self.serving.pop(call.client.fd, None)
+        call.client.renamed = None
+        if call.reservation is not None:
+            call.reservation.settle(call)
+        if self.report is not None:
+            self.report(call.summary(time.monotonic()))
 
     def _compute(self, call: Call) -> Steps[None]:
         try:

@@ -9,6 +9,7 @@ Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answe
 
 from __future__ import annotations
 
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.answers.answer_events import (
     EMPTY,
     EVENT_END,
@@ -44,7 +45,7 @@ class AnswerReader:
     `chunks` follows those of a chunked body."""
 
     __slots__ = (
-        *("api", "captured", "chunks", "held", "naming", "streams"),
+        *("api", "captured", "chunks", "ends", "held", "naming", "streams"),
         *("begun", "failure", "has_output", "name", "size"),
     )
 
@@ -52,6 +53,7 @@ class AnswerReader:
         self.api, self.chunks, self.streams = api, chunks, streams
         self.captured = bytearray() if captures else None  # not a list: an engine may send two bytes at a time
         self.naming = ResponseName() if names else None  # while the answer's id is looked for
+        self.ends: AnswerEnds | None = None  # set if the tokens of the answer are to be counted
         self.held = b""  # what was not judged yet
         self.name = ""  # its id, once it is here
         self.size = 0  # bytes so far, as they came
@@ -62,6 +64,8 @@ class AnswerReader:
         """Return what goes on to the client of this piece, which `chunks` has just read, and of what was held.
         `complete`: the message ends with it."""
         self.size += len(data)
+        if self.ends is not None:
+            self.ends.add(data)
         if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
             self.captured += data
         if self.naming is not None and data:
@@ -147,6 +151,8 @@ class StreamReader(AnswerReader):
             and (not self._opening or self._has_token(data))
         ):
             self.size += len(data)
+            if self.ends is not None:
+                self.ends.add(data)
             if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
                 self.captured += data
             return data

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from ranvier_py.core.answers.answer_ends import ENDS_BYTES
 from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
@@ -268,9 +269,6 @@ class ResponseName:
 
 
 MARKED_COUNT = b'"prompt_tokens"'
-USAGE_BYTES = 4096
-"""From the beginning or the end of an answer: where engines write the counts."""
-
 PROMPT_COUNTS: Mapping[str, Sequence[bytes]] = {
     "messages": (b'"input_tokens"', b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"'),
     "responses": (b'"input_tokens"',),
@@ -285,9 +283,9 @@ def counted_prompt(raw: bytes, api: str) -> int | None:
     None: there is none, or the frames of the transfer cut it."""
     tokens: int | None = None
     for name in PROMPT_COUNTS.get(api, (MARKED_COUNT,)):
-        number = last_number(raw[-USAGE_BYTES:], name)
-        if number is None and len(raw) > USAGE_BYTES:
-            number = last_number(raw[:USAGE_BYTES], name)
+        number = last_number(raw[-ENDS_BYTES:], name)
+        if number is None and len(raw) > ENDS_BYTES:
+            number = last_number(raw[:ENDS_BYTES], name)
         if number is None and tokens is None:
             return None
         tokens = (tokens or 0) + (number or 0)

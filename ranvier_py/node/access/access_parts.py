@@ -29,6 +29,8 @@ from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.stages.identify import Gate, Network
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ NOT_SHARED = (
     "revoking needs a keys_file, and gossip with a gossip_admin_key; without, set disabled = true in the file. With "
     "them there are too many revocations, or there is none to take back"
 )
+
+HeadCheck = Callable[[HttpRequest, Client], object]
+"""Raises a RanvierError if the head of a request is reason enough to refuse it."""
 
 
 @dataclass(slots=True)
@@ -90,6 +95,9 @@ class Access(Part):
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
         self._counts, self._listed = RequestCounts(), node.registry.pools.names
+        self.by_head: HeadCheck | None = self.gate.check if self.gate is not None else None
+        self.before_body: HeadCheck | None = None
+        self.limits_view: Callable[[], Mapping[str, Any]] = dict
         self._file = ClientKeys(self.gate, config) if self.gate is not None and needs_key else None
 
     def counted(self, line: Callable[[RequestSummary], object] | None) -> Callable[[RequestSummary], object] | None:
@@ -190,6 +198,7 @@ class Access(Part):
             "tenants": counters.tenants,
             "revoked": self._revoked(),
             "refused": dict(self.gate.counters.refused),
+            **self.limits_view(),
             "claims": dict(self.gate.counters.claims),
         }
 

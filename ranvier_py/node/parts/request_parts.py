@@ -249,7 +249,7 @@ class PublicPort(Part):
         self._certificate = tls_context(config)
         self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
         self.server.conversations.cors.origins = config.cors_origins
-        self.server.conversations.by_head = access.gate.check if access.gate is not None else None
+        self.server.conversations.by_head, self.server.conversations.before_body = access.by_head, access.before_body
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
         self.drained = trio.Event()

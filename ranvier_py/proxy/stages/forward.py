@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
@@ -253,6 +254,8 @@ class ForwardStage:
         is_plain = fields.readable or kind is AnswerReader
         within = chunks if is_plain else None
         reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        if call.reservation is not None:
+            reader.ends = call.reservation.ends = AnswerEnds()
         if not is_plain:
             reader = InflatedReader(reader, head.headers, chunks)
         if is_asked:

@@ -68,7 +68,9 @@ async def test_a_key_revoked_on_one_node_is_refused_on_all_even_after_all_have_r
         ({"id": "red", "days": 1}, "days: there is no such member"),
     ],
 )
-async def test_an_order_that_can_not_be_followed_is_answered_with_the_reason(tmp_path: Path, order: dict[str, object], words: str) -> None:
+async def test_an_order_that_can_not_be_followed_is_answered_with_the_reason(
+    tmp_path: Path, order: dict[str, object], words: str
+) -> None:
     async with lab(Scripted(GOOD), keys_file=keys_file(tmp_path)) as node:
         answer = await node.http.post(f"{node.control}/admin/access/revoke", json=order)
         assert (answer.status_code, words in answer.text) == (400, True), answer.text

@@ -74,17 +74,18 @@ class LimitSlot:
 
 class Count:
     """All rows of one limit. `taken`: the sum of all that is kept, `by_origin` of each session; `rate`: units a second
-    that were lately added; `own`: our row for requests in flight; `amount`: of the limit, 0 while no request came;
+    that were lately added; `own`: our row for requests in flight; `meter`: the limit, once a request met it;
     `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it."""
 
     __slots__ = (
-        *("_rate", "_rated_at", "allowed", "amount", "asked", "buckets", "by_origin"),
-        *("id", "own", "rows", "span", "taken", "unsent"),
+        *("_rate", "_rated_at", "allowed", "asked", "buckets", "by_origin"),
+        *("id", "meter", "own", "rows", "span", "taken", "unsent"),
     )
 
     def __init__(self, limit: int, span: LimitSpan) -> None:
         self.id, self.span = limit, span
-        self.taken = self.amount = self.asked = self.unsent = 0.0
+        self.taken = self.asked = self.unsent = 0.0
+        self.meter: Meter | None = None
         self.by_origin: dict[int, float] = {}
         self.own: LimitRow | None = None
         self.rows: dict[tuple[int, int], LimitRow] = {}
@@ -180,6 +181,7 @@ class Counters:
         self.counts: dict[int, Count] = {}
         self.rows = self.dropped = 0
         self.changed: dict[tuple[int, int, int], None] = {}
+        self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
         self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
         self._sweep_at = 0
 
@@ -190,7 +192,7 @@ class Counters:
             self.counts[meter.id] = count = Count(meter.id, meter.span)
         elif count.span is LimitSpan.MINUTE:
             self._slide(count, now)
-        count.amount = meter.amount
+        count.meter = meter
         return count
 
     def window(self, span: LimitSpan, now: float) -> int:
@@ -219,6 +221,8 @@ class Counters:
 
     def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
         """Add to one of our rows."""
+        if row.count.span > LimitSpan.MINUTE:
+            self.unsaved[row.count.id, row.origin, row.window] = None
         row.count.add(row, reserved, settled, used, now)
         if row.place >= 0:
             row.count.unsent += reserved
@@ -244,6 +248,8 @@ class Counters:
         )
         if reserved or settled or used:
             count.add(row, reserved, settled, used, now)
+            if span > LimitSpan.MINUTE:
+                self.unsaved[one.limit, one.origin, one.window] = None
 
     def _place(self, span: LimitSpan, window: int, at: float, now: float) -> int | None:
         """Return where a row is booked; None if its window is over, or far ahead of our clock."""

@@ -148,21 +148,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
                 self._to_all(LimitCounts(()))
         super().tick(now)
         if now >= self._sweep_at:
-            self._sweep(limiter, now)
-
-    def _sweep(self, limiter: Limiter, now: float) -> None:
-        self._sweep_at = now + SWEEP_S
-        self.counts.sweep(now)
-        freed, self.members.freed = self.members.freed, []
-        for session in freed:
-            self.counts.free(session)
-        counters = limiter.counters
-        counters.limits, counters.rows, counters.dropped = (
-            len(self.counts.counts),
-            self.counts.rows,
-            self.counts.dropped,
-        )
-        counters.vanished = len(self.members.vanished)
+            self._sweep_at = now + SWEEP_S
+            limiter.sweep(now)
 
     def receive(self, peer: Peer, message: LimitCounts | LimitQuestion | LimitAnswer, now: float) -> None:
         limiter = self.limiter
@@ -257,4 +244,4 @@ def key_of(row: LimitRow) -> RowKey:
 
 def urgency(row: LimitRow) -> float:
     """Return how much of its limit is taken, as far as that is known."""
-    return row.count.taken / row.count.amount if row.count.amount else 0.0
+    return row.count.taken / row.count.meter.amount if row.count.meter is not None else 0.0

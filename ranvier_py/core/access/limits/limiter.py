@@ -131,6 +131,16 @@ class Limiter:
         self._number = 0
         self._decided = BoundedDict[tuple[int, int], int](DECIDED_MAX)
 
+    def sweep(self, now: float) -> None:
+        """Drop what is over, a little at a time."""
+        self.counts.sweep(now)
+        freed, self.peers.freed = self.peers.freed, []
+        for session in freed:
+            self.counts.free(session)
+        counters, counts = self.counters, self.counts
+        counters.limits, counters.rows, counters.dropped = len(counts.counts), counts.rows, counts.dropped
+        counters.vanished = len(self.peers.vanished)
+
     # --- a request --------------------------------------------------------------------------------------------------
 
     def reserve(
@@ -154,7 +164,7 @@ class Limiter:
             elif fit is Fit.ASK and not meter.shadow:
                 asked = True
             found.append((meter, count, amount, fit is Fit.ASK))
-        if full and (refusal := self._worst(full)) is not None:
+        if full and (refusal := worst(full, self.counters)) is not None:
             return self._refused(refusal)
         entries = [ReservedRow(meter, counts.own(count, now), amount) for meter, count, amount, _ in found]
         grant = Grant(entries)
@@ -184,11 +194,21 @@ class Limiter:
         is_open, grant.is_open = grant.is_open, False
         return grant.entries if is_open else ()
 
+    def full(self, meters: Sequence[Meter], now: float) -> Refusal | None:
+        """Return why no request at all fits into these limits, however small; None if one may."""
+        for meter in meters:
+            count = self.counts.counts.get(meter.id)
+            if count is not None and not meter.shadow and self._room(meter.amount, count, now) < 1:
+                self.counts.count(meter, now)  # as of now
+                if self._room(meter.amount, count, now) < 1:
+                    return self._refused(Refusal(meter, self._wait_s(meter, count, 1.0, now)))
+        return None
+
     # --- whether it fits --------------------------------------------------------------------------------------------
 
-    def room(self, meter: Meter, count: Count, now: float) -> float:
+    def left(self, meter: Meter, now: float) -> float:
         """Return what is left of a limit, below 0 if more was taken."""
-        return self._room(meter.amount, count, now)
+        return self._room(meter.amount, self.counts.count(meter, now), now)
 
     def _room(self, amount: float, count: Count, now: float) -> float:
         taken = count.in_window(self.counts.window(count.span, now)) + count.asked
@@ -217,15 +237,6 @@ class Limiter:
         if meter.span is LimitSpan.MINUTE:
             return count.frees_in(amount - self._room(meter.amount, count, now), now)
         return ends_at(meter.span, self.counts.window(meter.span, now)) - now - self.counts.wall_offset_s
-
-    def _worst(self, full: Sequence[Refusal]) -> Refusal | None:
-        """Return the refusal that holds longest; None if all are in the shadow."""
-        for one in full:
-            if one.meter.shadow:
-                increment(self.counters.shadowed, one.meter.name)
-        return max(
-            (one for one in full if not one.meter.shadow), key=lambda one: (one.never, one.retry_after_s), default=None
-        )
 
     def _refused(self, refusal: Refusal) -> Refusal:
         increment(self.counters.refused, refusal.meter.name)
@@ -335,3 +346,12 @@ class Limiter:
             )
         question.decided()
         return question.outcome
+
+
+def worst(full: Sequence[Refusal], counters: LimitCounters) -> Refusal | None:
+    """Return the refusal that holds longest; None if all are in the shadow."""
+    for one in full:
+        if one.meter.shadow:
+            increment(counters.shadowed, one.meter.name)
+    found = [one for one in full if not one.meter.shadow]
+    return max(found, key=lambda one: (one.never, one.retry_after_s), default=None)

@@ -105,32 +105,66 @@ def number_of(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-class Meters:
-    """Finds the meters of requests."""
+class IdentityMeters:
+    """The meters of one identity. `first`: what counts a request by its head alone; `rest`: all others but those of its
+    tenant's models. `uncounted`: requests whose tokens nobody counts may pass its limits of tokens."""
 
-    def __init__(self) -> None:
-        self._made = BoundedDict[tuple[str, str], tuple[Identity, BoundedDict[str, tuple[Meter, ...]]]](IDENTITIES_MAX)
+    __slots__ = ("_by_model", "_globs", "counts_tokens", "first", "identity", "rest", "shown", "uncounted")
 
-    def of(self, identity: Identity, model: str) -> tuple[Meter, ...]:
-        """Return the meters of this identity's requests for a model; the tenant's first."""
-        name = identity.tenant.name, identity.key_id
-        found = self._made.get(name)
-        if found is None or found[0] is not identity:  # its limits may have changed
-            self._made[name] = found = identity, BoundedDict(MODELS_MAX)
-        meters = found[1].get(model)
+    def __init__(self, identity: Identity) -> None:
+        tenant, key = identity.tenant, identity.key
+        own = [*meters_of(f"tenant {tenant.name}", tenant.limits, tenant.name)]
+        scopes = [tenant.limits, *[limits for _, limits in tenant.model_limits]]
+        if key is not None:
+            own += meters_of(f"key {key.id}", key.limits, tenant.name)
+            scopes.append(key.limits)
+        self._globs = [
+            (glob, tuple(meters_of(f"tenant {tenant.name}, models {glob}", limits, tenant.name)))
+            for glob, limits in tenant.model_limits
+        ]
+        self.identity = identity
+        self.first = tuple(meter for meter in own if meter.measure in BY_HEAD)
+        self.rest = tuple(meter for meter in own if meter.measure not in BY_HEAD)
+        self.shown = tuple(meter for meter in own if meter.span is LimitSpan.MINUTE and not meter.shadow)
+        self.counts_tokens = any(map(counts_tokens, scopes))
+        self.uncounted = all(limits.uncounted for limits in scopes if counts_tokens(limits))
+        self._by_model = BoundedDict[str, tuple[Meter, ...]](MODELS_MAX)
+
+    @property
+    def is_unlimited(self) -> bool:
+        return not (self.first or self.rest or self._globs)
+
+    def of(self, model: str) -> tuple[Meter, ...]:
+        """Return what counts a request for this model beside `first`."""
+        if not self._globs:
+            return self.rest
+        meters = self._by_model.get(model)
         if meters is None:
-            found[1][model] = meters = tuple(all_meters(identity, model))
+            more = [each for glob, meters in self._globs if fnmatchcase(model, glob) for each in meters]
+            self._by_model[model] = meters = (*self.rest, *more)
         return meters
 
 
-def all_meters(identity: Identity, model: str) -> Iterator[Meter]:
-    tenant = identity.tenant
-    yield from meters_of(f"tenant {tenant.name}", tenant.limits, tenant.name)
-    for glob, limits in tenant.model_limits:
-        if fnmatchcase(model, glob):
-            yield from meters_of(f"tenant {tenant.name}, models {glob}", limits, tenant.name)
-    if identity.key is not None:
-        yield from meters_of(f"key {identity.key_id}", identity.key.limits, tenant.name)
+BY_HEAD = (Measure.REQUESTS, Measure.CONCURRENT)
+
+
+def counts_tokens(limits: Limits) -> bool:
+    each = limits.tokens_per_minute, limits.uncached_tokens_per_minute
+    return any(amount is not None for amount in each) or bool(limits.budget)
+
+
+class Meters:
+    """Finds the meters of identities."""
+
+    def __init__(self) -> None:
+        self._made = BoundedDict[tuple[str, str], IdentityMeters](IDENTITIES_MAX)
+
+    def of(self, identity: Identity) -> IdentityMeters:
+        name = identity.tenant.name, identity.key_id
+        found = self._made.get(name)
+        if found is None or found.identity is not identity:  # its limits may have changed
+            self._made[name] = found = IdentityMeters(identity)
+        return found
 
 
 def window_at(span: LimitSpan, wall: float) -> int:

@@ -9,11 +9,13 @@ the rest in equal parts, so that idle nodes have one. Invariant: shares of all s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from ranvier_py.core.access.limits.counts import Count, KeptShare
 from ranvier_py.core.access.limits.meters import LimitSpan, Meter
 from ranvier_py.core.mesh.mesh_values import Peer
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.splitmix import mix
 
 STALE_S = 1.5  # three intervals of beats: of one in five lost, three in a row once in two minutes
@@ -22,6 +24,24 @@ FREED_S = 3.0  # after which a session that vanished has no request in flight an
 SHARED = 0.9
 SILENT_S = 1.0  # for which a home is not asked that did not answer SILENCES_MAX times in a row
 SILENCES_MAX = 2
+
+
+KEEP, OPEN = "keep", "open"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions(Options):
+    """What becomes of shares that nobody uses."""
+
+    SECTION = "Access"
+
+    on_partition: str = option(
+        OPEN,
+        "What becomes of the share of each limit that a node has which vanished, by death or partition, an hour later: "
+        "open: the others have it. keep: it stays its own until the node is back or says goodbye.",
+        key="limit_on_partition",
+        one_of=(KEEP, OPEN),
+    )
 
 
 class LimitPeers:

@@ -1,0 +1,131 @@
+"""Limits of keys and tenants on a node: its limiter, alone or among peers, and the file that keeps budgets.
+
+Rule: what a node counted is in the file SAVE_S later, and at its end: only if all nodes are killed at once, counts of
+that time are lost. Without a file of keys nothing is limited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.access.limits.counts import Counters
+from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_rows, written
+from ranvier_py.core.access.limits.limit_view import limits_view
+from ranvier_py.core.access.limits.limiter import Limiter
+from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
+from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.io.gossip.state_file import write_whole
+from ranvier_py.io.limit_file import LimitFile
+from ranvier_py.node.access.access_parts import Access
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.part import Node, Part
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.pipeline import Pipeline
+from ranvier_py.proxy.stages.reserve import ReserveStage
+
+SAVE_S = 5.0
+LAST_SAVE_S = 1.0  # a hanging disk must not delay the end of the process
+
+
+class LimitParts(Part):
+    """See the module."""
+
+    name = "limits"
+    keys = ("limits",)
+
+    def __init__(self, node: Node, pipeline: Pipeline, access: Access, clustering: ClusterParts | None) -> None:
+        config = node.config
+        self.limiter: Limiter | None = None
+        self._file: LimitFile | None = None
+        self._is_alone = clustering is None
+        if config.keys_file is None:
+            return
+        if clustering is None:
+            me = node.rng.getrandbits(64) or 1
+            self.limiter = Limiter(Counters(me), LimitPeers(me, lambda _: False, str))
+        else:
+            self.limiter = clustering.peer.features.limits.begin()
+            self.limiter.hurry = clustering.port.poke
+        self.reload(config, config)
+        if config.limit_state_file is not None:
+            self._file = LimitFile(config.limit_state_file, write_whole)
+        self._reserve, self._gate = ReserveStage(self.limiter), access.gate
+        pipeline.limit(self._reserve)
+        access.by_head, access.before_body = self._let_in, self._check
+        access.limits_view = self.view
+        self._set_clock()
+
+    def _let_in(self, request: HttpRequest, client: Client) -> None:
+        """Find out who sends a head, and show what is left of its limits."""
+        assert self._gate is not None
+        client.limit_fields = None
+        self._gate.check(request, client)
+        if client.seen_head is not None and (identity := client.seen_head.identity) is not None:
+            self._reserve.show(identity, client)
+
+    def _check(self, request: HttpRequest, client: Client) -> None:
+        """Refuse a request whose body is yet to come, if it can't fit. Raises LimitReached."""
+        if request.method == b"POST" and client.seen_head is not None and client.seen_head.identity is not None:
+            self._reserve.check(client.seen_head.identity)
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take what earlier processes counted of running budgets."""
+        if self._file is not None and self.limiter is not None:
+            counts = self.limiter.counts
+            for rows in read(await trio.to_thread.run_sync(self._file.read)):
+                for row in rows:
+                    counts.merge(row, time.monotonic())
+                await trio.lowlevel.checkpoint()
+            await self._file.replace(written(all_rows(counts, time.monotonic())))
+        task_status.started()
+
+    async def loop(self) -> None:
+        """Save what is new, for ever, and once more at the end."""
+        if self._file is None:
+            return
+        try:
+            while True:
+                await trio.sleep(SAVE_S)
+                await self._save(self._file)
+        finally:
+            with trio.move_on_after(LAST_SAVE_S, shield=True):
+                await self._save(self._file)
+
+    async def _save(self, file: LimitFile) -> None:
+        assert self.limiter is not None
+        counts, now = self.limiter.counts, time.monotonic()
+        if file.is_due:
+            await file.replace(written(all_rows(counts, now)))
+        else:
+            await file.append(written(unsaved_rows(counts, now)))
+
+    def sweep(self, now: float) -> None:
+        if self.limiter is not None:
+            self._set_clock()
+            if self._is_alone:
+                self.limiter.sweep(now)
+            if self._file is None:
+                self.limiter.counts.unsaved.clear()
+
+    def _set_clock(self) -> None:
+        assert self.limiter is not None
+        self.limiter.counts.wall_offset_s = time.time() - time.monotonic()
+
+    def reload(self, before: Config, after: Config) -> None:
+        if self.limiter is not None:
+            self.limiter.peers.keeps = after.limits.on_partition == KEEP
+
+    def metrics(self) -> Iterator[Sample]:
+        if self.limiter is not None and self._is_alone:  # among peers gossip shows them
+            yield from samples("limits", self.limiter.counters)
+        if self._file is not None:
+            yield from samples("limits_file", self._file.counters)
+
+    def view(self) -> Mapping[str, Any]:
+        return {} if self.limiter is None else limits_view(self.limiter, time.monotonic())

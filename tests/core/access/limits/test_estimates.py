@@ -1,0 +1,152 @@
+"""What a request is expected to take, and what its answer shows that it took."""
+
+from __future__ import annotations
+
+from random import Random
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.estimates import ANSWER_TOKENS, Estimates, Percentile, Took, took_of
+from ranvier_py.core.access.limits.meters import Amounts
+from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.prompt import Boundary, Prompt
+
+COST = ModelCost(input=1.0, cached_input=0.1, cache_write=1.25, output=4.0, reasoning=5.0)
+
+
+def prompt(body: bytes, tokens: int, kind: str = "chat") -> Prompt:
+    end = Boundary(None, Fingerprint(0), tokens)
+    return Prompt(kind=kind, model="m", stream=False, end=end, base=end, tail=(), body=body)
+
+
+def estimated(
+    body: dict, tokens: int = 100, kind: str = "chat", estimates: Estimates | None = None, **more: float
+) -> Amounts:
+    raw = orjson.dumps(body)
+    found = (estimates or Estimates()).of(
+        prompt(raw, tokens, kind), raw, "acme", more.get("cached", 0), COST, answers=True
+    )
+    return found.need
+
+
+def ends_of(*pieces: bytes) -> AnswerEnds:
+    ends = AnswerEnds()
+    for piece in pieces:
+        ends.add(piece)
+    return ends
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_an_answer_counts_no_more_than_its_request_allows(name: str) -> None:
+    assert estimated({name: 20}).tokens == 120
+    assert estimated({name: 10_000}).tokens == 100 + ANSWER_TOKENS
+    assert estimated({}).tokens == 100 + ANSWER_TOKENS
+
+
+def test_each_choice_and_each_prompt_has_an_answer() -> None:
+    assert estimated({"n": 3, "max_tokens": 20}).tokens == 160
+    body = {"prompt": ["abcd" * 10, "abcd" * 10], "n": 2, "max_tokens": 20}
+    assert estimated(body, kind="completion").tokens == len(orjson.dumps(body)) / 4 + 80
+    assert estimated({"prompt": [1, 2, 3], "max_tokens": 20}, 3, kind="completion").tokens == 23
+
+
+def test_a_member_within_a_tool_is_no_number_of_choices() -> None:
+    tools = [{"function": {"parameters": {"n": 90}}}]
+    assert estimated({"tools": tools, "max_tokens": 20}).tokens == 120
+
+
+def test_cached_tokens_cost_less_and_do_not_count_as_uncached() -> None:
+    assert estimated({"max_tokens": 10}, cached=60) == Amounts(110, 50, 40 * 1.0 + 60 * 0.1 + 10 * 4.0)
+
+
+def test_answers_count_what_nine_in_ten_of_their_tenant_have() -> None:
+    estimates, rng = Estimates(), Random(1)
+    first = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, answers=True)
+    for _ in range(500):
+        estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "acme", "m", None)
+    assert 100 + 900 <= estimated({}, estimates=estimates).tokens <= 100 + 900 * 1.25
+    others = estimates.of(prompt(b"{}", 100), b"{}", "others", 0, None, answers=True)
+    assert others.need.tokens == 100 + ANSWER_TOKENS
+
+
+@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=200))
+def test_the_ninetieth_percentile_is_above_nine_in_ten_and_at_most_a_quarter_too_high(lengths: list[int]) -> None:
+    percentile = Percentile(1.0)
+    for length in lengths:
+        percentile.add(length)
+    exact = sorted(lengths)[-1 - len(lengths) // 10]
+    assert exact < percentile.p90 <= max(1.25 * exact, exact + 1)
+
+
+def test_media_count_what_those_of_their_model_took_and_not_their_bytes() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 90_000}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}], "max_tokens": 10}
+    raw, estimates = orjson.dumps(body), Estimates()
+    found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, answers=True)
+    assert found.need.tokens < 1200
+    for _ in range(40):
+        found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, answers=True)
+        estimates.took(found, Took(330, 0, 0, 5, 0), "acme", "m", None)
+    assert 280 < found.prompt < 380
+
+
+def test_media_that_are_named_count_as_well() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    body = {"messages": [{"role": "user", "content": [image, image]}], "max_tokens": 10}
+    assert 2 * 1024 < estimated(body, 40).tokens < 2 * 1024 + 100
+
+
+def test_a_body_that_is_not_read_counts_what_nine_in_ten_of_its_tenant_took() -> None:
+    estimates, body = Estimates(), b"\x1f\x8b" + bytes(9000)
+    for _ in range(50):
+        found = estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True)
+        estimates.took(found, Took(500, 0, 0, 5, 0), "acme", "m", None)
+    assert 500 <= estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True).prompt <= 610
+
+
+OPENAI = (
+    b'{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":50,"total_tokens":62,"completion_tokens":12,'
+    b'"prompt_tokens_details":{"cached_tokens":32},"completion_tokens_details":{"reasoning_tokens":7}}}'
+)
+CLAUDE_USAGE = b'{"input_tokens":10,"cache_creation_input_tokens":5,"cache_read_input_tokens":30,"output_tokens":1}'
+CLAUDE = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"usage":%b}}\n\n' % CLAUDE_USAGE,
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}\n\n'
+    * 9,
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{},"usage":{"output_tokens":12}}\n\n',
+)
+
+
+@pytest.mark.parametrize(
+    ("api", "pieces", "took"),
+    [
+        ("chat", [OPENAI], Took(50, 32, 0, 12, 7)),
+        ("chat", [b"data: {}\n\n"] * 3 + [b"data: " + OPENAI + b"\n\n", b"data: [DONE]\n\n"], Took(50, 32, 0, 12, 7)),
+        ("completion", [OPENAI[:99], OPENAI[99:]], Took(50, 32, 0, 12, 7)),
+        ("messages", CLAUDE, Took(45, 30, 5, 12, 0)),
+        ("messages", CLAUDE[:2], Took(45, 30, 5, 10, 0)),
+        (
+            "responses",
+            [b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":3}}'],
+            Took(9, 4, 0, 3, 0),
+        ),
+        ("", [b'{"data":[{"embedding":[0.1]}],"usage":{"prompt_tokens":8,"total_tokens":8}}'], Took(8, 0, 0, 0, 0)),
+        ("chat", [b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'] * 5, Took(None, 0, 0, 5, 0)),
+        ("chat", [b'{"choices":[{"message":{"content":"' + b"abcd" * 10 + b'"}}]}'], Took(None, 0, 0, 20, 0)),
+    ],
+)
+def test_an_answer_shows_what_it_took_by_the_engines_counts_or_else_by_its_events(
+    api: str, pieces: list[bytes], took: Took
+) -> None:
+    assert took_of(ends_of(*pieces), api) == took
+
+
+@given(st.lists(st.binary(max_size=3 * ENDS_BYTES), max_size=6))
+def test_the_ends_of_an_answer_do_not_depend_on_how_it_is_cut(pieces: list[bytes]) -> None:
+    ends, whole = ends_of(*pieces), b"".join(pieces)
+    assert (ends.begin, ends.end, ends.size) == (whole[:ENDS_BYTES], whole[-ENDS_BYTES:], len(whole))
