@@ -5,9 +5,9 @@ Stages (`proxy/stages/`) read the slots before theirs and fill their own. The lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 from ranvier_py.core.access.identity import Identity
@@ -31,6 +31,7 @@ from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.realtime import RealtimeLimits
 from ranvier_py.proxy.shared_answer import SharedAnswer
 from ranvier_py.proxy.stages.strip import RouterFieldOptions
+from ranvier_py.proxy.upstream import Exchange
 
 ERROR_CHARACTERS_MAX = 500  # of the reasons of failed attempts in one line; then the last one alone
 
@@ -87,6 +88,10 @@ class ReadRequest(NamedTuple):
     is_kept: bool  # an engine may keep its answer, under an id that the answer names
 
 
+Edited: TypeAlias = Generator[None, None, HttpRequest]  # yields after each portion of work
+Editing: TypeAlias = Callable[[Served], Edited]
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class NamedModel:
     """The model that a request asks for, where a table is for it; the models that may serve it, in the order in which
@@ -94,9 +99,10 @@ class NamedModel:
 
     asked: str
     chain: Sequence[Served]
-    edited: Callable[[Served], HttpRequest]
+    edited: Editing
     at: int = 0
     following: int = 0  # 0: none, and the answer that came, or the error, is the client's
+    kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of the model before, of a backend without room
     fell_back: bool = False  # so that the answer is not the one that is looked for under the first model's name
 
     @property

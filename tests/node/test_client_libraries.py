@@ -396,3 +396,34 @@ async def test_a_stream_that_its_client_leaves_is_cancelled_at_its_engine(leave:
 
 async def engine_statistics(node: Node) -> dict[str, Any]:
     return dict((await node.http.get(f"{node.engines[0]}/admin/stats")).json())
+
+
+def by_other_names(url: str) -> None:
+    with openai_of(url) as client:
+        assert {model.id for model in client.models.list().data} == {MODEL, "gpt-4o"}
+        assert client.models.retrieve("claude-opus-4-1").id == "claude-opus-4-1"
+        for name in ("gpt-4o", "claude-x"):
+            whole = client.chat.completions.create(model=name, messages=turn(QUESTION), max_tokens=4)
+            assert whole.model == name
+            with client.chat.completions.stream(model=name, messages=turn(QUESTION)) as stream:
+                assert {event.chunk.model for event in stream if event.type == "chunk"} == {name}
+                assert stream.get_final_completion().model == name
+            assert client.responses.create(model=name, input=QUESTION, max_output_tokens=4).model == name
+            with client.responses.stream(model=name, input=QUESTION, max_output_tokens=4) as answers:
+                assert {event.response.model for event in answers if hasattr(event, "response")} == {name}
+            assert client.completions.create(model=name, prompt=QUESTION, max_tokens=4).model == name
+        with pytest.raises(openai.NotFoundError, match="The model `gone` does not exist"):
+            client.chat.completions.create(model="gone", messages=turn(QUESTION))
+    with claude_of(url) as claude:
+        assert claude.models.retrieve("claude-opus-4-1").id == "claude-opus-4-1"
+        asked: Any = {"model": "claude-opus-4-1", "max_tokens": 4, "messages": [{"role": "user", "content": QUESTION}]}
+        assert claude.messages.create(**asked).model == "claude-opus-4-1"
+        with claude.messages.stream(**asked) as events:
+            assert events.get_final_message().model == "claude-opus-4-1"
+        del asked["max_tokens"]
+        assert claude.messages.count_tokens(**asked).input_tokens > 9
+
+
+async def test_the_libraries_ask_for_models_by_other_names_and_read_those_in_answers() -> None:
+    tables = [{"name": name, "to": MODEL, "model_in_answer": "asked"} for name in ("gpt-4o", "claude-*")]
+    await run(by_other_names, model=[*tables, {"name": "gone", "to": "nowhere"}])

@@ -16,6 +16,7 @@ from tests.node.node_lab import Node, lab
 from tests.node.test_models_at_run_time import asked
 from tests.node.test_models_by_name import Hanging, Named
 from tests.proxy.test_overload import QUESTIONS
+from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import GOOD, Scripted, answer, chunk
 
 PATHS = [path for path in QUESTIONS if path != b"/generate"]
@@ -214,3 +215,30 @@ async def test_the_log_names_what_was_asked_for_and_what_served(monkeypatch: pyt
     (summary,) = [each for each in found if each.path == "/v1/chat/completions"]
     assert (summary.asked, summary.model, summary.outcome, summary.tries) == ("a", "second", "success", 2)
     assert "it answered 429" in summary.error
+
+
+async def test_a_busy_models_own_refusal_is_the_answer_if_the_next_one_cannot_be_reached() -> None:
+    """It says when to come again; that the other engine is gone does not help the client."""
+    busy = answer(b'{"error":{"message":"full"}}', b"retry-after: 9", status=429)
+    async with lab(Named("main", reply=busy), Breaking("second", reply=b"HTTP/1.1 2"), model=CHAIN) as node:
+        answered = await asked(node, b"/v1/chat/completions", "a")
+        assert (answered.status_code, answered.headers["retry-after"]) == (429, "9")
+        assert answered.json() == {"error": {"message": "full"}}
+        assert await node.faults() == {}
+
+
+async def test_a_websocket_is_opened_at_another_model_if_no_engine_of_the_first_is_reached() -> None:
+    """Before that its circuit opens; what an engine refuses is the client's."""
+    async with lab(Named("second", reply=answer(b"no", status=403)), model=CHAIN) as node:
+        async with await node.wire() as client:
+            await client.send(handshake(target=b"/v1/realtime?model=a"))
+            assert (await client.response())[0] == 403
+        assert fallbacks(await metrics(node)) == {"empty": 1}
+
+
+async def test_a_missing_target_is_named_to_clients_as_they_asked_for_it() -> None:
+    async with lab(Named("main"), model=[{"name": "gpt-4o", "to": "gone"}]) as node:
+        for path in PATHS:
+            answered = await asked(node, path, "gpt-4o")
+            assert answered.status_code == 404
+            assert answered.json()["error"]["message"].startswith("The model `gpt-4o` does not exist")

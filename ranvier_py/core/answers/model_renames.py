@@ -4,7 +4,7 @@ Rule: it stands in the outermost object, in Anthropic's first event in its `mess
 their `response`; a text, or the input of a tool, that has such a member is left alone, and so are all other bytes. What
 is too long to be read, or no JSON, passes as it came.
 Invariant: the result does not depend on the cuts (test_model_renames.py).
-Bound: HELD_BYTES_MAX of an event.
+Bounds: HELD_BYTES_MAX, READ_BYTES_MAX; of a whole answer, one portion of a search (`outer_values`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import orjson
 
 from ranvier_py.core.answers.answer_events import end_of_events
 from ranvier_py.core.prompts.body_json import Splice, excess, spliced
-from ranvier_py.core.prompts.outer_members import OuterMember, members_of, scalar_of, text_of
+from ranvier_py.core.prompts.outer_members import OuterMember, members_of, text_of
+from ranvier_py.core.prompts.outer_values import OuterValues, Scalar
 
 HELD_BYTES_MAX = 4 << 20  # the last event of /v1/responses has the whole answer
+
+READ_BYTES_MAX = 1 << 20  # of an event
 
 MODEL, AROUND = "model", ("message", "response")
 MARK = b'"model"'  # quotes in texts are escaped
@@ -44,13 +47,19 @@ class ModelRenames:
 
     def whole(self, body: bytes) -> bytes:
         """Return a whole answer."""
-        found = scalar_of(body, MODEL)
+        try:
+            next(OuterValues(body).find(MODEL))
+        except StopIteration as end:
+            found: Scalar | None = end.value
+        else:  # it takes more than one portion of work
+            return body
         if found is None or not isinstance(found.value, str):
             return body
         return spliced(body, [(found.start, found.end, self._name)])
 
     def _event(self, event: bytes) -> bytes:
-        data = DATA.search(event) if MARK in event and not excess(event) else None
+        is_read = MARK in event and len(event) <= READ_BYTES_MAX and not excess(event)
+        data = DATA.search(event) if is_read else None
         if data is None:
             return event
         try:

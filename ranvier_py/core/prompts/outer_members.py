@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
-
-from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX, excess, members_at
 from ranvier_py.core.prompts.reserved_members import CONTAINERS, ID_MEMBERS, LEVELS_MAX, has_address
 
 MEMBERS_MAX = 4096  # in one body, with those in containers: requests have some twenty
 
 BLANKS = re.compile(r"[ \t\r\n]*")
-SCALAR = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*+"|[-+0-9.eE]+|true|false|null)')
 MARK = "\ufeff"  # engines in Python skip it at the beginning
 
 value_at = json.JSONDecoder(strict=False).raw_decode
@@ -122,64 +118,6 @@ def objects_at(text: str, at: int) -> Iterator[int]:
         at = skipped(text, value_at(text, at)[1])
         if text[at] == ",":
             at = skipped(text, at + 1)
-
-
-class Scalar(NamedTuple):
-    """The value of an outermost member that is no object and no list, and where it is in the body."""
-
-    value: Any
-    start: int
-    end: int
-
-
-def scalar_of(body: bytes, name: str) -> Scalar | None:
-    """Return the value of an outermost member, of several the last one's; None if there is none, or none is found.
-
-    Near the ends of a body it is found as in `body_json.members_at`, elsewhere where the body may be parsed."""
-    quoted = b'"%b"' % name.encode()
-    if quoted in body:
-        for place, _ in members_at(body, quoted):
-            if (found := SCALAR.match(body, place + len(quoted))) is not None:
-                return scalar_at(body, *found.span(1))
-    for member in reversed(walked(body, quoted)):
-        if member.name == name:
-            text = text_of(body)
-            start, end = (len(text[:at].encode("utf-8", "surrogatepass")) for at in (member.value, member.end))
-            return scalar_at(body, start, end)
-    return None
-
-
-def scalar_at(body: bytes, start: int, end: int) -> Scalar | None:
-    try:
-        value = orjson.loads(body[start:end])
-    except orjson.JSONDecodeError:
-        return None
-    return None if isinstance(value, dict | list) else Scalar(value, start, end)
-
-
-def has_member(body: bytes, name: str) -> bool:
-    """Whether a body has an outermost member of this name; of one that may not be parsed, whether it might."""
-    quoted = b'"%b"' % name.encode()
-    if quoted not in body and not is_escaped(body):
-        return False
-    if any(True for _ in members_at(body, quoted)) or excess(body):
-        return True
-    return any(member.name == name for member in walked(body, quoted))
-
-
-def walked(body: bytes, quoted: bytes) -> list[OuterMember]:
-    """Return all outermost members, if this name may be one of them and the body may be parsed."""
-    if excess(body) or not (quoted in body or is_escaped(body)):
-        return []
-    try:
-        return members_of(text_of(body))
-    except (ValueError, RecursionError):
-        return []
-
-
-def is_escaped(body: bytes) -> bool:
-    """Whether a name may be spelled with escapes; in larger bodies nobody looks for that."""
-    return len(body) <= UNCOUNTED_BYTES_MAX and b"\\u" in body
 
 
 def is_doubled(body: bytes, names: Collection[str]) -> bool:

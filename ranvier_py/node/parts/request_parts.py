@@ -43,6 +43,7 @@ from ranvier_py.node.parts.tls_parts import tls_context
 from ranvier_py.node.parts.upkeep import Polls
 from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
+from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.failed_tries import known_short, passed_over
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.pipeline import Pipeline
@@ -182,7 +183,7 @@ class Explanations(Part):
         headers = headers if self._gate is None else self._gate.tenant_headers(headers)
         router, tenants, path = pipeline.match.router, pipeline.read.tenants, path_of(body)
         await trio.lowlevel.checkpoint()  # each step may parse as much as a turn of the event loop has time for
-        body = pipeline.resolve.resolved(HttpRequest(b"POST", path, list(headers), body)).body
+        body = (await Driver(pipeline.resolve.resolved(HttpRequest(b"POST", path, list(headers), body))).run()).body
         await trio.lowlevel.checkpoint()
         body = pipeline.mend.body_as_read(path, body, headers)
         await trio.lowlevel.checkpoint()

@@ -160,11 +160,12 @@ class ForwardStage:
             return elsewhere
         if not (is_late and outcome is Outcome.TIMEOUT) and self._falls_back(call, Judgement(outcome)):
             return None
-        if failed.kept is None:
+        answer = failed.kept or (call.named.kept if call.named is not None else None)
+        if answer is None:
             if attempt.prompt.response_key and outcome is Outcome.CONNECT_ERROR:
                 raise ResponseLost("the engine that keeps this response is not there") from error
             raise error
-        kept, exchange = failed.kept
+        kept, exchange = answer
         yield from self.relay.answer(
             call, kept, exchange, self._reader(call, kept, exchange.head, None, is_asked=False), None
         )

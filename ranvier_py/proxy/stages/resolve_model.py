@@ -3,7 +3,7 @@ are those of that model.
 
 Rule: where no table concerns the name, nothing changes. Of several models the first is taken that has engines which may
 be asked; where none has, the first. A model is named in a JSON body, in a form, or in the query of a WebSocket; in a
-compressed body nobody finds it, in one too large to be read it is found near its ends (`outer_members.scalar_of`).
+compressed body nobody finds it, in one too large to be walked it is found near its ends (`outer_values`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
 
+from trio.lowlevel import checkpoint
+
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.metrics import counter, increment
-from ranvier_py.core.prompts.body_json import spliced
+from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, UNCOUNTED_BYTES_MAX, spliced
 from ranvier_py.core.prompts.form_model import FormModel, form_model
-from ranvier_py.core.prompts.outer_members import Scalar, scalar_of
+from ranvier_py.core.prompts.outer_values import OuterValues, Scalar
 from ranvier_py.core.routing.attempt import PoolMatch
 from ranvier_py.core.routing.blame.judgements import Judgement
 from ranvier_py.core.routing.health import Outcome
@@ -27,7 +29,7 @@ from ranvier_py.core.routing.models.chat_key import chat_key
 from ranvier_py.core.routing.models.model_rules import EMPTY, ERROR, OVERLOADED, TIMEOUT, TOO_LONG, ModelTable, Served
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
-from ranvier_py.proxy.call import Call, NamedModel, PipelineLimits
+from ranvier_py.proxy.call import Call, Edited, Editing, NamedModel, PipelineLimits
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import QUERY_MODEL, model_of, upgrades
@@ -71,38 +73,40 @@ class ResolveStage:
     def __call__(self, call: Call) -> Steps[None] | None:
         request = call.request
         if request.method == b"POST" and request.body and request.fields.readable:
-            if request.fields.multipart:
-                return self._form(call)
-            call.named = self.of_body(request, call.identity)
-        elif upgrades(request):
-            edited = partial(query_for, request)
-            call.named = self._named(request, model_of(request.target), edited, call.identity)
-        if call.named is not None:
-            self._begin(call, call.named)
-        return None
+            return self._form(call) if request.fields.multipart else self._body(call)
+        return self._query(call) if upgrades(request) else None
+
+    def _body(self, call: Call) -> Steps[None]:
+        call.named = yield from self.of_body(call.request, call.identity)
+        yield from self._begin(call)
 
     def _form(self, call: Call) -> Steps[None]:
         request = call.request
         found = yield from in_portions(form_model(request.body))
         call.named = self._named(request, found.name, partial(form_for, request, found), call.identity)
-        if call.named is not None:
-            self._begin(call, call.named)
+        yield from self._begin(call)
 
-    def resolved(self, request: HttpRequest) -> HttpRequest:
+    def _query(self, call: Call) -> Steps[None]:
+        request = call.request
+        call.named = self._named(request, model_of(request.target), partial(query_for, request), call.identity)
+        yield from self._begin(call)
+
+    def resolved(self, request: HttpRequest) -> Steps[HttpRequest]:
         """Return a request with a JSON body as it would be sent first, for a dry run."""
-        named = self.of_body(request)
-        return request if named is None else named.edited(named.served)
+        named = (yield from self.of_body(request)) if self.table is not None else None
+        return request if named is None else (yield from in_portions(named.edited(named.served)))
 
-    def of_body(self, request: HttpRequest, identity: Identity | None = None) -> NamedModel | None:
+    def of_body(self, request: HttpRequest, identity: Identity | None = None) -> Steps[NamedModel | None]:
         """Return the models for the one that a JSON body names; None without a table."""
-        model = scalar_of(request.body, "model") if self.table is not None else None
-        if model is None or not isinstance(model.value, str):
+        values = OuterValues(request.body)
+        model = yield from in_portions(values.find("model"))
+        if model is None or not isinstance(model.value, str) or len(model.value) > NAME_CHARACTERS_MAX:
             return None
-        return self._named(request, model.value, partial(body_for, request, model), identity)
+        if len(request.body) > UNCOUNTED_BYTES_MAX:
+            yield checkpoint  # what tells chats apart may parse as much as a turn of the event loop has time for
+        return self._named(request, model.value, partial(body_for, request, values, model), identity)
 
-    def _named(
-        self, request: HttpRequest, asked: str, edited: Callable[[Served], HttpRequest], identity: Identity | None
-    ) -> NamedModel | None:
+    def _named(self, request: HttpRequest, asked: str, edited: Editing, identity: Identity | None) -> NamedModel | None:
         if self.table is None or not asked:
             return None
         key: Callable[[], bytes] = partial(chat_key, request.fields.session, request.body)
@@ -114,13 +118,19 @@ class ResolveStage:
             named.at = self._next_able(named, identity)
         return named
 
-    def _begin(self, call: Call, named: NamedModel) -> None:
-        self._take(call, named)
+    def _begin(self, call: Call) -> Steps[None]:
+        named = call.named
+        if named is None:
+            return
+        yield from self._take(call, named)
         if named.at:
             increment(self.counters.fallbacks, EMPTY)
+        if len(call.request.body) > UNCOUNTED_BYTES_MAX:
+            yield checkpoint  # before it is read
 
-    def _take(self, call: Call, named: NamedModel) -> None:
-        call.request, call.limits = named.edited(named.served), self._limits_of(named.served)
+    def _take(self, call: Call, named: NamedModel) -> Steps[None]:
+        call.request = yield from in_portions(named.edited(named.served))
+        call.limits = self._limits_of(named.served)
         increment(self.counters.served, self._label(named.served))
         if any(rule.names_asked for rule in named.served.rules):
             call.client.renamed = call.client.renamed or RenamedAnswer(named.asked)
@@ -172,8 +182,9 @@ class ResolveStage:
         if named is None or not named.following:
             return None
         named.at, named.following, named.fell_back = named.following, 0, True
+        named.kept = call.failed_tries.kept if call.failed_tries is not None else None
         call.failed_tries = None
-        self._take(call, named)
+        yield from self._take(call, named)
         for stage in self.again:
             steps = stage(call)
             if steps is not None:
@@ -190,7 +201,7 @@ class ResolveStage:
         reachable = self.table.reachable(named.asked, tenant_of(call.identity), listed)
         if kept := [each for each in reachable if catalog.serves(each.model)]:
             named.chain, named.at = kept[:1], 0
-            self._take(call, named)
+            yield from self._take(call, named)
             yield from self.again[0](call) or ()
 
     def _label(self, served: Served) -> str:
@@ -215,19 +226,21 @@ def kind_of(judgement: Judgement) -> str:
     return EMPTY if judgement.lacks_model else KIND_OF.get(judgement.outcome, "")
 
 
-def body_for(request: HttpRequest, model: Scalar, served: Served) -> HttpRequest:
-    splices = body_splices(request.path, request.body, model, served)
+def body_for(request: HttpRequest, values: OuterValues, model: Scalar, served: Served) -> Edited:
+    splices = yield from body_splices(request.path, values, model, served)
     return request.with_body(spliced(request.body, splices)) if splices else request
 
 
-def form_for(request: HttpRequest, model: FormModel, served: Served) -> HttpRequest:
+def form_for(request: HttpRequest, model: FormModel, served: Served) -> Edited:
+    yield from ()
     if served.model == model.name:
         return request
     return request.with_body(spliced(request.body, [(model.start, model.end, served.model.encode())]))
 
 
-def query_for(request: HttpRequest, served: Served) -> HttpRequest:
+def query_for(request: HttpRequest, served: Served) -> Edited:
     """Return the request with another `model` in its query, and all else as it was written."""
+    yield from ()
     target, found = request.target, QUERY_MODEL.search(request.target)
     if found is None or served.model == model_of(target):
         return request

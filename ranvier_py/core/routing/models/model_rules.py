@@ -5,7 +5,7 @@ shorter one. A glob with targets is for what clients ask for, and no engine list
 its own table has led to it: then it is the engines' model. Which of several targets serves follows from a hash of chat
 and target (`share_of`): all nodes agree without state, a chat keeps its model, and other weights move only the share
 that changed. Invariant: no name leads back to itself, since such tables are refused (test_model_rules.py).
-Bounds: TABLES_MAX, CHAIN_MAX.
+Bounds: TABLES_MAX, DEPTH_MAX, CHAIN_MAX.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from ranvier_py.core.access.limit_values import ModelCost
 
-TABLES_MAX = 4096
+TABLES_MAX = 1024
+DEPTH_MAX = 16  # tables that lead to one another
 CHAIN_MAX = 8  # models that serve one request at most: each has retries of its own
 
 GLOB = re.compile(r"[*?\[]")
@@ -163,7 +164,7 @@ class ModelTable:
             if rule is None or not rule.to or name in rule.targets:  # else it is an alias, whose models are found
                 yield Served(name, rules, own)
             return
-        if name in seen:  # all that it leads to was found
+        if name in seen or len(rules) == DEPTH_MAX:  # all that it leads to was found
             return
         seen.add(name)
         rules, own = (*rules, rule), (*own, rule)
@@ -211,17 +212,22 @@ class ModelTable:
                 if first != number:
                     yield number, f"name: {rule.name} has a table already" + (f" for {tenant}" if tenant else "")
                 elif cycle := self._cycle(rule, tenant):
-                    yield number, f"to: it leads back to itself: {' -> '.join(cycle)}"
+                    yield (
+                        number,
+                        f"to: it leads {'too far' if cycle[-1] == '…' else 'back to itself'}: {' -> '.join(cycle)}",
+                    )
 
     def _cycle(self, rule: ModelRule, tenant: str) -> Sequence[str]:
-        """Return the names by which a table leads back to itself; none if it does not. One that only leads into a
-        cycle is not named. Two models may be the fallbacks of each other."""
+        """Return the names by which a table leads back to itself, or too far; none if it does neither. One that only
+        leads into a cycle is not named. Two models may be the fallbacks of each other."""
         waiting, seen = list[tuple[str, ...]]((rule.name, target) for target in rule.to), {rule.name}
         while waiting:
             *path, name = waiting.pop()
             found = self.find(name, tenant, (name,))
             if found is rule and name not in rule.to:  # else it is the engines' model of that name
                 return (*path, name)
+            if len(path) > DEPTH_MAX:
+                return (*path, name, "…")
             if found is not None and name not in seen:
                 seen.add(name)
                 waiting += [(*path, name, target) for target in found.to if target != name]

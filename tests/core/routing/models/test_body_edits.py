@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.prompts.body_json import spliced
-from ranvier_py.core.prompts.outer_members import has_member, scalar_of
+from ranvier_py.core.prompts.outer_values import OuterValues, finished
 from ranvier_py.core.routing.models.body_edits import LENGTHS, body_splices
 from ranvier_py.core.routing.models.model_rules import ModelRule, Served
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
@@ -20,9 +20,10 @@ LONG = "word " * 60_000
 
 def edited(path: bytes, body: bytes, to: str = "m", **settings: Any) -> bytes:
     rule = ModelRule("a", {to: 1}, **settings)
-    model = scalar_of(body, "model")
+    values = OuterValues(body)
+    model = finished(values.find("model"))
     assert model is not None
-    return spliced(body, body_splices(path, body, model, Served(to, (rule,), (rule,))))
+    return spliced(body, finished(body_splices(path, values, model, Served(to, (rule,), (rule,)))))
 
 
 def members(path: bytes, fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -105,16 +106,3 @@ def test_whatever_a_body_has_only_what_is_wanted_of_it_changes(
     assert found["seed"] == fields.get("seed", 3)
     assert any(found.get(name) is not None for name in lengths)
     assert all(type(found[name]) is not int or found[name] <= 9 for name in lengths if name in found)
-
-
-@given(st.dictionaries(NAMES, VALUES, max_size=6))
-def test_members_are_found_as_a_parser_finds_them(fields: dict[str, Any]) -> None:
-    body = json.dumps(fields).encode()
-    for name in ("model", "seed", "x", "é"):
-        assert has_member(body, name) is (name in fields)
-        found = scalar_of(body, name)
-        if found is None:
-            assert isinstance(fields.get(name, {}), dict | list)
-        else:
-            assert found.value == fields[name]
-            assert json.loads(body[found.start : found.end]) == fields[name]
