@@ -16,7 +16,7 @@ import orjson
 from ranvier_py.core.answers.answer_events import end_of_events
 from ranvier_py.core.prompts.body_json import Splice, excess, spliced
 from ranvier_py.core.prompts.outer_members import OuterMember, members_of, text_of
-from ranvier_py.core.prompts.outer_values import OuterValues, Scalar
+from ranvier_py.core.prompts.outer_values import scalar_of
 
 HELD_BYTES_MAX = 4 << 20  # the last event of /v1/responses has the whole answer
 
@@ -47,12 +47,7 @@ class ModelRenames:
 
     def whole(self, body: bytes) -> bytes:
         """Return a whole answer."""
-        try:
-            next(OuterValues(body).find(MODEL))
-        except StopIteration as end:
-            found: Scalar | None = end.value
-        else:  # it takes more than one portion of work
-            return body
+        found = scalar_of(body, MODEL)
         if found is None or not isinstance(found.value, str):
             return body
         return spliced(body, [(found.start, found.end, self._name)])

@@ -100,6 +100,16 @@ def walked(body: bytes) -> Generator[None, None, dict[str, int]]:
     return found
 
 
+def scalar_of(body: bytes, name: str) -> Scalar | None:
+    """Return a member's value, if it is found in one portion of work."""
+    try:
+        next(OuterValues(body).find(name))
+    except StopIteration as end:
+        found: Scalar | None = end.value
+        return found
+    return None
+
+
 def finished(steps: Generator[None, None, Made]) -> Made:
     """Return what a search finds, without pauses: for what is known to be small."""
     try:

@@ -20,7 +20,7 @@ from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meters import Amounts, IdentityMeters, LimitSpan, Measure, Meter, Meters
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
-from ranvier_py.core.prompts.outer_members import scalar_of
+from ranvier_py.core.prompts.outer_values import scalar_of
 from ranvier_py.core.routing.request_paths import PATHS, RESPONSES_PATH
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.client import Client

@@ -18,7 +18,7 @@ from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
 from ranvier_py.core.answers.answer_stream import last_number
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.prompts.body_json import excess
-from ranvier_py.core.prompts.outer_members import scalar_of
+from ranvier_py.core.prompts.outer_values import scalar_of
 from ranvier_py.core.prompts.prompt import Prompt
 
 TENANTS_MAX, MODELS_MAX = 2048, 1024
