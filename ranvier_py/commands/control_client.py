@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ DEFAULT_CONTROL = "http://127.0.0.1:9180"
 
 def add_control_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", default=DEFAULT_CONTROL, metavar="URL", help=f"control port ({DEFAULT_CONTROL})")
+    parser.add_argument("--control-ca", metavar="FILE", help="PEM authorities that it must prove; the system's without")
+    parser.add_argument("--control-certificate", metavar="FILE", help="PEM certificate and key to prove oneself to it")
     add_control_key_flag(parser)
 
 
@@ -37,7 +40,23 @@ def control_client(options: argparse.Namespace, address: str | None = None) -> h
     key = bearer_key(variable_of("control_key"), options.control_key_file)
     url = control_url(options.control if address is None else address)
     headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
-    return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False, verify=trusted(options)
+    )
+
+
+def trusted(options: argparse.Namespace) -> ssl.SSLContext | bool:
+    """Return whom the client trusts over TLS. Raises CommandError."""
+    authorities, certificate = (getattr(options, name, None) for name in ("control_ca", "control_certificate"))
+    if authorities is None and certificate is None:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+        if certificate is not None:
+            context.load_cert_chain(certificate, password="")
+    except OSError as error:  # ssl.SSLError is one
+        raise CommandError(f"--control-ca, --control-certificate: can't be used: {error}", EXIT_CONFIG) from error
+    return context
 
 
 def control_url(address: str) -> httpx.URL:

@@ -245,16 +245,16 @@ def secrets_of_files(values: dict[str, Any], found: FoundValues) -> dict[str, Se
 
 def parted(config: Config, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield these keys if only some of them are set."""
-    if len({getattr(config, name) is None for name in names}) > 1:
+    if len({KEYS[name].value_in(config) is None for name in names}) > 1:
         yield names, f"set {' and '.join(names)} together"
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (keys involved, what is wrong) for keys that are each good alone but not together."""
     host, port = host_port(config.control)
-    if not is_loopback(host) and config.control_key is None:
+    if not is_loopback(host) and config.control_key is None and config.ports.control_keys_file is None:
         yield ("control", "control_key"), f"{host} is reachable from elsewhere: set control_key or control_key_file"
-    for side in ("tls", "upstream"):
+    for side in ("tls", "control_tls", "upstream"):
         yield from parted(config, f"{side}_certificate_file", f"{side}_key_file")
     if config.workers > 1 and host_port(config.listen)[1] == 0:
         yield ("listen", "workers"), "several workers can't share port 0"
@@ -288,8 +288,11 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def access_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield why nobody would be named."""
-    if config.trusted_proxies and not config.tenant_isolation.startswith(HEADER):
+    """Yield why nobody would be named, or asked for a certificate."""
+    for authority, side in (("tls_client_ca_file", "tls"), ("control_client_ca_file", "control_tls")):
+        if KEYS[authority].value_in(config) and not KEYS[f"{side}_certificate_file"].value_in(config):
+            yield (authority, f"{side}_certificate_file"), f"has no effect without {side}_certificate_file"
+    if config.ports.trusted_proxies and not config.tenant_isolation.startswith(HEADER):
         yield ("trusted_proxies", "tenant_isolation"), "has no effect without tenant_isolation = header:NAME"
 
 

@@ -23,7 +23,6 @@ from ranvier_py.config.config_values import (
     Isolation,
     Label,
     LiteralPlace,
-    Networks,
     OptionalLabel,
     OptionalPath,
     Origins,
@@ -40,6 +39,7 @@ from ranvier_py.config.config_values import (
     shown,
 )
 from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
+from ranvier_py.config.port_security import PortSecurity
 from ranvier_py.core.access.limits.shares import LimitOptions
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
@@ -127,6 +127,7 @@ class Config(Options):
     )
     tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
     tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
+    ports: PortSecurity = part(PortSecurity)
     cors_origins: Origins = key((), "Ports", "Origins of pages that may read answers; * is all. Else engines decide.")
     workers: int = key(
         1,
@@ -145,12 +146,6 @@ class Config(Options):
     )
     limit_state_file: OptionalPath = key(None, "Access", "File that keeps what was taken of budgets; worker i adds .i.")
     limits: LimitOptions = part(LimitOptions)
-    trusted_proxies: Networks = key(
-        (),
-        "Access",
-        "Addresses or networks of the proxies whose field names the tenant (tenant_isolation = header:NAME); from any "
-        "other address the field is removed. Not set: all are believed without a keys_file, none with one.",
-    )
 
     backend: Backends = key((), "Backends", BACKEND_HELP)
     upstream_ca_file: OptionalPath = key(

@@ -1,16 +1,18 @@
 """The control port: health, metrics and administration of one node, by quart-trio on hypercorn.
 
 Rules: it never touches a proxied request, and none of its answers blocks for long: each is one synchronous call, or
-yields to other tasks. With a key, everything but /healthz and /readyz needs it as bearer key (/metrics unless it is
-public). Without one, web pages from elsewhere that a browser on this machine shows are refused. Errors have OpenAI's
-shape. Bad input is a 4xx, never a 500. Quart's limits are set here: none on the time of an answer, some on bodies.
+yields to other tasks. With keys, everything but /healthz and /readyz needs one as bearer key (/metrics unless it is
+public), whose role allows it (`role_for`); each order is a line of the log that names the key by its id. Without any,
+web pages from elsewhere that a browser on this machine shows are refused. Errors have OpenAI's shape. Bad input is a
+4xx, never a 500. Quart's limits are set here: none on the time of an answer, some on bodies.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -18,18 +20,23 @@ from urllib.parse import urlsplit
 
 import orjson
 import trio
-from quart import Response, request
+from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ranvier_py.config.control_settings import ControlSettings, control_settings
 from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import render
+from ranvier_py.core.access.key_table import digest_of
+from ranvier_py.core.access.keys_file import ROLES
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, RanvierError, Unauthorized, listening_on
+from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.node.access.access_parts import KeysFile
 from ranvier_py.node.asked import Asked, ControlAnswer
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +46,10 @@ BODY_TIMEOUT_S = 30
 INTERNAL = "/internal/"
 """Below it workers report what they hold: a worker's own credential opens these paths."""
 
+READ, OPERATE, ADMIN = ROLES
+OPERATING = ("/admin/backends/drain", "/admin/kv-index/clear", "/admin/response-cache/invalidate", INTERNAL)
+"""What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
+
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
 
@@ -47,16 +58,22 @@ class ControlPort(Part):
     """The control port of one node: health, metrics, and what each part serves."""
 
     name = "control"
-    keys = ("control_key", "control_key_file", "metrics_public", "metric_names")
+    keys = ("control_key", "control_key_file", "metrics_public", "metric_names", "control_keys_file", *CONTROL)
 
     def __init__(self, node: Node) -> None:
-        self._node = node
-        self._settings = control_settings(node.config)
+        self._node, config = node, node.config
+        self._settings = control_settings(config)
+        self._settings.tls = self._tls = tls_context(config, CONTROL)
+        path, self._file = config.ports.control_keys_file, None
+        if path is not None:
+            self._file = KeysFile(path, "control_keys_file", self._settings.take_keys)
         self._shutdown = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve as `serve_app` does. Raises ListenError."""
+        """Serve as `serve_app` does. Raises ListenError, and ConfigError for a file of keys with an error."""
         node = self._node
+        if self._file is not None:
+            await self._file.read()
         routes = {route: handler for part in node.parts for route, handler in part.routes().items()}
         app = make_app(routes, self._settings)
         serve = partial(serve_app, app, self._settings, shutdown=self._shutdown, faults=node.faults)
@@ -68,9 +85,34 @@ class ControlPort(Part):
     def stop(self) -> None:
         self._shutdown.set()
 
-    def reload(self, *_: object) -> None:
-        new = control_settings(self._node.config)
-        self._settings.key, self._settings.metrics_public = new.key, new.metrics_public
+    async def loop(self) -> None:
+        if self._file is not None:
+            await self._file.run()
+
+    def reread(self) -> None:
+        if self._file is not None:
+            self._file.look_soon()
+
+    def held(self, before: Any, after: Any) -> Iterable[str]:
+        """The port can't change between plain HTTP and TLS, nor between one key and several."""
+        for names in (CONTROL[:2], ("control_keys_file",)):
+            if (getattr(before.ports, names[0]) is None) != (getattr(after.ports, names[0]) is None):
+                yield from names
+
+    def check(self, _: Any, after: Any) -> bool:
+        self._tls = tls_context(after, CONTROL)
+        return self._tls is not None
+
+    def reload(self, _: Any, after: Any) -> None:
+        new, settings = control_settings(after), self._settings
+        settings.key, settings.metrics_public, settings.tls = new.key, new.metrics_public, self._tls
+        if self._file is not None and after.ports.control_keys_file is not None:
+            self._file.path = after.ports.control_keys_file
+            self._file.look_soon()
+
+    def metrics(self) -> Iterator[Sample]:
+        if self._file is not None:
+            yield from samples("control_access", self._file.counters)
 
     def routes(self) -> Mapping[str, Handler]:
         return {
@@ -99,6 +141,7 @@ def make_app(routes: Mapping[str, Handler], settings: ControlSettings) -> QuartT
     )
     guard = Guard(settings)
     app.before_request(guard.check)
+    app.after_request(note_order)
     app.register_error_handler(RanvierError, refused)
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
@@ -116,19 +159,32 @@ class Guard:
 
     async def check(self) -> None:
         """Check the key, or the browser's fields if there is none. Raises Unauthorized, Forbidden or BadRequest."""
-        key = self._settings.key
-        if request.path in OPEN_PATHS or (request.path == "/metrics" and self._settings.metrics_public):
+        settings = self._settings
+        g.caller = ""
+        if request.path in OPEN_PATHS or (request.path == "/metrics" and settings.metrics_public):
             return
-        if key:
-            given = bearer()
-            is_key = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
-            if not is_key and not (request.path.startswith(INTERNAL) and worker_of(given, key) is not None):
-                raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
+        if settings.needs_key:
+            g.caller, role = self._caller(bearer())
+            needed = role_for(request.method, request.path)
+            if ROLES.index(role) < ROLES.index(needed):
+                raise Forbidden(f"this needs a key of role {needed}, and {g.caller} has role {role}")
             return
         try:
             self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
         except ValueError as error:  # urlsplit refuses some brackets
             raise BadRequest(str(error)) from error
+
+    def _caller(self, given: str) -> tuple[str, str]:
+        """Return the id of a key and its role. Raises Unauthorized."""
+        key, shown = self._settings.key, given.encode("utf-8", "surrogateescape")
+        if key and hmac.compare_digest(shown, key.encode()):
+            return "control_key", ADMIN
+        found = self._settings.keys.find(digest_of(shown))
+        if found is not None and found.key is not None and not found.key.refusal(time.time()):
+            return found.key.id, found.key.role
+        if key and request.path.startswith(INTERNAL) and (worker := worker_of(given, key)) is not None:
+            return worker, OPERATE
+        raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
 
     def _check_browser(self, host_field: str, origin: str | None) -> None:
         """Refuse a page from elsewhere that uses the browser of someone on this machine, if there is no key.
@@ -140,6 +196,21 @@ class Guard:
             raise Forbidden("without a control key, use an address or localhost, not a name")
         if origin is not None and urlsplit(origin).netloc != host_field:
             raise Forbidden("without a control key, pages from elsewhere may not ask")
+
+
+def role_for(method: str, path: str) -> str:
+    """Return the least role that may ask for this."""
+    if method in ("GET", "HEAD") or (method, path) == ("POST", "/explain"):
+        return READ
+    return OPERATE if path.startswith(OPERATING) else ADMIN
+
+
+async def note_order(response: Response) -> Response:
+    """Log what was ordered, and by whom."""
+    method, path, status = request.method, request.path, response.status_code
+    if role_for(method, path) != READ and not path.startswith(INTERNAL) and status != 401:
+        log.info("control.ordered %s %s by %s: %d", method, path, g.get("caller") or "-", status)
+    return response
 
 
 def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:

@@ -33,6 +33,8 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
+ControlStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
 CONNECTIONS_MAX = 256
 """Scrapers, probes and people. For one more the oldest is cut, so that idle connections keep nobody out."""
 
@@ -64,7 +66,8 @@ async def serve_app(
                         open_listeners.callback(each.socket.close)
                         accept = partial(connections.accept, each, handlers)
                         accepting.start_soon(connections.faults.keep, "control_accept", accept)
-                    task_status.started(f"http://{spelled(listeners[0].socket.getsockname()[:2])}")
+                    scheme = "http" if settings.tls is None else "https"
+                    task_status.started(f"{scheme}://{spelled(listeners[0].socket.getsockname()[:2])}")
                     await shutdown.wait()
                     accepting.cancel_scope.cancel()
             await connections.wait_closed()
@@ -103,13 +106,21 @@ class Connections:
 
     async def handle(self, accepted: trio.SocketStream) -> None:
         """Serve one connection, from accept to close. Once hypercorn closes it, all its tasks are cancelled."""
-        scope = trio.CancelScope()
-        stream = DeadlineStream(accepted, self._limits.send_timeout_s, on_close=scope.cancel)
+        scope, tls = trio.CancelScope(), self._limits.tls
+        bytes_of: ControlStream = accepted
+        if tls is not None:
+            bytes_of = trio.SSLStream(accepted, tls, server_side=True, https_compatible=True)
+        stream = DeadlineStream(bytes_of, self._limits.send_timeout_s, on_close=scope.cancel)
         self._make_place()
         self._open[stream] = None
         server = PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
         try:
-            with scope:
+            with scope, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                if isinstance(bytes_of, trio.SSLStream):
+                    with trio.move_on_after(self._limits.idle_timeout_s) as limit:
+                        await bytes_of.do_handshake()
+                    if limit.cancelled_caught:
+                        return
                 await server
             if server.has_more_to_come:
                 await linger(accepted)
@@ -197,10 +208,10 @@ class DeadlineStream:
     """A stream whose sends have a deadline, even inside hypercorn's shield."""
 
     def __init__(
-        self, stream: trio.SocketStream, send_timeout_s: float, on_close: Callable[[], None] = lambda: None
+        self, stream: ControlStream, send_timeout_s: float, on_close: Callable[[], None] = lambda: None
     ) -> None:
         self.stream, self._on_close = stream, on_close
-        self.socket = stream.socket
+        self.socket = (stream if isinstance(stream, trio.SocketStream) else stream.transport_stream).socket
         self._send_timeout_s = send_timeout_s
 
     async def send_all(self, data: bytes) -> None:
@@ -219,7 +230,8 @@ class DeadlineStream:
 
     async def send_eof(self) -> None:
         self._on_close()
-        await self.stream.send_eof()
+        if isinstance(self.stream, trio.SocketStream):
+            await self.stream.send_eof()
 
     async def aclose(self) -> None:
         """Tell the owner that hypercorn is done; the owner closes the socket."""

@@ -31,7 +31,7 @@ class ControlAnswer(NamedTuple):
 class Asked(NamedTuple):
     """One request: what stands in its path at the places that a route names, its query, its fields, and its body.
 
-    `worker`: the one whose own credential it has, instead of the control key.
+    `worker`: the one whose own credential it has, instead of a key of the port.
     """
 
     path: Mapping[str, str]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ranvier_py.config.config_endpoints import numbered
 from ranvier_py.config.config_loader import Loaded
-from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.key_files import read_key_file
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.gossip.state_file import is_something_else
@@ -22,9 +22,15 @@ from ranvier_py.io.keys import read_keys, rotation_advice
 from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
 from ranvier_py.node.parts.response_parts import redis_pools_of
-from ranvier_py.node.parts.tls_parts import UPSTREAM, engine_context_of, tls_context
+from ranvier_py.node.parts.tls_parts import CONTROL, PUBLIC, UPSTREAM, engine_context_of, tls_context
 
-KEY_FILES = (*(f"{name}_file" for name in SECRETS), "cluster_key_file", "tls_key_file", "upstream_key_file")
+KEY_FILES = (
+    *(f"{name}_file" for name in SECRETS),
+    "cluster_key_file",
+    "tls_key_file",
+    "control_tls_key_file",
+    "upstream_key_file",
+)
 
 
 def file_problems(config: Config) -> Iterator[str]:
@@ -32,12 +38,14 @@ def file_problems(config: Config) -> Iterator[str]:
     checks: list[Callable[[], object]] = [partial(redis_pools_of, config), partial(check_upstream, config)]
     template = str(config.chat_template or "")
     checks += [partial(check_files, config.tokenizer, ""), partial(check_files, "embedded", template)]
-    if config.tls_certificate_file is not None and config.tls_key_file is not None:
-        checks.append(partial(tls_context, config))
-    else:
-        checks += [partial(check_readable, config, name) for name in ("tls_certificate_file", "tls_key_file")]
-    if config.keys_file is not None:
-        checks.append(partial(read_key_file, config.keys_file, "keys_file"))
+    for names in (PUBLIC, CONTROL):
+        if all(KEYS[name].value_in(config) is not None for name in names[:2]):
+            checks.append(partial(tls_context, config, names))
+        else:
+            checks += [partial(check_readable, config, name) for name in names]
+    for kind in ("keys_file", "control_keys_file"):
+        if (path := KEYS[kind].value_in(config)) is not None:
+            checks.append(partial(read_key_file, path, kind))
     if config.cluster_key_file is not None:
         checks.append(partial(read_keys, config.cluster_key_file))
     for index in range(config.workers):
@@ -57,7 +65,7 @@ def file_problems(config: Config) -> Iterator[str]:
 
 def check_readable(config: Config, name: str) -> None:
     """Raise ConfigError if the file of this key is set and can't be opened."""
-    path: Path | None = getattr(config, name)
+    path: Path | None = KEYS[name].value_in(config)
     if path is not None:
         try:
             path.open("rb").close()
@@ -91,7 +99,7 @@ def file_notes(loaded: Loaded, file: Path | None) -> Iterator[str]:
     keys: dict[Path, str] = {}
     if file is not None and any(origins.get(name, "").startswith(str(file)) for name in SECRETS):
         keys[file] = "a secret is in the configuration itself"
-    keys |= {path: name for name in KEY_FILES if (path := getattr(config, name)) is not None}
+    keys |= {path: name for name in KEY_FILES if (path := KEYS[name].value_in(config)) is not None}
     for path, name in keys.items():
         with suppress(OSError):  # reported where it was opened
             mode = path.stat().st_mode

@@ -122,6 +122,8 @@ OTHER_VALUES: dict[str, Any] = {
 FILES = (
     *("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file"),
     *("upstream_ca_file", "upstream_certificate_file", "upstream_key_file", "keys_file", "trusted_proxies"),
+    *("control_keys_file", "control_tls_certificate_file", "control_tls_key_file", "control_client_ca_file"),
+    *("tls_client_ca_file",),
 )
 """Keys of files, or of what needs one: other tests change them."""
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
@@ -51,24 +53,24 @@ HeadCheck = Callable[[HttpRequest, Client], object]
 
 @dataclass(slots=True)
 class KeysFileCounters:
-    keys: int = gauge("Keys of clients that this node knows.")
-    tenants: int = gauge("Tenants in the file of clients' keys.")
-    file_changes: int = counter("Times that the file of clients' keys was read and taken.")
-    file_failures: int = counter("Times that the file of clients' keys could not be used.")
+    keys: int = gauge("Keys in the file of keys.")
+    tenants: int = gauge("Tenants in the file of keys.")
+    file_changes: int = counter("Times that the file of keys was read and taken.")
+    file_failures: int = counter("Times that the file of keys could not be used.")
 
 
-class ClientKeys(FollowedFile):
-    """Gives the keys of a file to a gate."""
+class KeysFile(FollowedFile):
+    """A file of keys; `users` take its table. `kind`: the key of the configuration that names it."""
 
-    def __init__(self, gate: Gate, config: Config) -> None:
-        assert config.keys_file is not None
-        super().__init__(config.keys_file)
+    def __init__(self, path: Path, kind: str, *users: Callable[[KeyTable], object]) -> None:
+        super().__init__(path)
         self.counters = KeysFileCounters()
-        self._gate = gate
+        self._kind, self._users = kind, users
 
     async def read(self) -> None:
-        table = await read_keys(self.path, "keys_file")
-        counters, self._gate.table = self.counters, table
+        table, counters = await read_keys(self.path, self._kind), self.counters
+        for use in self._users:
+            use(table)
         counters.keys, counters.tenants = len(table), len(table.tenants)
         counters.file_changes += 1
         log.info("access.keys_read %s: %d keys, %d tenants", self.path, counters.keys, counters.tenants)
@@ -90,7 +92,7 @@ class Access(Part):
         needs_key = config.keys_file is not None
         isolation = config.tenant_isolation
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
-        has_gate = needs_key or bool(config.trusted_proxies)
+        has_gate = needs_key or bool(config.ports.trusted_proxies)
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
@@ -98,7 +100,9 @@ class Access(Part):
         self.by_head: HeadCheck | None = self.gate.check if self.gate is not None else None
         self.before_body: HeadCheck | None = None
         self.limits_view: Callable[[], Mapping[str, Any]] = dict
-        self._file = ClientKeys(self.gate, config) if self.gate is not None and needs_key else None
+        self._file: KeysFile | None = None
+        if self.gate is not None and config.keys_file is not None:
+            self._file = KeysFile(config.keys_file, "keys_file", self.gate.take)
 
     def counted(self, line: Callable[[RequestSummary], object] | None) -> Callable[[RequestSummary], object] | None:
         """Return what is called with each request that is over: it is logged, and counted if there is a gate."""
@@ -130,7 +134,7 @@ class Access(Part):
         """Whether there is a gate can't change: what else tells tenants apart was made for that."""
         if (before.keys_file is None) != (after.keys_file is None):
             yield "keys_file"
-        if self._file is None and bool(before.trusted_proxies) != bool(after.trusted_proxies):
+        if self._file is None and bool(before.ports.trusted_proxies) != bool(after.ports.trusted_proxies):
             yield "trusted_proxies"
 
     def reload(self, before: Config, after: Config) -> None:
@@ -215,4 +219,4 @@ def moment(seconds: float) -> str:
 
 
 def trusted(config: Config) -> list[Network]:
-    return [ip_network(text) for text in config.trusted_proxies]
+    return [ip_network(text) for text in config.ports.trusted_proxies]

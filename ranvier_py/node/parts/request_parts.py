@@ -39,7 +39,7 @@ from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.response_parts import Responses
-from ranvier_py.node.parts.tls_parts import tls_context
+from ranvier_py.node.parts.tls_parts import PUBLIC, tls_context
 from ranvier_py.node.parts.upkeep import Polls
 from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -237,7 +237,7 @@ class PublicPort(Part):
     name = "public_port"
     keys = (
         *("server", "upstream", "pipeline", "log_level", "log_format", "drain_timeout_s"),
-        *("tls_certificate_file", "tls_key_file", "cors_origins"),
+        *(*PUBLIC, "cors_origins"),
     )
 
     def __init__(

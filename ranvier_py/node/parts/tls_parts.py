@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.certificates import digests, engine_context
 from ranvier_py.node.part import Node, Part
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks at the files
 UPSTREAM = ("upstream_ca_file", "upstream_certificate_file", "upstream_key_file")
-PUBLIC = ("tls_certificate_file", "tls_key_file")
+PUBLIC = ("tls_certificate_file", "tls_key_file", "tls_client_ca_file")
+CONTROL = ("control_tls_certificate_file", "control_tls_key_file", "control_client_ca_file")
+"""Of each port: certificate, key, and the authorities of clients."""
 
 
 class EngineTls(Part):
@@ -67,7 +69,7 @@ class TlsFiles(Part):
 
     def _renew(self, paths: Sequence[Path]) -> None:
         config = self._node.config
-        concerned = {name for name in (*UPSTREAM, *PUBLIC) if getattr(config, name) in paths}
+        concerned = {name for name in (*UPSTREAM, *PUBLIC, *CONTROL) if KEYS[name].value_in(config) in paths}
         for part in self._node.parts:
             if concerned.isdisjoint(part.keys):
                 continue
@@ -80,7 +82,7 @@ class TlsFiles(Part):
 
 
 def paths_of(config: Config) -> tuple[Path, ...]:
-    found: Sequence[Path | None] = [getattr(config, name) for name in (*UPSTREAM, *PUBLIC)]
+    found: Sequence[Path | None] = [KEYS[name].value_in(config) for name in (*UPSTREAM, *PUBLIC, *CONTROL)]
     return tuple(path for path in found if path is not None)
 
 
@@ -95,13 +97,19 @@ def engine_context_of(config: Config) -> ssl.SSLContext | None:
         raise ConfigError([f"{', '.join(UPSTREAM)}: can't be used: {error}"]) from error
 
 
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Make the TLS context of the public port, if it has files. Raises ConfigError if these can't be used."""
-    if config.tls_certificate_file is None or config.tls_key_file is None:
+def tls_context(config: Config, names: Sequence[str] = PUBLIC) -> ssl.SSLContext | None:
+    """Make the TLS context of a port, if it has files. Raises ConfigError if these can't be used."""
+    certificate, key, authorities = (KEYS[name].value_in(config) for name in names)
+    if certificate is None or key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    used = names[:2]
     try:
-        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file, password="")  # asks nobody
+        context.load_cert_chain(certificate, key, password="")  # asks nobody
+        if authorities is not None:
+            used = names[2:]
+            context.load_verify_locations(authorities)
+            context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
+        raise ConfigError([f"{', '.join(used)}: can't be used: {error}"]) from error
     return context

@@ -70,6 +70,9 @@ class Gate:
         self._tenant_field = tenant_field if trusted or needs_key else b""
         self._claims = frozenset((*(TENANT_CLAIMS if needs_key else ()), self._tenant_field))
 
+    def take(self, table: KeyTable) -> None:
+        self.table = table
+
     def check(self, request: HttpRequest, client: Client) -> None:
         """Find out who sends this head. Raises InvalidKey."""
         seen = client.seen_head
