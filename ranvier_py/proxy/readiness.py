@@ -41,15 +41,10 @@ class Watch:
     call: Callable[[], object] | None = None  # called once, at the next event
     hung_up: Callable[[], object] | None = None  # called when the peer closed
 
-    def happened(self, events: int) -> None:
-        self.ready = True
-        if events & HUNG_UP:
-            self.ended = True
-            if self.hung_up is not None:
-                self.hung_up()
-        call, self.call = self.call, None
-        if call is not None:
-            call()
+    def hang_up(self) -> None:
+        self.ended = True
+        if self.hung_up is not None:
+            self.hung_up()
 
     async def wait(self) -> None:
         """Wait as the steps do, for who has a task of its own."""
@@ -98,11 +93,17 @@ class Readiness:
             while found := epoll.poll(0, EVENTS_MAX):
                 for fd, events in found:
                     watch = watches.get(fd)
-                    if watch is not None:
-                        try:
-                            watch.happened(events)
-                        except Exception as error:  # else the events after this one would be lost for ever
-                            self._faults.note("readiness", error)
+                    if watch is None:
+                        continue
+                    watch.ready = True
+                    try:
+                        if events & HUNG_UP:
+                            watch.hang_up()
+                        call, watch.call = watch.call, None
+                        if call is not None:
+                            call()
+                    except Exception as error:  # else the events after this one would be lost for ever
+                        self._faults.note("readiness", error)
                 if time.monotonic() >= until:
                     break
 
