@@ -1,10 +1,10 @@
-"""A dictionary and a queue with a bound, for all that the other end of a connection could fill."""
+"""Dictionaries and a queue with a bound, for all that the other end of a connection could fill."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -30,6 +30,21 @@ class BoundedDict(OrderedDict[Key, Value]):
             self.popitem(last=False)
             self.dropped += 1
         super().__setitem__(key, value)
+
+
+class FoundOf(Generic[Key, Value]):
+    """What was found out of at most `entries_max` objects that do not change: of each itself, not of what equals it."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._found: BoundedDict[int, tuple[Key, Value]] = BoundedDict(entries_max)
+
+    def get(self, key: Key) -> Value | None:
+        known = self._found.get(id(key))
+        return known[1] if known is not None and known[0] is key else None
+
+    def keep(self, key: Key, value: Value) -> Value:
+        self._found[id(key)] = key, value
+        return value
 
 
 class BoundedQueue(deque[Value]):

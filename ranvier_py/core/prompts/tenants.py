@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from ranvier_py.core.addresses import OFF
+from ranvier_py.core.bounded import FoundOf
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.prompts.body_json import Splice
 from ranvier_py.core.prompts.body_members import is_short
@@ -28,6 +29,8 @@ FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 CREDENTIAL_FIELDS = (b"authorization", b"x-api-key", b"api-key")
 """The fields that OpenAI's, Anthropic's and Azure's clients use."""
+
+HEADS_MAX = 1024  # whose tenants are remembered: those of the busiest connections, 2 MB
 
 SCHEME = re.compile(rb"\A *bearer +", re.IGNORECASE)  # of a token; its case does not count (RFC 9110 11.1)
 BLANKS = b" \t\r\n"  # those of JSON
@@ -50,18 +53,15 @@ class Tenants:
         name = isolation.removeprefix(HEADER)
         self.names = frozenset(CREDENTIAL_FIELDS if isolation == CREDENTIAL else (name.lower().encode(),))
         self._texts = texts
-        # The fields of the last call, and their tenant.
-        self._last: tuple[Iterable[tuple[bytes, bytes]], bytes] = ((), b"")
+        self._found: FoundOf[Iterable[tuple[bytes, bytes]], bytes] = FoundOf(HEADS_MAX)
 
     def of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the tenant of a request with these fields: 16 bytes. A token counts without its scheme, in any field.
 
-        `headers` must not change afterwards: for the same object the last result is returned.
+        `headers` must not change afterwards but for a length: for the same object the same result is returned.
         """
-        if headers is self._last[0] and headers:
-            return self._last[1]
-        self._last = headers, self.named(*tokens_in(headers, self.names))
-        return self._last[1]
+        found = self._found.get(headers)
+        return found if found is not None else self._found.keep(headers, self.named(*tokens_in(headers, self.names)))
 
     def by_credential(self) -> Tenants:
         """Return what tells credentials apart: this itself, if it does."""

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ranvier_py.core.prompts.tenants import CREDENTIAL_FIELDS, Tenants, tokens_in
+from ranvier_py.core.bounded import FoundOf
+from ranvier_py.core.prompts.tenants import CREDENTIAL_FIELDS, HEADS_MAX, Tenants, tokens_in
 
 OTHERWISE_NAMED = re.compile(
     rb"cookie2?|(?:x-)?(?:forwarded|remote|webauth|proxy|authenticated|auth|iap|ssl-client|client-cert|goog)-.*"
@@ -47,17 +48,16 @@ class Askers:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self._credentials = tenants.by_credential()
-        self._last: tuple[Iterable[tuple[bytes, bytes]], Asker] = ((), Asker(b"", b"", may_share=False))
+        self._found: FoundOf[Iterable[tuple[bytes, bytes]], Asker] = FoundOf(HEADS_MAX)
 
     def of(self, headers: list[tuple[bytes, bytes]]) -> Asker:
-        """Return who sent a request with these fields, which must not change afterwards: the last result is reused."""
-        if headers is self._last[0] and headers:
-            return self._last[1]
+        """Return who sent a request with these fields. See `Tenants.of`."""
+        if (known := self._found.get(headers)) is not None:
+            return known
         tenant, credential = self._tenants.of(headers), self._credentials.of(headers)
         owner = credential if self._tenants is self._credentials else tenant + credential
         found = Asker(owner, credential, any(tokens_in(headers)) or not self._is_named_otherwise(headers))
-        self._last = headers, found
-        return found
+        return self._found.keep(headers, found)
 
     def _is_named_otherwise(self, headers: list[tuple[bytes, bytes]]) -> bool:
         known = self._tenants.names.union(CREDENTIAL_FIELDS, NOT_A_NAME)
