@@ -115,6 +115,7 @@ OTHER_VALUES: dict[str, Any] = {
     "transfer_fields": "pass",
     "client_ranks": "remove",
     "cors_origins": ["http://chat.example"],
+    "limit_on_partition": "keep",
     "model": [{"name": "gpt-4o", "to": {MODEL: 1.0}}],
 }
 """Of keys whose other value can't be made from their limits."""
