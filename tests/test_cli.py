@@ -6,8 +6,6 @@ import io
 import json
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +20,7 @@ from ranvier_py.commands import exit_codes, run_serve, run_status
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_names import flag_of
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
-from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError, ListenError
-from ranvier_py.io.workers import check_unshared
 from tests.pages import Pages, PageServer, serving
 
 KEY = "the-key-of-the-control-port"
@@ -549,65 +545,3 @@ def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
     done = subprocess.run(command, shell=True, stderr=-1, text=True, check=False, cwd=ROOT)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.usefixtures("restored_logging")
-@pytest.mark.parametrize("shares", [True, False], ids=["as workers do", "alone"])
-@pytest.mark.parametrize("listen", ["127.0.0.1:{}", "0.0.0.0:{}", "localhost:{}"])
-def test_workers_share_no_port_with_anybody_else(
-    listen: str, shares: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_serve, "run_worker", lambda *_, **__: pytest.fail("a worker was started"))
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        place = listen.format(other.getsockname()[1])
-        assert cli.main(["serve", "--workers", "2", "--listen", place]) == exit_codes.EXIT_ADDRESS
-        assert capfd.readouterr().err.endswith(f"ranvier: can't listen: Address already in use ({place})\n")
-    check_unshared(*host_port(place))
-    check_unshared(*host_port(place))  # it keeps nothing itself
-
-
-NODES = """
-import sys, types, trio, signal
-from ranvier_py import cli
-
-async def run(config, _, *, source):
-    config = source.own(config)
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        import hashlib, os
-        key = hashlib.sha256(config.worker_key).hexdigest()
-        shown = config.worker_key.hex() in open("/proc/self/cmdline").read() + str(dict(os.environ)) + repr(config)
-        os.write(1, f"{config.control} {config.workers} {config.gossip} {key} {shown}\\n".encode())
-        async for _ in signals:
-            return
-
-sys.modules["ranvier_py.node.run_node"] = types.SimpleNamespace(run=run)
-sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--listen", "127.0.0.1:9980"]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at its command line in /proc")
-def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", NODES],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            first, second, third = sorted(process.stdout.readline().split() for _ in range(3))
-            assert first[:3] == ["127.0.0.1:9990", "3", "127.0.0.1:7946"]
-            assert second[:3] == ["127.0.0.1:9991", "3", "127.0.0.1:7947"]
-            assert third[:3] == ["127.0.0.1:9992", "3", "127.0.0.1:7948"]
-            assert first[3:] == second[3:] == third[3:]
-            assert first[4] == "False"
-            process.send_signal(signal.SIGHUP)  # as `systemctl reload` does; it must not end the service
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-        finally:
-            process.kill()

@@ -21,7 +21,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError, ListenError, leaves, listening_on
 from ranvier_py.io.logs import last_words, set_up_logs
-from ranvier_py.io.workers import Supervisor, check_unshared
+from ranvier_py.io.workers import Supervisor, claimed
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         return run_node(config, partial(load_from, options))
     try:
         with listening_on(config.listen):
-            check_unshared(*host_port(config.listen))
+            claims = claimed(*host_port(config.listen))
     except ListenError as error:
         last_words(f"ranvier: {describe(error)[0]}")
         return EXIT_ADDRESS
@@ -55,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
         lambda index: run_worker(options, config, index, key, is_newer=supervisor.hang_ups > 0),
         stop_timeout_s=config.drain_timeout_s + KILL_MARGIN_S,
         fatal=(EXIT_CONFIG, EXIT_ADDRESS),
+        claims=claims,
     )
     return supervisor.run()
 

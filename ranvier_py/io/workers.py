@@ -16,8 +16,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from ranvier_py.core.pauses import doubled
 
@@ -53,6 +56,7 @@ class Supervisor:
     start: Callable[[int], int]
     stop_timeout_s: float
     fatal: Collection[int] = ()
+    claims: Sequence[socket.socket] = ()  # of the port; only this process has them, until it stops
     restart_delay_s: float = RESTART_DELAY_S
     restarts: int = 0
     hang_ups: int = 0  # SIGHUPs passed on
@@ -84,11 +88,19 @@ class Supervisor:
             if worker.pid == 0 and now >= worker.restart_at:
                 worker.started_at = now
                 try:
-                    worker.pid = fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
+                    worker.pid = fork(partial(self._begin, worker.index))
                 except OSError as error:  # for lack of memory or processes just now; the other workers go on
                     log.error("worker.not_started %d: %s; next try in %.1f s", worker.index, error, self._delay(worker))
                 else:
                     log.info("worker.started %d, process %d", worker.index, worker.pid)
+
+    def _begin(self, index: int) -> int:
+        self._give_up_claims()
+        return self.start(index)
+
+    def _give_up_claims(self) -> None:
+        for claim in self.claims:
+            claim.close()
 
     def _pause_s(self) -> float:
         """Return the seconds until something is due without a signal."""
@@ -98,6 +110,7 @@ class Supervisor:
         return max(0.05, min(due) - time.monotonic()) if due else IDLE_S
 
     def _stop(self, number: int) -> None:
+        self._give_up_claims()  # others may begin while the workers drain
         if self.stopping_until is None:
             self.stopping_until = time.monotonic() + self.stop_timeout_s
         self._signal_all(number)
@@ -146,16 +159,37 @@ class Supervisor:
         return delay_s
 
 
-def check_unshared(host: str, port: int) -> None:
-    """Raise OSError if somebody listens there: workers would share even the port of another parent's, unnoticed."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    ):
-        with socket.socket(family, kind, protocol) as sock:  # without SO_REUSEPORT, so that it is refused
+def claimed(host: str, port: int) -> Sequence[socket.socket]:
+    """Return sockets that keep a port for workers of this process. Raises OSError if somebody else has it.
+
+    Of two that claim it in the same moment the kernel lets one listen. What stays open does not listen, so that no
+    connection comes there, and shares the port (SO_REUSEPORT) with nobody who does not. Elsewhere than on Linux it
+    could not be bound; there the port is only looked at.
+    """
+    places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with ExitStack() as undo:
+        claims = [undo.enter_context(claim_of(family, address)) for family, _, _, _, address in places]
+        undo.pop_all()
+    return claims
+
+
+def claim_of(family: int, address: Any) -> socket.socket:
+    claim = socket.socket(family, socket.SOCK_STREAM)
+    with ExitStack() as undo, socket.socket(family, socket.SOCK_STREAM) as first:
+        undo.callback(claim.close)
+        for sock in (first, claim):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
+        first.bind(address)
+        first.listen(1)
+        if sys.platform == "linux":
+            for sock in (first, claim):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            claim.bind(first.getsockname())
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # else others could be bound beside it
+        undo.pop_all()
+    return claim
 
 
 def fork(body: Callable[[], int]) -> int:
