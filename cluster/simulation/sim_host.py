@@ -30,7 +30,7 @@ DATAGRAM_OVERHEAD_BYTES = 768
 PACKET_COST_S = 0.0001
 """For one packet on a whole processor; only slow hosts are charged for it."""
 
-RESOLVE_ALONE_S, RESOLVE_S, RESOLVE_GROWTH, RESOLVE_SPREAD = 1.0, 30.0, 1.5, 0.2
+RESOLVE_ALONE_S, RESOLVE_ALONE_MAX_S, RESOLVE_S, RESOLVE_GROWTH, RESOLVE_SPREAD = 1.0, 5.0, 30.0, 1.5, 0.2
 STATE_INTERVAL_S = 30.0
 TICK_MIN_S = 0.001
 """The least time that the loop sleeps: a node's timers are no finer."""
@@ -97,7 +97,7 @@ class SimHost:
         self.leaving = False
         self.started_at = self._free_at = self.time.now
         self._planned_at = inf
-        self._resolve_s = RESOLVE_ALONE_S
+        self._resolve_s = RESOLVE_ALONE_S if node.alone() else RESOLVE_S
         self.trace.add(self.time.now, self.index, "start", self.generation, node.session)
         self.time.after(self.rng.random() * 0.5, self._look_up, self.generation)
         self.time.after(STATE_INTERVAL_S, self._save, self.generation)
@@ -243,12 +243,9 @@ class SimHost:
             return
         if not self.paused and not self.leaving:
             self.resolve(self.index, lambda found: self._found(generation, found))
-        if self.node.alone():
-            self._resolve_s = min(RESOLVE_S, self._resolve_s * RESOLVE_GROWTH)
-        else:
-            self._resolve_s = RESOLVE_S
+        pause = min(self._resolve_s, RESOLVE_ALONE_MAX_S) if self.node.alone() else self._resolve_s
+        self._resolve_s = min(RESOLVE_GROWTH * pause, RESOLVE_S)
         spread = 1.0 + RESOLVE_SPREAD * (2 * self.rng.random() - 1)
-        pause = self._resolve_s if not self.node.alone() else self._resolve_s / RESOLVE_GROWTH
         self.time.after(pause * spread, self._look_up, generation)
 
     def _found(self, generation: int, addresses: Sequence[Address]) -> None:

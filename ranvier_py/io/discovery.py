@@ -1,8 +1,8 @@
 """Resolves the peers' names to addresses, again and again as long as the node lives.
 
 A node that resolves its peers only once stays alone after their addresses change (grafana/mimir#16254: unnoticed for
-11 h). Rule: each entry of `join` is looked up every half minute, at first every second while the node is alone.
-Addresses are only hints: the core greets them and finds out who is there. No name waits for another. If a lookup
+11 h). Rule: each entry of `join` is looked up every half minute; by a node that is alone every INTERVAL_ALONE_MAX_S at
+least. Addresses are only hints: the core greets them and finds out who is there. No name waits for another. If a lookup
 fails, or finds nothing or only this node, the name keeps its last addresses: stale ones cost a greeting. The own
 address is the one that faces the first peers known, be it later than the start; until then it is the default route's.
 Bounds: NAMES_MAX, KNOWN_MAX; ADDRESSES_MAX of a name are tried in one round, chosen anew each time.
@@ -39,7 +39,8 @@ OWN_LOOKUP_S = 5.0  # at the start, for all names of peers; after that the defau
 
 
 INTERVAL_S = 30.0  # DNS answers are cached for about as long
-INTERVAL_ALONE_S = 1.0  # the first interval while alone; doubles up to INTERVAL_S
+INTERVAL_ALONE_S = 1.0  # the first interval while alone
+INTERVAL_ALONE_MAX_S = 5.0  # twelve questions a minute are nothing to a resolver
 JITTER = 0.2  # share of the interval, either way, so that nodes that start together drift apart
 STEP_S = 1.0  # between two checks whether the node has become alone
 LONELY_S = 10.0  # alone for so long, with addresses to try, an operator should look
@@ -92,7 +93,7 @@ class Discovery:
         self._warned = False
         self._alone_since: float | None = None
         self._warned_alone: bool | None = None  # whether addresses were known when it was warned
-        self._wait_alone_s = INTERVAL_ALONE_S
+        self._wait_s = INTERVAL_S  # until the next round
         entries = list(dict.fromkeys(join))
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
         self.names = [Name(where) for where in entries if not is_address(where[0])]
@@ -111,6 +112,7 @@ class Discovery:
             await self._faults.keep("discovery", self._ask, nursery)
 
     async def _ask(self, nursery: trio.Nursery) -> None:
+        self._wait_s = INTERVAL_ALONE_S if self.alone() else INTERVAL_S
         while True:
             self._try(self.literals)
             for name in self.names:
@@ -120,13 +122,14 @@ class Discovery:
     async def _pause(self) -> None:
         """Wait for the next round. A node that becomes alone begins it at once."""
         alone = self.alone()
-        wait_s = self._wait_alone_s if alone else INTERVAL_S
-        self._wait_alone_s = min(2 * wait_s, INTERVAL_S) if alone else INTERVAL_ALONE_S
+        wait_s = min(self._wait_s, INTERVAL_ALONE_MAX_S) if alone else self._wait_s
+        self._wait_s = min(2 * wait_s, INTERVAL_S)  # also once it has a peer: others may still form groups of their own
         until = trio.current_time() + wait_s * (1 + JITTER * (2 * self.rng.random() - 1))
         while (left_s := until - trio.current_time()) > 0:
             await trio.sleep(min(left_s, STEP_S))
             self._watch_loneliness()
             if not alone and self.alone():
+                self._wait_s = INTERVAL_ALONE_S
                 return
 
     def _watch_loneliness(self) -> None:

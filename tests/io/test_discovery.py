@@ -125,14 +125,40 @@ async def test_names_are_looked_up_for_ever_about_every_half_minute(autojump_clo
     assert len(world.hosts) == len(gaps) + 1
 
 
-async def test_a_node_that_is_alone_looks_every_second_at_first(autojump_clock: Clock) -> None:
+async def test_a_node_that_is_alone_looks_every_second_at_first_and_every_five_seconds_for_ever(
+    autojump_clock: Clock,
+) -> None:
     world = World({"peers": NXDOMAIN}, ["peers"])
     world.alone = True
     await run(world, 600)
     times = world.resolver.times("peers")
     gaps = [later - earlier for earlier, later in pairwise(times)]
+    expected = [1, 2, 4, *[5] * (len(gaps) - 3)]
+    assert len(gaps) > 100
+    assert all(0.8 * wait <= gap <= 1.21 * wait for gap, wait in zip(gaps, expected, strict=True))
+
+
+async def test_a_node_that_was_alone_for_long_finds_whom_the_name_names_at_last_within_six_seconds(
+    autojump_clock: Clock,
+) -> None:
+    world = World({"peers": lambda _: ["10.0.0.2"] if trio.current_time() > 3000 else []}, ["peers"])
+    world.alone = True
+    await run(world, 3007)
+    assert world.contacts[0][0] <= 3006
+
+
+async def test_a_node_that_has_found_a_peer_looks_for_others_soon_and_then_each_half_minute(
+    autojump_clock: Clock,
+) -> None:
+    """Two groups that formed apart know each other by the name alone."""
+    world = World({"peers": ["10.0.0.2"]}, ["peers"])
+    world.alone = True
+    async with running(world):
+        await trio.sleep(0.5)
+        world.alone = False
+        await trio.sleep(200)
+    gaps = [later - earlier for earlier, later in pairwise(world.resolver.times("peers"))]
     expected = [1, 2, 4, 8, 16, *[30] * (len(gaps) - 5)]
-    assert len(gaps) > 15
     assert all(0.8 * wait <= gap <= 1.21 * wait for gap, wait in zip(gaps, expected, strict=True))
 
 
