@@ -194,6 +194,10 @@ class Call:
         before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
         self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
 
+    def outlives_client(self) -> bool:
+        """Note that the client left. Returns whether others follow the answer, so that it goes on."""
+        return self.shared is not None and self.shared.leave()
+
     def own_fields(self, attempt: Attempt, head: HttpResponseHead, may_see: Callable[[bytes | None], bool]) -> Fields:
         """Return the fields that are added to the head of an answer."""
         fields = []

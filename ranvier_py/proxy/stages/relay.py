@@ -63,7 +63,7 @@ class RelayStage:
             call.client.arm(WaitPhase.FIRST_BYTE, (call.limits or self.limits).first_event_s)
             yield exchange.readable
         except ClientGone:
-            if call.shared is None or not call.shared.leave():
+            if not call.outlives_client():
                 raise
             return b""
         return exchange.receive() or b""
@@ -136,7 +136,7 @@ class RelayStage:
                     client.arm(WaitPhase.FIRST_BYTE, (limits or self.limits).first_event_s)
                 yield readable if call.shared is None else call.shared.or_client(readable)
             except ClientGone:
-                if call.shared is None or not call.shared.leave():
+                if not call.outlives_client():
                     raise
                 continue
             piece = exchange.receive()

@@ -69,5 +69,4 @@ class ListLooks:
         if since > self._began_at:
             return
         self._missing[model] = now + MISSING_S
-        self.counters.dropped += self._missing.dropped
-        self._missing.dropped = 0
+        self.counters.dropped = self._missing.dropped
