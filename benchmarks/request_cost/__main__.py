@@ -19,8 +19,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from random import Random
+from tempfile import mkstemp
 from types import FrameType
 from typing import Any
 
@@ -34,6 +36,7 @@ from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.fingerprints import tokenizer_process
 from ranvier_py.node.node import make_node, parts_of
 from ranvier_py.node.part import Node
@@ -56,11 +59,21 @@ class Case:
     history_bytes: int = 3_000
     answer: Sequence[bytes] = (ANSWER,)  # pieces; each is sent when the client has received the previous one
     fields: str = ""  # members of the body before `messages`
+    keys: str = ""  # what the file of keys has; "" for none
 
 
 PIECES = (STREAM_HEAD + chunk(EVENT), *[chunk(EVENT)] * (CHUNKS - 1), STREAM_END)
+KEY = b"rk-of-the-benchmark"
+KEYS = f'[[key]]\nid = "b"\ntenant = "t"\nsha256 = "{sha256(KEY).hexdigest()}"\n[[tenant]]\nname = "t"\n'
+LIMITS = """requests_per_minute = 1000000
+tokens_per_minute = 1000000000
+concurrent = 1000
+budget = [{amount = 1000000000000, window = "month"}]
+"""
 CASES = {
     "chat_3kB": Case(),
+    "chat_3kB_key": Case(keys=KEYS),
+    "chat_3kB_limits": Case(keys=KEYS + LIMITS),
     "chat_60kB": Case(history_bytes=60_000),
     "stream_100_chunks": Case(answer=PIECES, fields='"stream":true,'),
 }
@@ -91,7 +104,10 @@ class Peer:  # the node's client and engine, in one loop that does one thing aft
         self.client: socket.socket
 
     def turn(self) -> None:
-        self.client.sendall(chat_request(next(self.bodies)))
+        asked = chat_request(next(self.bodies))
+        self.client.sendall(
+            asked.replace(b"\r\n\r\n", b"\r\nx-api-key: %b\r\n\r\n" % KEY, 1) if self.case.keys else asked
+        )
         waiting = self.request()
         for piece in self.case.answer:
             waiting.sendall(piece)
@@ -162,13 +178,15 @@ class Count:
         return step
 
 
-async def run_node(url: str) -> None:
-    """Run the node. Prints its port; ends learning at the first line of input; prints what it counted at each."""
-    config, key = config_of(backend=[url], log_level="warning"), bytes(32)
+async def run_node(url: str, keys: str) -> None:
+    """Run the node. `keys`: its file of keys, or "". Prints its port; ends learning at the first line of input; prints
+    what it counted at each."""
+    config, key = config_of(backend=[url], log_level="warning", keys_file=keys or None), bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
     node, inbox = make_node(config, tokenizer, Random(SEED), key)
     node.assemble(parts_of(node, tokenizer, inbox))
     async with trio.open_nursery() as nursery:
+        await node.part(Access).run()
         ((_, port),) = await nursery.start(node.part(PublicPort).server.serve, "127.0.0.1", 0)
         await count_turns(node, port)
         nursery.cancel_scope.cancel()
@@ -195,13 +213,15 @@ async def count_turns(node: Node, port: int) -> None:
 
 def counted(case: Case) -> dict[str, Any]:
     """Return the calls and instructions of one turn, of all files and of each; the most instructions first."""
-    peer, found = Peer(case), []
+    peer, found, keys = Peer(case), [], Path(mkstemp(suffix=".toml")[1])
+    keys.write_text(case.keys)
     command = [
         sys.executable,
         "-m",
         "benchmarks.request_cost",
         NODE,
         f"http://127.0.0.1:{peer.engine.getsockname()[1]}",
+        str(keys) if case.keys else "",
     ]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
@@ -216,6 +236,7 @@ def counted(case: Case) -> dict[str, Any]:
         node.stdin.close()
         for sock in (peer.client, peer.engine, *peer.asked):
             sock.close()
+    keys.unlink()
     total, calls_total, switches, calls, instructions = min(found[1:], key=lambda each: each[:2])
     files = {name: [calls[name], instructions[name]] for name in sorted(calls, key=lambda name: -instructions[name])}
     return {"calls": calls_total, "instructions": total, "switches": switches, "files": files}
@@ -223,7 +244,7 @@ def counted(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == NODE:
-        trio.run(run_node, sys.argv[2])
+        trio.run(run_node, sys.argv[2], sys.argv[3])
         return 0
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")

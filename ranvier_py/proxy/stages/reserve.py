@@ -16,23 +16,27 @@ from math import ceil
 import trio
 
 from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
-from ranvier_py.core.access.limits.meters import Amounts, IdentityMeters, LimitSpan, Measure, Meter, Meters
+from ranvier_py.core.access.limits.meters import SHOWN, Amounts, IdentityMeters, LimitSpan, Measure, Meter, Meters
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
 from ranvier_py.core.prompts.outer_values import scalar_of
-from ranvier_py.core.routing.request_paths import PATHS, RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.error_answers import api_of
 from ranvier_py.proxy.http_values import Fields, HttpRequest
 
 NOTHING = Amounts()
 NO_COUNTS = Took(None, 0, 0, 0, 0)
 GENERATES = frozenset(path for path, rule in PATHS.items() if rule.reader)
+ONE = ModelCost()
 WINDOW_S = 60  # a minute slides, so what counts now is free a minute from now
-SHOWN = (Measure.REQUESTS, Measure.TOKENS)
+PARTS = ("limit", "remaining", "reset")
+OPENAIS = {one: tuple(f"x-ratelimit-{part}-{one.value}".encode() for part in PARTS) for one in SHOWN}
+ANTHROPICS = {one: tuple(f"anthropic-ratelimit-{one.value}-{part}".encode() for part in PARTS) for one in SHOWN}
+"""The names of fields that show what is left of a minute."""
 
 
 class ReserveStage:
@@ -75,7 +79,8 @@ class ReserveStage:
         meters = held.meters.of(prompt.model)
         if not meters:
             return None
-        held.cost = call.named.served.first("cost") if call.named is not None else None
+        if held.meters.counts_cost:
+            held.cost = (call.named.served.first("cost") if call.named is not None else None) or ONE
         cached = float(call.match.holders[0].tokens) if call.match.holders else 0.0
         held.estimate = self.estimates.of(
             prompt, request.body, held.tenant, cached, held.cost, answers=request.path in GENERATES
@@ -88,9 +93,8 @@ class ReserveStage:
         assert held is not None
         if held.estimate is not None and (found := self._found(call, held)) is not None:
             took = self.estimates.took(held.estimate, found, held.tenant, call.read.prompt.model, held.cost)
-        now = time.monotonic()
         for grant in held.grants:
-            self.limiter.settle(grant, took, now)
+            self.limiter.settle(grant, took)
 
     def _found(self, call: Call, held: Reservation) -> Took | None:
         """Return what the request took; None if no engine computed anything."""
@@ -134,25 +138,27 @@ class ReserveStage:
 
     def _fields(self, meters: IdentityMeters, client: Client) -> Fields:
         """Return the fields of an answer: of several limits of a kind the one of which least is left."""
-        now, api, fields = time.monotonic(), api_of(client.request), list[tuple[bytes, bytes]]()
-        for measure in SHOWN:
-            lefts = [(self.limiter.left(meter, now), meter) for meter in meters.shown if meter.measure is measure]
-            if lefts:
-                left, meter = min(lefts, key=lambda each: each[0])
-                fields += fields_of(api, measure.value.encode(), int(meter.amount), max(0, int(left)))
+        now, limiter = time.monotonic(), self.limiter
+        found: dict[Measure, tuple[float, Meter]] = {}
+        for meter in meters.shown:
+            left = limiter.left(meter, now)
+            before = found.get(meter.measure)
+            if before is None or left < before[0]:
+                found[meter.measure] = left, meter
+        of_anthropic = client.request.fields.is_anthropic or client.request.path.startswith(MESSAGES_PATH)
+        fields = list[tuple[bytes, bytes]]()
+        for left, meter in found.values():
+            fields += fields_of(meter, max(0, int(left)), of_anthropic=of_anthropic)
         return fields
 
 
-def fields_of(api: str, name: bytes, amount: int, left: int) -> Fields:
-    if api == "anthropic":
-        reset = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + WINDOW_S)).encode()
-        prefix = b"anthropic-ratelimit-%b-" % name
-        return (prefix + b"limit", b"%d" % amount), (prefix + b"remaining", b"%d" % left), (prefix + b"reset", reset)
-    return (
-        (b"x-ratelimit-limit-" + name, b"%d" % amount),
-        (b"x-ratelimit-remaining-" + name, b"%d" % left),
-        (b"x-ratelimit-reset-" + name, b"%ds" % WINDOW_S if left < amount else b"0s"),
-    )
+def fields_of(meter: Meter, left: int, *, of_anthropic: bool) -> Fields:
+    limit, remaining, reset = (ANTHROPICS if of_anthropic else OPENAIS)[meter.measure]
+    if of_anthropic:
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + WINDOW_S)).encode()
+    else:
+        until = b"%ds" % WINDOW_S if left < meter.amount else b"0s"
+    return (limit, b"%d" % meter.amount), (remaining, b"%d" % left), (reset, until)
 
 
 def take(held: Reservation, outcome: Grant | Refusal) -> None:

@@ -88,7 +88,7 @@ def spend(table: LimitGossip, rng: Random, now: float) -> None:
     grant = table.begin().reserve(meters, Amounts(1.0 + rng.randrange(99)), now)
     assert isinstance(grant, Grant)
     if rng.random() < 0.7:
-        table.begin().settle(grant, Amounts(1.0 + rng.randrange(99)), now)
+        table.begin().settle(grant, Amounts(1.0 + rng.randrange(99)))
 
 
 NOON_MS = 1_795_262_400_000

@@ -49,13 +49,28 @@ class KeptShare(NamedTuple):
 
 
 class LimitRow:
-    """What one session counted in one window. `place`: the bucket where it is booked, -1 once that was dropped."""
+    """What one session counted in one window. `place`: where it is booked, -1 once that was dropped. `is_late`: its
+    count does not have all of it yet."""
 
-    __slots__ = ("count", "origin", "place", "reserved", "settled", "swept", "used", "window")
+    __slots__ = (
+        "booked",
+        "count",
+        "is_late",
+        "origin",
+        "place",
+        "reserved",
+        "sent",
+        "settled",
+        "swept",
+        "used",
+        "window",
+    )
 
     def __init__(self, count: Count, origin: int, window: int, place: int) -> None:
         self.count, self.origin, self.window, self.place, self.swept = count, origin, window, place, 0
         self.reserved = self.settled = self.used = 0.0
+        self.booked = self.sent = 0.0  # of what is taken, and of what was reserved, that its count has
+        self.is_late = False
 
     @property
     def taken(self) -> float:
@@ -73,13 +88,17 @@ class LimitSlot:
 
 
 class Count:
-    """All rows of one limit. `taken`: the sum of all that is kept, `by_origin` of each session; `rate`: units a second
-    that were lately added; `own`: our row for requests in flight; `meter`: the limit, once a request met it;
-    `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it."""
+    """All rows of one limit.
+
+    `taken`: the sum of all that is kept, `by_origin` of each session; `rate`: units a second that were lately added;
+    `current`: our latest row; `meter`: the limit, once a request met it; `asked`: for what a home is asked
+    just now; `unsent`: what we reserved since peers were last sent it; `free`: what may be taken in `slot`
+    without a look at the rest.
+    """
 
     __slots__ = (
-        *("_rate", "_rated_at", "allowed", "asked", "buckets", "by_origin"),
-        *("id", "meter", "own", "rows", "span", "taken", "unsent"),
+        *("_rated", "allowed", "asked", "buckets", "by_origin", "current", "free"),
+        *("id", "meter", "rows", "slot", "span", "taken", "unsent"),
     )
 
     def __init__(self, limit: int, span: LimitSpan) -> None:
@@ -87,11 +106,12 @@ class Count:
         self.taken = self.asked = self.unsent = 0.0
         self.meter: Meter | None = None
         self.by_origin: dict[int, float] = {}
-        self.own: LimitRow | None = None
+        self.current: LimitRow | None = None
+        self.slot, self.free = -1, 0.0
         self.rows: dict[tuple[int, int], LimitRow] = {}
         self.buckets: dict[int, LimitSlot] = {}
         self.allowed: dict[int, KeptShare] = {}  # of vanished sessions
-        self._rate, self._rated_at = 0.0, 0.0
+        self._rated = (0.0, 0.0)  # the rate, and as of when
 
     def in_window(self, window: int) -> float:
         """Return what is taken in a calendar window, or of all that is kept."""
@@ -107,16 +127,22 @@ class Count:
         row.reserved += reserved
         row.settled += settled
         row.used += used
-        change = reserved - settled + used
+        self.slot = -1
+        self.book(row, now)
+
+    def book(self, row: LimitRow, now: float) -> None:
+        """Have all of a row."""
+        change, reserved = row.taken - row.booked, row.reserved - row.sent
+        row.booked, row.sent, row.is_late = row.taken, row.reserved, False
         self.taken += change
         self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) + change
         self.buckets[row.place].taken += change
         if reserved > 0:
-            self._rate = self.rate(now) + reserved / RATE_S
-            self._rated_at = now
+            self._rated = (self.rate(now) + reserved / RATE_S, now)
 
     def rate(self, now: float) -> float:
-        return self._rate * exp((self._rated_at - now) / RATE_S) if self._rate else 0.0
+        rate, at = self._rated
+        return rate * exp((at - now) / RATE_S) if rate else 0.0
 
     def open(self, origin: int, window: int, place: int) -> LimitRow:
         """Return a new row."""
@@ -129,14 +155,14 @@ class Count:
         if bucket is None:
             self.buckets[place] = bucket = LimitSlot()
         bucket.rows.append(row)
-        bucket.taken += row.taken
+        bucket.taken += row.booked
         row.place = place
 
     def move(self, row: LimitRow, place: int) -> None:
         """Book a row in an earlier slot."""
         bucket = self.buckets[row.place]
         bucket.rows.remove(row)
-        bucket.taken -= row.taken
+        bucket.taken -= row.booked
         self._book(row, place)
 
     def drop(self, place: int) -> int:
@@ -153,16 +179,16 @@ class Count:
         """Drop a row."""
         bucket = self.buckets[row.place]
         bucket.rows.remove(row)
-        bucket.taken -= row.taken
+        bucket.taken -= row.booked
         self._forget(row)
 
     def _forget(self, row: LimitRow) -> None:
         del self.rows[row.origin, row.window]
-        self.taken -= row.taken
-        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.taken
-        row.place = -1
-        if self.own is row:
-            self.own = None
+        self.taken -= row.booked
+        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.booked
+        row.place, self.slot = -1, -1
+        if self.current is row:
+            self.current = None
 
     def frees_in(self, excess: float, now: float) -> float:
         """Return in how many seconds so much less will be taken of a minute, if nobody takes more."""
@@ -180,6 +206,7 @@ class Counters:
         self.me = me
         self.counts: dict[int, Count] = {}
         self.rows = self.dropped = 0
+        self.late: list[LimitRow] = []  # rows of ours of which their counts do not have all yet
         self.changed: dict[tuple[int, int, int], None] = {}
         self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
         self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
@@ -195,6 +222,23 @@ class Counters:
         count.meter = meter
         return count
 
+    def book(self, now: float) -> None:
+        """Have the counts have all of our rows."""
+        late, self.late = self.late, []
+        for row in late:
+            count = row.count
+            if row.place >= 0:
+                if row.sent != row.reserved or row.taken != row.booked:
+                    self._note(row, row.reserved - row.sent)
+                count.book(row, now)
+
+    def _note(self, row: LimitRow, reserved: float) -> None:
+        key = row.count.id, row.origin, row.window
+        row.count.unsent += reserved
+        self.changed[key] = None
+        if row.count.span > LimitSpan.MINUTE:
+            self.unsaved[key] = None
+
     def window(self, span: LimitSpan, now: float) -> int:
         """Return the window in which a request counts that is admitted now."""
         if span is LimitSpan.MINUTE:
@@ -204,9 +248,9 @@ class Counters:
     def own(self, count: Count, now: float) -> LimitRow:
         """Return our row for what is admitted now."""
         if count.span is LimitSpan.REQUEST:
-            if count.own is None:
-                count.own = self._open(count, self.me, int(now / SLOT_S), CURRENT)
-            return count.own
+            if count.current is None:
+                count.current = self._open(count, self.me, int(now / SLOT_S), CURRENT)
+            return count.current
         window = self.window(count.span, now)
         return count.rows.get((self.me, window)) or self._open(count, self.me, window, window)
 
@@ -221,12 +265,9 @@ class Counters:
 
     def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
         """Add to one of our rows."""
-        if row.count.span > LimitSpan.MINUTE:
-            self.unsaved[row.count.id, row.origin, row.window] = None
         row.count.add(row, reserved, settled, used, now)
         if row.place >= 0:
-            row.count.unsent += reserved
-            self.changed[row.count.id, row.origin, row.window] = None
+            self._note(row, reserved)
 
     def merge(self, one: CountRow, now: float) -> None:
         """Take a row of whatever session from a peer, or from before a restart."""

@@ -22,6 +22,7 @@ from ranvier_py.core.prompts.outer_values import scalar_of
 from ranvier_py.core.prompts.prompt import Prompt
 
 TENANTS_MAX, MODELS_MAX = 2048, 1024
+NO_TOKENS = Amounts()
 ANSWER_TOKENS, PROMPT_TOKENS, MEDIUM_TOKENS = 1024.0, 2048.0, 1024.0  # until some were seen
 BYTES_PER_TOKEN = 4.0
 CHOICES_MAX = 128  # of one prompt, as in OpenAI's API
@@ -31,7 +32,7 @@ FADES = 256.0  # answers that count
 
 MOST = re.compile(rb'"max_(?:completion_|output_|new_)?tokens"\s*:\s*(\d{1,9})')
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
-MEDIA_MARKS = (b"base64", b'_url"', b'"input_audio"', b'"image"')
+MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
 COUNTS = {
     "messages": (b'"input_tokens"', b'"cache_read_input_tokens"', b'"output_tokens"'),
     "responses": (b'"input_tokens"', b'"cached_tokens"', b'"output_tokens"'),
@@ -43,30 +44,31 @@ WRITTEN, REASONING, TOTAL = b'"cache_creation_input_tokens"', b'"reasoning_token
 class Percentile:
     """The length that nine in ten of the last ones do not exceed."""
 
-    __slots__ = ("_classes", "_of", "_sum")
+    __slots__ = ("_above", "_at", "_classes", "_sum", "p90")
 
     def __init__(self, assumed: float) -> None:
         self._classes = [0.0] * LENGTHS
-        self._sum, self._of = 0.0, assumed
+        self._at, self._above = 0, 0.0  # the class that has it, and how many lengths are above
+        self._sum, self.p90 = 0.0, assumed
 
     def add(self, length: float) -> None:
+        classes, at = self._classes, self._at
         if self._sum >= FADES:
-            self._classes = [each / 2 for each in self._classes]
-            self._sum /= 2
-        self._classes[class_of(length)] += 1
+            classes[:] = [each / 2 for each in classes]
+            self._sum, self._above = self._sum / 2, sum(classes[at + 1 :])
+        new = class_of(length)
+        classes[new] += 1
         self._sum += 1
-        self._of = -1.0
-
-    @property
-    def p90(self) -> float:
-        if self._of < 0:
-            left, at = self._sum // 10, LENGTHS
-            while left >= 0 and at > 0:
-                at -= 1
-                left -= self._classes[at]
-            doublings, within = divmod(at, STEPS)
-            self._of = 2.0**doublings * (STEPS + within + 1) / STEPS
-        return self._of
+        above, most = self._above + (new > at), self._sum // 10
+        while above > most:
+            at += 1
+            above -= classes[at]
+        while at > 0 and above + classes[at] <= most:
+            above += classes[at]
+            at -= 1
+        self._at, self._above = at, above
+        doublings, within = divmod(at, STEPS)
+        self.p90 = (STEPS + within + 1 << doublings) / STEPS
 
 
 def class_of(length: float) -> int:
@@ -127,7 +129,7 @@ class Estimates:
         exact = is_read and prompts == 1 and prompt.end.state is not None
         if exact:
             tokens = float(prompt.end.length)
-        elif any(mark in body for mark in MEDIA_MARKS) and (found := media_in(body)):
+        elif MEDIA_MARKS.search(body) and (found := media_in(body)):
             media, bytes_left = found
             tokens = bytes_left / BYTES_PER_TOKEN + media * self._media.get(prompt.model, MEDIUM_TOKENS)
         elif prompts > 1:
@@ -135,11 +137,10 @@ class Estimates:
         else:
             tokens = float(prompt.end.length) if is_read else min(known.unread.p90, float(len(body)))
         output = prompts * choices(body) * min(most_of(body), known.answers.p90) if answers else 0.0
-        least = float(tokens) if exact else 0.0
         uncached = max(0.0, tokens - cached)
-        price = cost_of(cost or ONE, tokens, min(cached, tokens), output)
+        price = cost_of(cost, tokens, min(cached, tokens), output) if cost is not None else 0.0
         need = Amounts(tokens + output, uncached + output, price)
-        return Estimate(need, Amounts(least), tokens, media, is_read)
+        return Estimate(need, Amounts(tokens) if exact else NO_TOKENS, tokens, media, is_read)
 
     def took(self, estimate: Estimate, found: Took, tenant: str, model: str, cost: ModelCost | None) -> Amounts:
         """Return what a request took, and learn from it."""
@@ -154,11 +155,9 @@ class Estimates:
             before = self._media.get(model, MEDIUM_TOKENS)
             text = estimate.prompt - estimate.media * before
             self._media[model] = before + (max(0.0, prompt - text) / estimate.media - before) / 8
-        price = cost_of(cost or ONE, prompt, found.cached, output, written=found.written, reasoning=found.reasoning)
+        written, reasoning = found.written, found.reasoning
+        price = cost_of(cost, prompt, found.cached, output, written=written, reasoning=reasoning) if cost else 0.0
         return Amounts(prompt + output, max(0.0, prompt - found.cached) + output, price)
-
-
-ONE = ModelCost()
 
 
 def most_of(body: bytes) -> float:

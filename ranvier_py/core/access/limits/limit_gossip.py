@@ -17,7 +17,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ranvier_py.core.access.limits.counts import Counters, CountRow, LimitRow
-from ranvier_py.core.access.limits.limiter import AGAIN_S, AskRow, HomeQuestion, Limiter
+from ranvier_py.core.access.limits.homes import AskRow
+from ranvier_py.core.access.limits.limiter import AGAIN_S, HomeQuestion, Limiter
 from ranvier_py.core.access.limits.meters import LimitSpan
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.mesh.budget import Window
@@ -123,6 +124,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         limiter = self.limiter
         if limiter is None:
             return inf
+        if self.counts.late:
+            return min(self._rounds.sent_at + self.GATHER_S, self._beat_at)
         if self.counts.changed:
             self._changed.update(self.counts.changed)
             self.counts.changed.clear()
@@ -134,6 +137,7 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         limiter = self.limiter
         if limiter is None:
             return
+        self.counts.book(now)
         for question in list(limiter.questions.values()):
             if now >= question.again_at:
                 self._ask(limiter, question, now)
@@ -162,7 +166,7 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
                 if row.origin != self.counts.me and (row.span != LimitSpan.REQUEST or row.origin == peer.session):
                     self.counts.merge(row, now)
         elif isinstance(message, LimitQuestion):
-            answer = LimitAnswer(message.number, limiter.decide(peer.session, message.number, message.rows, now))
+            answer = LimitAnswer(message.number, limiter.home.decide(peer.session, message.number, message.rows, now))
             self._outbox.append(Outgoing(peer.address, peer.session, Plane.DATAGRAM, answer))
         else:
             limiter.answered(message.number, message.refused, now)
@@ -220,7 +224,7 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
             found = sent
         self._bytes.spend(ROW_BYTES * len(found), now)
         for row in found:
-            row.count.unsent = 0.0
+            row.count.unsent, row.count.slot = 0.0, -1
         return [self.counts.travelling(row, now) for row in found]
 
     def _next_rows(self, now: float) -> Sequence[CountRow]:

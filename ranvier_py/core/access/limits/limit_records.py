@@ -22,6 +22,7 @@ PERSON = b"limit counts"
 
 def unsaved_rows(counters: Counters, now: float) -> Sequence[CountRow]:
     """Return the rows of budgets that changed since the last call."""
+    counters.book(now)
     keys, counters.unsaved = counters.unsaved, {}
     rows = map(counters.row, keys)
     return [counters.travelling(row, now) for row in rows if row is not None]
@@ -29,6 +30,7 @@ def unsaved_rows(counters: Counters, now: float) -> Sequence[CountRow]:
 
 def all_rows(counters: Counters, now: float) -> Sequence[CountRow]:
     """Return all rows of budgets, which are saved with this."""
+    counters.book(now)
     counters.unsaved.clear()
     return [counters.travelling(row, now) for row in counters.all_rows() if row.count.span > LimitSpan.MINUTE]
 

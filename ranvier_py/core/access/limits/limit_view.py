@@ -14,6 +14,7 @@ SHOWN_MAX = 1000  # scopes in one answer, those first of which most is taken
 def limits_view(limiter: Limiter, now: float) -> dict[str, Any]:
     """Return the limits of which this node knows, by scope. Only limits that a request met since the start have an
     amount here."""
+    limiter.counts.book(now)
     scopes: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for count in list(limiter.counts.counts.values()):
         if (meter := count.meter) is not None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ranvier_py.core.access.limits.counts import Count, Counters, CountRow, LimitRow
+from ranvier_py.core.access.limits.counts import SLOT_S, Count, Counters, LimitRow
+from ranvier_py.core.access.limits.homes import AskRow, LimitHome
 from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Measure, Meter, ends_at
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.bounded import BoundedDict
@@ -28,9 +29,8 @@ SOON = 4  # a node that has reserved more than this part of its share unseen sen
 AGAIN_S = 0.008  # after which a question is repeated: with one datagram in five lost, one in a thousand goes unanswered
 QUESTIONS_MAX = 1024
 QUESTION_ROWS_MAX = 12  # in a datagram
-DECIDED_MAX = 8192  # questions that a home remembers, since each may come several times within ASK_S
 SCOPES_MAX = 4096  # of which the refusals are shown
-NOTHING = Amounts()
+NOTHING, NOWHERE = Amounts(), Amounts(requests=0.0, places=0.0)
 SOON_S = 1.0  # until a request that is one too many at a time may be tried again
 
 
@@ -62,22 +62,8 @@ class ReservedRow(NamedTuple):
 class Grant:
     """What one request has reserved. `settle` and `release` of the limiter end it."""
 
-    entries: list[ReservedRow]
+    entries: Sequence[tuple[Meter, LimitRow, float]]
     is_open: bool = True
-
-
-class AskRow(NamedTuple):
-    """One of our rows, to which `extra` is to be added, of a limit of `amount`."""
-
-    limit: int
-    span: int
-    window: int
-    age_ms: int
-    reserved: float
-    settled: float
-    used: float
-    extra: float
-    amount: float
 
 
 @dataclass(slots=True, eq=False)
@@ -123,16 +109,23 @@ class Limiter:
 
     def __init__(self, counters: Counters, peers: LimitPeers) -> None:
         self.counts, self.peers = counters, peers
+        peers.changed = self._look_again
+        self.home = LimitHome(counters, self._room)
         self.counters = LimitCounters()
         self.refusals = BoundedDict[str, ScopeRefusals](SCOPES_MAX)
         self.questions: dict[int, HomeQuestion] = {}
         self.hurry: Callable[[], object] = lambda: None
         self.unseen = False
         self._number = 0
-        self._decided = BoundedDict[tuple[int, int], int](DECIDED_MAX)
+
+    def _look_again(self) -> None:
+        """Trust no earlier look: nodes came, vanished, or are back."""
+        for count in self.counts.counts.values():
+            count.slot = -1
 
     def sweep(self, now: float) -> None:
         """Drop what is over, a little at a time."""
+        self.counts.book(now)
         self.counts.sweep(now)
         freed, self.peers.freed = self.peers.freed, []
         for session in freed:
@@ -147,14 +140,38 @@ class Limiter:
         self, meters: Sequence[Meter], need: Amounts, now: float, *, least: Amounts = NOTHING
     ) -> Grant | Refusal | HomeQuestion:
         """Reserve `need`, of which `least` is sure, in all of these limits or in none."""
+        by_id, slot, fits = self.counts.counts, int(now / SLOT_S), []
+        for meter in meters:
+            count = by_id.get(meter.id)
+            if count is None or count.slot != slot or count.meter is not meter:
+                break
+            amount = need[meter.index]
+            if amount > count.free:
+                break
+            fits.append((meter, count.current, amount))
+        else:  # far from all
+            for _, row, amount in fits:
+                row.count.free -= amount  # type: ignore[union-attr]
+                row.reserved += amount  # type: ignore[union-attr]
+                if not row.is_late:  # type: ignore[union-attr]
+                    row.is_late = True  # type: ignore[union-attr]
+                    self.counts.late.append(row)  # type: ignore[arg-type]
+            self.counters.granted += 1
+            return Grant(fits)  # type: ignore[arg-type]
+        self.counts.book(now)
+        return self._reserve(meters, need, now, least)
+
+    def _reserve(
+        self, meters: Sequence[Meter], need: Amounts, now: float, least: Amounts
+    ) -> Grant | Refusal | HomeQuestion:
         counts, asked = self.counts, False
         found: list[tuple[Meter, Count, float, bool]] = []
         full: list[Refusal] = []
         for meter in meters:
-            amount = need.of(meter.measure)
+            amount = need[meter.index]
             if amount > meter.amount:  # what is only feared is no reason to refuse it for ever
                 amount = meter.amount
-                if least.of(meter.measure) > amount and meter.measure is not Measure.REQUESTS:
+                if least[meter.index] > amount and meter.measure is not Measure.REQUESTS:
                     full.append(Refusal(meter, never=True))
                     continue
             count = counts.count(meter, now)
@@ -175,27 +192,40 @@ class Limiter:
 
     def _granted(self, grant: Grant, now: float) -> Grant:
         self.counters.granted += 1
-        for _, row, amount in grant.entries:
+        for meter, row, amount in grant.entries:
             self.counts.add(row, amount, 0.0, 0.0, now)
+            if row.place >= 0:
+                self._allow(meter, row, now)
         return grant
 
-    def settle(self, grant: Grant, took: Amounts, now: float) -> None:
+    def _allow(self, meter: Meter, row: LimitRow, now: float) -> None:
+        """Find out how much may be taken in this slot without a look, if it is far from the limit."""
+        count, others = row.count, len(self.peers.live)
+        room = self._room(meter.amount, count, now) - 2 * count.rate(now) * self.peers.staleness(now)
+        share = (room - others * count.unsent) / (SOON * (1 + others))
+        count.slot, count.current = int(now / SLOT_S), row
+        count.free = min(share, room / (2 * MARGIN * (1 + others)))
+
+    def settle(self, grant: Grant, took: Amounts) -> None:
         """Count what a request took instead of what it had reserved."""
-        for meter, row, amount in self._ending(grant):
-            used = 0.0 if meter.span is LimitSpan.REQUEST else took.of(meter.measure)
-            self.counts.add(row, 0.0, amount, used, now)
+        late, is_open, grant.is_open = self.counts.late, grant.is_open, False
+        for meter, row, amount in grant.entries if is_open else ():
+            row.settled += amount
+            if meter.span:  # else what was in flight is over
+                row.used += (used := took[meter.index])
+                if used > amount:
+                    row.count.free -= used - amount
+            if not row.is_late:
+                row.is_late = True
+                late.append(row)
 
-    def release(self, grant: Grant, now: float) -> None:
+    def release(self, grant: Grant) -> None:
         """Take back a reservation, as if there had been no request."""
-        for _, row, amount in self._ending(grant):
-            self.counts.add(row, 0.0, amount, 0.0, now)
-
-    def _ending(self, grant: Grant) -> Sequence[ReservedRow]:
-        is_open, grant.is_open = grant.is_open, False
-        return grant.entries if is_open else ()
+        self.settle(grant, NOWHERE)
 
     def full(self, meters: Sequence[Meter], now: float) -> Refusal | None:
         """Return why no request at all fits into these limits, however small; None if one may."""
+        self.counts.book(now)
         for meter in meters:
             count = self.counts.counts.get(meter.id)
             if count is not None and not meter.shadow and self._room(meter.amount, count, now) < 1:
@@ -208,12 +238,16 @@ class Limiter:
 
     def left(self, meter: Meter, now: float) -> float:
         """Return what is left of a limit, below 0 if more was taken."""
+        count = self.counts.counts.get(meter.id)
+        if count is not None and count.slot == int(now / SLOT_S) and not self.peers.vanished:
+            row = count.current
+            assert row is not None
+            return meter.amount - count.taken - (row.reserved - row.settled + row.used - row.booked)
+        self.counts.book(now)
         return self._room(meter.amount, self.counts.count(meter, now), now)
 
     def _room(self, amount: float, count: Count, now: float) -> float:
-        taken = count.in_window(self.counts.window(count.span, now)) + count.asked
-        held = self.peers.held(amount, count, taken) if self.peers.vanished else 0.0
-        return amount - taken - held
+        return room_of(self.counts, self.peers, amount, count, now)
 
     def _fit(self, meter: Meter, count: Count, amount: float, now: float) -> Fit:
         room, peers = self._room(meter.amount, count, now), self.peers
@@ -269,26 +303,6 @@ class Limiter:
             rows.append(AskRow(*numbers, amount, meter.amount))
         return tuple(rows)
 
-    def decide(self, asker: int, number: int, rows: Sequence[AskRow], now: float) -> int:
-        """Decide about a question as the home of its limits: 0 if all fits, else the limit that is reached."""
-        decided = self._decided.get((asker, number))
-        if decided is None:
-            decided = self._decided[asker, number] = self._judge(asker, rows, now)
-        return decided
-
-    def _judge(self, asker: int, rows: Sequence[AskRow], now: float) -> int:
-        fits = []
-        for ask in rows:
-            self.counts.merge(CountRow(ask.limit, asker, *ask[1:7]), now)
-            count = self.counts.counts.get(ask.limit)
-            row = count.rows.get((asker, ask.window)) if count is not None else None
-            if row is None or ask.extra > self._room(ask.amount, row.count, now):  # None: its window is not ours
-                return ask.limit
-            fits.append((row, ask.extra))
-        for row, extra in fits:
-            row.count.add(row, extra, 0.0, 0.0, now)
-        return 0
-
     def answered(self, number: int, refused: int, now: float) -> None:
         """Take a home's answer."""
         question = self._closed(number)
@@ -312,7 +326,7 @@ class Limiter:
             self._closed(question.number)
             self._void(question, now)
         elif isinstance(question.outcome, Grant):
-            self.release(question.outcome, now)
+            self.release(question.outcome)
 
     def _closed(self, number: int) -> HomeQuestion | None:
         question = self.questions.pop(number, None)
@@ -327,6 +341,7 @@ class Limiter:
 
     def _by_share(self, question: HomeQuestion, now: float) -> Grant | Refusal:
         increment(self.counters.asked, "by_share")
+        self.counts.book(now)
         full = None
         for entry in question.asked:
             meter, count, amount = entry.meter, entry.row.count, entry.amount
@@ -346,6 +361,12 @@ class Limiter:
             )
         question.decided()
         return question.outcome
+
+
+def room_of(counts: Counters, peers: LimitPeers, amount: float, count: Count, now: float) -> float:
+    """Return what is left of a limit of this amount, below 0 if more was taken."""
+    taken = count.in_window(counts.window(count.span, now)) + count.asked
+    return amount - taken - (peers.held(amount, count, taken) if peers.vanished else 0.0)
 
 
 def worst(full: Sequence[Refusal], counters: LimitCounters) -> Refusal | None:

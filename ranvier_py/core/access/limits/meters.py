@@ -6,7 +6,7 @@ those of UTC, by number; weeks begin on Mondays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
@@ -49,18 +49,23 @@ CALENDAR: Mapping[CalendarWindow, LimitSpan] = {window: LimitSpan[window.name] f
 
 
 class Amounts(NamedTuple):
-    """What a request takes, or took."""
+    """What a request takes, or took: once it is over, no place."""
 
     tokens: float = 0.0
     uncached: float = 0.0
     cost: float = 0.0
+    requests: float = 1.0
+    places: float = 1.0
 
-    def of(self, measure: Measure) -> float:
-        if measure is Measure.TOKENS:
-            return self.tokens
-        if measure is Measure.UNCACHED:
-            return self.uncached
-        return self.cost if measure is Measure.COST else 1.0
+
+INDEX = {
+    Measure.TOKENS: 0,
+    Measure.UNCACHED: 1,
+    Measure.COST: 2,
+    Measure.REQUESTS: 3,
+    Measure.CONCURRENT: 4,
+}
+"""Of a measure in Amounts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +78,7 @@ class Meter:
     span: LimitSpan
     amount: float
     shadow: bool
+    index: int  # of what it counts in Amounts
     home: int  # names the node that decides near the limit: the same one about all limits of a tenant
 
     @property
@@ -98,7 +104,7 @@ def meters_of(scope: str, limits: Limits, tenant: str) -> Iterator[Meter]:
     for measure, span, amount in each:
         if amount is not None:
             number = number_of(f"{scope}\0{measure.value}\0{span.name}")
-            yield Meter(number, scope, measure, span, amount, limits.mode is Mode.SHADOW, home)
+            yield Meter(number, scope, measure, span, amount, limits.mode is Mode.SHADOW, INDEX[measure], home)
 
 
 def number_of(name: str) -> int:
@@ -109,23 +115,35 @@ class IdentityMeters:
     """The meters of one identity. `first`: what counts a request by its head alone; `rest`: all others but those of its
     tenant's models. `uncounted`: requests whose tokens nobody counts may pass its limits of tokens."""
 
-    __slots__ = ("_by_model", "_globs", "counts_tokens", "first", "identity", "rest", "shown", "uncounted")
+    __slots__ = (
+        "_by_model",
+        "_globs",
+        "counts_cost",
+        "counts_tokens",
+        "first",
+        "identity",
+        "rest",
+        "shown",
+        "uncounted",
+    )
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, find: Callable[[str, Limits, str], tuple[Meter, ...]]) -> None:
         tenant, key = identity.tenant, identity.key
-        own = [*meters_of(f"tenant {tenant.name}", tenant.limits, tenant.name)]
+        own = [*find(f"tenant {tenant.name}", tenant.limits, tenant.name)]
         scopes = [tenant.limits, *[limits for _, limits in tenant.model_limits]]
         if key is not None:
-            own += meters_of(f"key {key.id}", key.limits, tenant.name)
+            own += find(f"key {key.id}", key.limits, tenant.name)
             scopes.append(key.limits)
         self._globs = [
-            (glob, tuple(meters_of(f"tenant {tenant.name}, models {glob}", limits, tenant.name)))
+            (glob, find(f"tenant {tenant.name}, models {glob}", limits, tenant.name))
             for glob, limits in tenant.model_limits
         ]
         self.identity = identity
         self.first = tuple(meter for meter in own if meter.measure in BY_HEAD)
         self.rest = tuple(meter for meter in own if meter.measure not in BY_HEAD)
-        self.shown = tuple(meter for meter in own if meter.span is LimitSpan.MINUTE and not meter.shadow)
+        minutes = [meter for meter in own if meter.span is LimitSpan.MINUTE and not meter.shadow]
+        self.shown = tuple(meter for meter in minutes if meter.measure in SHOWN)
+        self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
         self.counts_tokens = any(map(counts_tokens, scopes))
         self.uncounted = all(limits.uncounted for limits in scopes if counts_tokens(limits))
         self._by_model = BoundedDict[str, tuple[Meter, ...]](MODELS_MAX)
@@ -145,7 +163,7 @@ class IdentityMeters:
         return meters
 
 
-BY_HEAD = (Measure.REQUESTS, Measure.CONCURRENT)
+BY_HEAD, SHOWN = (Measure.REQUESTS, Measure.CONCURRENT), (Measure.REQUESTS, Measure.TOKENS)
 
 
 def counts_tokens(limits: Limits) -> bool:
@@ -158,13 +176,21 @@ class Meters:
 
     def __init__(self) -> None:
         self._made = BoundedDict[tuple[str, str], IdentityMeters](IDENTITIES_MAX)
+        self._scopes = BoundedDict[str, tuple[Limits, tuple[Meter, ...]]](IDENTITIES_MAX)
 
     def of(self, identity: Identity) -> IdentityMeters:
         name = identity.tenant.name, identity.key_id
         found = self._made.get(name)
         if found is None or found.identity is not identity:  # its limits may have changed
-            self._made[name] = found = IdentityMeters(identity)
+            self._made[name] = found = IdentityMeters(identity, self._find)
         return found
+
+    def _find(self, scope: str, limits: Limits, tenant: str) -> tuple[Meter, ...]:
+        """Return the meters of a scope, the same ones for all its keys as long as its limits stay."""
+        found = self._scopes.get(scope)
+        if found is None or found[0] != limits:
+            self._scopes[scope] = found = limits, tuple(meters_of(scope, limits, tenant))
+        return found[1]
 
 
 def window_at(span: LimitSpan, wall: float) -> int:

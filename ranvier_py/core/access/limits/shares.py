@@ -50,6 +50,7 @@ class LimitPeers:
     def __init__(self, me: int, left: Callable[[int], bool], name_of: Callable[[int], str]) -> None:
         self.me = me
         self.keeps = False
+        self.changed: Callable[[], object] = lambda: None  # called when nodes vanish or are back
         self.live: Mapping[int, Peer] = {}  # that take part
         self.vanished: dict[int, float] = {}  # since when
         self.freed: list[int] = []  # sessions that have nothing in flight any more
@@ -77,7 +78,7 @@ class LimitPeers:
 
     def look(self, now: float) -> None:
         """Find out who vanished and who is back."""
-        live = {}
+        live, vanished = {}, len(self.vanished)
         for session, at in list(self._fresh_at.items()):
             if session in self._met and now - at <= STALE_S:
                 live[session] = self._met[session]
@@ -90,9 +91,10 @@ class LimitPeers:
             elif session not in self.vanished:
                 self.vanished[session] = now
         self.freed += [one for one, since in self.vanished.items() if 0 <= now - since - FREED_S < 1]
-        if live != self.live:
+        if live != self.live or len(self.vanished) != vanished:
             self.live = live
             self._homes.clear()
+            self.changed()
         self._oldest = min((self._fresh_at[session] for session in live), default=inf)
 
     def _is_gone(self, session: int, now: float) -> bool:

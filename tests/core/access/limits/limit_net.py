@@ -54,11 +54,13 @@ class LimitNet(MachineNet[LimitNode]):
 
     def settle(self, session: int, grant: Grant | Refusal, tokens: float) -> None:
         assert isinstance(grant, Grant)
-        self.nodes[session].limiter.settle(grant, Amounts(tokens, tokens, tokens), self.now)
+        self.nodes[session].limiter.settle(grant, Amounts(tokens, tokens, tokens))
         self._work(session)
 
     def taken(self, session: int, limit: Meter) -> float:
-        return self.nodes[session].machine.counts.count(limit, self.now).taken
+        counts = self.nodes[session].machine.counts
+        counts.book(self.now)
+        return counts.count(limit, self.now).taken
 
     def home(self, limit: Meter) -> int:
         """The node that decides about this limit, as all see it."""

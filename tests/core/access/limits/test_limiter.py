@@ -55,7 +55,7 @@ def test_a_grant_is_settled_once() -> None:
     assert isinstance(grant, Grant)
     for _ in range(2):
         net.settle(1, grant, 100)
-        net.nodes[1].limiter.release(grant, net.now)
+        net.nodes[1].limiter.release(grant)
     assert net.taken(1, *TOKENS) == 100
 
 

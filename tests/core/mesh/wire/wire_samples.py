@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ranvier_py.core.access.limits.counts import CountRow
+from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limit_gossip import LimitAnswer, LimitCounts, LimitQuestion
-from ranvier_py.core.access.limits.limiter import AskRow
 from ranvier_py.core.access.revocations import Revocation, Revoked
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.clients.rule_verdicts import RuleVerdicts

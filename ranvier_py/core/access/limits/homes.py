@@ -1,0 +1,58 @@
+"""The home of a limit: the node that decides for all about requests near it, for whoever asks.
+
+Rule: what it grants it books, as if the asker had sent it already; a question that comes again gets the same answer.
+Bound: DECIDED_MAX questions are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ranvier_py.core.access.limits.counts import Count, Counters, CountRow
+from ranvier_py.core.bounded import BoundedDict
+
+DECIDED_MAX = 8192  # each may come several times within the time that it has
+
+
+class AskRow(NamedTuple):
+    """One of our rows, to which `extra` is to be added, of a limit of `amount`."""
+
+    limit: int
+    span: int
+    window: int
+    age_ms: int
+    reserved: float
+    settled: float
+    used: float
+    extra: float
+    amount: float
+
+
+class LimitHome:
+    """Decides by the counts of this node. `room`: of a limit of some amount, by its count, now."""
+
+    def __init__(self, counts: Counters, room: Callable[[float, Count, float], float]) -> None:
+        self._counts, self._room = counts, room
+        self._decided = BoundedDict[tuple[int, int], int](DECIDED_MAX)
+
+    def decide(self, asker: int, number: int, rows: Sequence[AskRow], now: float) -> int:
+        """Decide about a question: 0 if all fits, else the limit that is reached."""
+        decided = self._decided.get((asker, number))
+        if decided is None:
+            decided = self._decided[asker, number] = self._judge(asker, rows, now)
+        return decided
+
+    def _judge(self, asker: int, rows: Sequence[AskRow], now: float) -> int:
+        self._counts.book(now)
+        fits = []
+        for ask in rows:
+            self._counts.merge(CountRow(ask.limit, asker, *ask[1:7]), now)
+            count = self._counts.counts.get(ask.limit)
+            row = count.rows.get((asker, ask.window)) if count is not None else None
+            if row is None or ask.extra > self._room(ask.amount, row.count, now):  # None: its window is not ours
+                return ask.limit
+            fits.append((row, ask.extra))
+        for row, extra in fits:
+            row.count.add(row, extra, 0.0, 0.0, now)
+        return 0
