@@ -49,13 +49,15 @@ def file_problems(config: Config) -> Iterator[str]:
     if config.cluster_key_file is not None:
         checks.append(partial(read_keys, config.cluster_key_file))
     for index in range(config.workers):
-        record, state = config.record_file, config.gossip_state_file
-        if config.workers > 1:
-            record, state = numbered(record, index), numbered(state, index)
+        record, *states = (
+            numbered(file, index) if config.workers > 1 else file
+            for file in (config.record_file, config.gossip_state_file, config.limit_state_file)
+        )
         if record is not None:
             checks.append(partial(check_recording, record))
-        if state is not None:
-            checks.append(partial(check_state, state))
+        for name, state in zip(("gossip_state_file", "limit_state_file"), states, strict=True):
+            if state is not None:
+                checks.append(partial(check_state, name, state))
     for check in checks:
         try:
             check()
@@ -80,17 +82,17 @@ def check_upstream(config: Config) -> None:
     engine_context_of(config)
 
 
-def check_state(path: Path) -> None:
-    """Raise ConfigError if the state of gossip can't be read from this file, or written to it."""
+def check_state(name: str, path: Path) -> None:
+    """Raise ConfigError if state can't be read from this file, or written to it."""
     try:
         if is_something_else(path):
-            raise ConfigError([f"gossip_state_file: {path} is no regular file"])
+            raise ConfigError([f"{name}: {path} is no regular file"])
         with suppress(FileNotFoundError):
             path.open("rb").close()
     except OSError as error:
-        raise ConfigError([f"gossip_state_file: {path} can't be read: {error.strerror}"]) from error
+        raise ConfigError([f"{name}: {path} can't be read: {error.strerror}"]) from error
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError([f"gossip_state_file: {path} can't be written: {path.parent} is no folder to write to"])
+        raise ConfigError([f"{name}: {path} can't be written: {path.parent} is no folder to write to"])
 
 
 def file_notes(loaded: Loaded, file: Path | None) -> Iterator[str]:
