@@ -18,7 +18,7 @@ KEY = "00112233445566778899aabbccddeeff" * 2
 DATA = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 
 PATHS = [name for name, key in KEYS.items() if key.annotation == OptionalPath]
-WRITTEN = ("record_file", "gossip_state_file")
+WRITTEN = ("record_file", "gossip_state_file", "limit_state_file")
 
 
 def checked(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
