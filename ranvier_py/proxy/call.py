@@ -14,7 +14,7 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.estimates import Estimate
 from ranvier_py.core.access.limits.limiter import Grant
-from ranvier_py.core.access.limits.meters import IdentityMeters
+from ranvier_py.core.access.limits.meters import IdentityMeters, Meter
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
@@ -122,6 +122,7 @@ class Reservation:
     meters: IdentityMeters
     settle: Callable[[Call], None]  # called once, when the call ends
     grants: list[Grant] = field(default_factory=list)
+    taken: Sequence[Meter] = ()  # of which tokens are reserved
     estimate: Estimate | None = None  # of its tokens, once they are reserved
     cost: ModelCost | None = None  # of a token of the model
     ends: AnswerEnds | None = None  # of the latest answer

@@ -112,6 +112,7 @@ class Pipeline:
         """Hold requests to the limits of their keys."""
         self._first = (*self._first, reserve.begin)
         self._rest = (*self._rest[:-1], reserve, self.forward)
+        self.resolve.again = (*self.resolve.again, reserve)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits

@@ -71,16 +71,20 @@ class ReserveStage:
         return self._reserve(call.reservation, meters.first, NOTHING, NOTHING)
 
     def __call__(self, call: Call) -> Steps[None] | None:
-        """Reserve tokens. Raises LimitReached, LargerThanLimit."""
+        """Reserve tokens; where another model is asked instead, of what counts that one alone. Raises LimitReached,
+        LargerThanLimit."""
         held = call.reservation
         if held is None:
             return None
         prompt, request = call.read.prompt, call.read.request
         meters = held.meters.of(prompt.model)
-        if not meters:
-            return None
         if held.meters.counts_cost:
             held.cost = (call.named.served.first("cost") if call.named is not None else None) or ONE
+        if held.taken:
+            meters = tuple(each for each in meters if each not in held.taken)
+        if not meters:
+            return None
+        held.taken = (*held.taken, *meters) if held.taken else meters
         cached = float(call.match.holders[0].tokens) if call.match.holders else 0.0
         held.estimate = self.estimates.of(
             prompt, request.body, held.tenant, cached, held.cost, answers=request.path in GENERATES

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
+from tests.node.access.test_limits_of_requests import counted
 from tests.node.node_lab import lab
 from tests.node.test_model_fallbacks import FULL
 from tests.node.test_models_by_name import Named
+from tests.proxy.wire import answer
 
 TENANTS = '[[tenant]]\nname = "gold"\n[[tenant]]\nname = "plain"\n'
 
@@ -69,3 +71,19 @@ async def test_a_fallback_must_be_permitted_to_the_key_by_its_own_name(tmp_path:
             )
             empty = await asked(node, bearer(RED), model="e")
             assert empty.status_code == (200 if "dear" in models or not models else 404)
+
+
+async def test_a_fallback_counts_for_the_limits_of_its_own_model_and_at_its_own_cost(tmp_path: Path) -> None:
+    """What is spent of them refuses it, too; the first model took nothing."""
+    tables = [{"name": "a", "to": "main", "fallback": ["dear"]}, {"name": "dear", "cost": {"input": 2, "output": 4}}]
+    models = '[[tenant.model_limits]]\nmodels = "dear"\ntokens_per_minute = 400\n'
+    tenant = f'[[tenant]]\nname = "gold"\nbudget = [{{amount = 10000, window = "hour", unit = "cost"}}]\n{models}'
+    file = keys_file(tmp_path, key_lines(RED, tenant="gold"), tenant)
+    main, dear = Named("main", reply=FULL[0]), Named("dear", reply=answer(counted(100, 50)))
+    async with lab(main, dear, model=tables, keys_file=file) as node:
+        for _ in range(2):
+            answered = await asked(node, bearer(RED), model="a", max_tokens=20)
+            assert (answered.status_code, answered.headers["x-ranvier-model"]) == (200, "dear")
+        view = await node.ask("/admin/access")
+        used = {limit["limit"]: limit["used"] for scope in view["limits"].values() for limit in scope["limits"]}
+        assert sorted(used.values()) == [300, 800], used
