@@ -35,7 +35,7 @@ async def test_a_key_revoked_on_one_node_is_refused_on_all_even_after_all_have_r
         await second.sees(1)
         assert [await statuses(node) for node in (first, second)] == [[200, 200]] * 2
         order = {"id": "red", "hours": 1}
-        with trio.fail_after(1.0):
+        with trio.fail_after(3.0):  # a second, and two for a machine that is busy
             answer = await first.http.post(f"{first.control}/admin/access/revoke", json=order)
             assert answer.status_code == 200, answer.text
             await until(second, [401, 200])

@@ -12,7 +12,7 @@ import pytest
 from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS, REALTIME_PATH
 from tests.examples import some
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
-from tests.node.node_lab import Node, lab, turn
+from tests.node.node_lab import Lab, Node, lab, opened, turn
 from tests.node.test_whose_answers import APIS
 from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import GOOD, Scripted, answer
@@ -178,3 +178,35 @@ async def test_an_answer_that_another_key_of_the_tenant_got_is_not_given_for_a_m
         assert found[1].headers["x-cache"] == "HIT"
         shared = [await asked(node, bearer(key), path, body) for key in (BLUE, RED)]
         assert [each.headers["x-cache"] for each in shared] == ["MISS", "HIT"]
+
+
+ALIASED = [{"name": "gpt-4o", "to": {"lab-model": 1.0}}]
+
+
+async def test_a_key_may_use_an_alias_by_its_name_or_by_that_of_its_model(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, key_lines(RED, models=["gpt-*"]), key_lines(BLUE, models=["lab-model"]))
+    async with lab(engine_of(), keys_file=path, model=ALIASED) as node:
+        lists, statuses = {}, {}
+        for key in (RED, BLUE):
+            response = await node.http.get(f"{node.url}/v1/models", headers=bearer(key))
+            lists[key] = sorted(card["id"] for card in response.json()["data"])
+            statuses[key] = [
+                (await asked(node, bearer(key), model=name)).status_code for name in ("gpt-4o", "lab-model", "other")
+            ]
+            for name in ("gpt-4o", "lab-model", "other"):
+                one = await node.http.get(f"{node.url}/v1/models/{name}", headers=bearer(key))
+                assert (one.status_code == 200) == (name in lists[key])
+    assert lists == {RED: ["gpt-4o"], BLUE: ["gpt-4o", "lab-model"]}
+    assert statuses == {RED: [200, 404, 404], BLUE: [200, 200, 404]}
+
+
+async def test_a_hosted_provider_gets_the_nodes_key_and_no_other(tmp_path: Path) -> None:
+    engine = engine_of()
+    async with opened(Lab, 0, 60) as place:
+        place.engines = [f"{await place.listen(engine.serve)},hosted=yes"]
+        node = await place.start(keys_file=some_models(tmp_path), backend_api_key="the-key-of-the-provider")
+        fields = {**bearer(RED), "x-api-key": RED}
+        assert (await asked(node, fields)).status_code == 200
+    (head,) = engine.heads
+    assert b"authorization: Bearer the-key-of-the-provider\r\n" in head
+    assert b"rk-" not in head
