@@ -68,6 +68,18 @@ async def test_an_adapter_is_served_as_soon_as_an_engine_has_loaded_it_by_every_
 
 
 @pytest.mark.parametrize("owner", [VLLM, SGLANG])
+async def test_equal_prompts_for_a_model_and_its_adapters_share_no_prefix(owner: str) -> None:
+    long = {"messages": [{"role": "user", "content": "Which shelf has the atlases of this library? " * 30}]}
+    async with Place({"owner": owner, "models": ("base", "one", "two")}, debug_headers=True) as node:
+        names = ["base", SEEN_BY[owner].format("one"), SEEN_BY[owner].format("two")]
+        for round_ in range(2):
+            for name in names:
+                answered = await asked(node, b"/v1/chat/completions", name, **long)
+                assert answered.status_code == 200, answered.text
+                assert (int(answered.headers["x-ranvier-matched-tokens"]) > 0) is (round_ == 1), name
+
+
+@pytest.mark.parametrize("owner", [VLLM, SGLANG])
 async def test_an_adapter_that_one_of_two_engines_has_unloaded_is_served_by_the_other(owner: str) -> None:
     """No client sees the refusal, and from the first one on the engine's list is known anew."""
     async with Place(*[{"owner": owner, "models": ("base", "tuned")}] * 2, policy="round_robin") as node:
