@@ -120,11 +120,14 @@ UNREAD: Signature = (0, 0, 0)
 
 
 class FollowedFile:
-    """A file that is read again when it changes. `trouble`: why it could not be, if so."""
+    """A file that is read again when it changes. `trouble`: why it could not be, if so. `settles`: only once two looks
+    have found the same change, since a part of it would be a good file, too."""
+
+    settles = False
 
     def __init__(self, path: Path, *, interval_s: float = LOOK_INTERVAL_S) -> None:
         self.path, self.interval_s, self.trouble = path, interval_s, ""
-        self._signature = signature_of(path)  # before reading: a change in between is seen later
+        self._signature = self._seen = signature_of(path)  # before reading: a change in between is seen later
         self._asked = trio.Event()
 
     async def read(self) -> None:
@@ -150,9 +153,11 @@ class FollowedFile:
     async def look(self, *, asked: bool = False) -> None:
         """Read the file again if it changed, or if `asked` to."""
         signature = await trio.to_thread.run_sync(signature_of, self.path, abandon_on_cancel=True)
-        if signature == self._signature and not asked:
+        before, self._seen = self._seen, signature
+        if not asked and (signature == self._signature or (self.settles and signature != before)):
             return
-        self._signature = signature and UNREAD
+        is_large = signature is not None and signature[1] > FILE_BYTES_MAX  # to be read in vain again and again
+        self._signature = signature if is_large else signature and UNREAD
         try:
             await self.read()
         except ConfigError as error:

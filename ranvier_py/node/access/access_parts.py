@@ -62,6 +62,8 @@ class KeysFileCounters:
 class KeysFile(FollowedFile):
     """A file of keys; `users` take its table. `kind`: the key of the configuration that names it."""
 
+    settles = True
+
     def __init__(self, path: Path, kind: str, *users: Callable[[KeyTable], object]) -> None:
         super().__init__(path)
         self.counters = KeysFileCounters()
@@ -69,6 +71,8 @@ class KeysFile(FollowedFile):
 
     async def read(self) -> None:
         table, counters = await read_keys(self.path, self._kind), self.counters
+        if counters.keys and not table:
+            raise ConfigError([f"{self._kind}: {self.path} has no key any more: is it being written?"])
         for use in self._users:
             use(table)
         counters.keys, counters.tenants = len(table), len(table.tenants)

@@ -19,6 +19,7 @@ from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access import key_reader
+from ranvier_py.node.access.access_parts import KeysFile
 from ranvier_py.node.access.key_reader import SMALL_BYTES, read_keys
 from ranvier_py.node.run_node import run
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
@@ -77,6 +78,38 @@ async def test_a_file_with_an_error_changes_nothing_and_its_line_is_in_the_log_a
         replaced(path, key_lines(BLUE))
         assert (await node.until("/admin/access", lambda view: not view["trouble"]))["keys"]["count"] == 1
         assert [await status(node, key) for key in (RED, BLUE)] == [401, 200]
+
+
+async def test_a_file_that_is_being_written_is_taken_once_it_stays_as_it_is_and_never_without_any_key(
+    tmp_path: Path,
+) -> None:
+    path = keys_file(tmp_path, key_lines(RED))
+    file = KeysFile(path, "keys_file", (found := []).append)
+    await file.read()
+    path.write_text(key_lines(BLUE))
+    for text in (key_lines(BLUE), key_lines(BLUE) + "\n", key_lines(BLUE) + key_lines(RED)):
+        path.write_text(text)
+        await file.look()
+        assert len(found) == 1
+    await file.look()
+    assert [len(table) for table in found] == [1, 2]
+    path.write_text("")
+    for _ in range(3):
+        await file.look()
+    assert "has no key any more" in file.trouble
+    path.write_text(key_lines(RED))
+    await file.look(asked=True)
+    assert [len(table) for table in found] == [1, 2, 1]
+
+
+async def test_a_large_file_with_an_error_is_not_read_again_until_it_changes(tmp_path: Path) -> None:
+    path = many_keys(tmp_path, 1200, 20)
+    file = KeysFile(path, "keys_file", lambda _: None)
+    await file.read()
+    path.write_text(path.read_text() + "[[key]]\n")
+    for _ in range(5):
+        await file.look()
+    assert file.counters.file_failures == 1
 
 
 async def test_a_node_does_not_start_with_a_file_that_has_an_error(tmp_path: Path) -> None:
