@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, UNCOUNTED_BYTES_MAX, members_at
+from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, UNCOUNTED_BYTES_MAX, members_at, object_of
 
 WALKED_BYTES_MAX = PARSED_BYTES_MAX  # one text of that length is one step
 PORTION = 20_000  # texts and brackets: names of members, which take longest, in 25 ms
+NEAR_BYTES = 1024
 SCALAR_BYTES_MAX = 8192  # longer texts are no name of a model
 
 TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+'
@@ -64,6 +65,10 @@ class OuterValues:
         """Return where the value of a member begins; 0 if it is not found."""
         quoted, body = b'"%b"' % name.encode(), self.body
         if self._all is None and quoted in body:
+            first = body.find(quoted, 0, NEAR_BYTES)
+            if first > 0 and body.find(quoted, first + 1) < 0 and object_of(body[:first] + b'"":0}') is not None:
+                colon = COLON.match(body, first + len(quoted))  # the only one, as clients mostly write it
+                return colon.end() if colon is not None else 0
             for place, _ in members_at(body, quoted):
                 if (colon := COLON.match(body, place + len(quoted))) is not None:
                     return colon.end()

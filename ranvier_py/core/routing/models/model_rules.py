@@ -5,7 +5,7 @@ shorter one. A glob with targets is for what clients ask for, and no engine list
 its own table has led to it: then it is the engines' model. Which of several targets serves follows from a hash of chat
 and target (`share_of`): all nodes agree without state, a chat keeps its model, and other weights move only the share
 that changed. Invariant: no name leads back to itself, since such tables are refused (test_model_rules.py).
-Bounds: TABLES_MAX, DEPTH_MAX, CHAIN_MAX.
+Bounds: TABLES_MAX, KEPT_MAX, DEPTH_MAX, CHAIN_MAX.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.bounded import BoundedDict
 
 TABLES_MAX = 1024
+KEPT_MAX = 1024  # chains that are not looked for anew: of a name with a tenant
 DEPTH_MAX = 16  # tables that lead to one another
 CHAIN_MAX = 8  # models that serve one request at most: each has retries of its own
 
@@ -115,6 +117,8 @@ class ModelTable:
         self.rules = rules
         self.targets = frozenset(target for rule in rules for target in rule.targets)
         self._all, self._of_tenants = TenantRules(), dict[str, TenantRules]()
+        self._kept: BoundedDict[tuple[str, str], Sequence[Served]] = BoundedDict(KEPT_MAX)  # chains without shares
+        self._listed: Collection[str] = ()  # with which those were found
         for rule in rules:
             for tenant in rule.tenants:
                 self._of_tenants.setdefault(tenant, TenantRules()).add(rule)
@@ -133,14 +137,28 @@ class ModelTable:
         """Return the models that serve a name, in the order in which they are asked, each once; none without a table.
 
         `key`: what tells one chat from others, asked for only where targets have shares."""
+        if listed is not self._listed:
+            self._kept.clear()
+            self._listed = listed
+        if (kept := self._kept.get((name, tenant))) is not None:
+            return kept
         if self.find(name, tenant, listed) is None:
             return ()
         found: dict[str, Served] = {}
-        for served in self._reached(name, tenant, listed, lambda rule: (share_of(rule.to, key()),), set()):
+        shares = list[str]()
+
+        def chosen(rule: ModelRule) -> Sequence[str]:
+            shares.append(share_of(rule.to, key()))
+            return shares[-1:]
+
+        for served in self._reached(name, tenant, listed, chosen, set()):
             found.setdefault(served.model, served)
             if len(found) == CHAIN_MAX:
                 break
-        return tuple(found.values())
+        chain = tuple(found.values())
+        if not shares:  # it is the same for every chat
+            self._kept[name, tenant] = chain
+        return chain
 
     def reachable(self, name: str, tenant: str = "", listed: Collection[str] = ()) -> Sequence[Served]:
         """Return all models that may ever serve a name, those with the greatest shares first."""

@@ -94,6 +94,14 @@ def test_a_chain_has_each_model_once_those_of_fallbacks_behind() -> None:
     assert chain(made, "a") == ["b1", "b2", "e", "d"]
 
 
+def test_a_chain_that_was_found_is_found_anew_once_engines_list_other_models() -> None:
+    made, first, second = table(rule("a-*", "b"), rule("c", "d", "e")), {"x": None}, {"a-1": None}
+    for _ in range(2):
+        assert [chain(made, "a-1", "", first), chain(made, "a-1", "", second)] == [["b"], []]
+    keys = [b"%d" % number for number in range(20)]
+    assert {made.chain("c", "", first, lambda key=key: key)[0].model for key in keys} == {"d", "e"}  # type: ignore[misc]
+
+
 def test_a_chain_is_bounded_and_so_is_the_work_of_finding_it() -> None:
     """Each of twenty tables leads to all those behind it, on a million ways."""
     names = [f"m{number}" for number in range(20)]
