@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, NamedTuple
@@ -46,12 +46,17 @@ LAST_WRITE_S = 1.0  # a stalled reader must not delay the end of the process
 WRITE_BYTES_MAX = select.PIPE_BUF  # so that lines of several processes in one pipe do not mix
 
 BARE_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII but blank, quote and equals sign
-BARE_WORDS = re.compile(rf"(?:[!#-<>-~]{{1,{TEXT_CHARACTERS_MAX}}}(?:\n|$))+")  # one on each line, none too long
 BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',;]+")
 BLACK = "***"
 
+COMMON_WORDS_MAX = 512  # of a node's paths, engines, reasons and outcomes: half a megabyte at most
+
 requests_log = logging.getLogger("ranvier_py.requests")
 own_log = logging.getLogger(__name__)
+
+COMMON_END, NUMBERS_END = (RequestSummary._fields.index(last) + 1 for last in ("source", "sent_bytes"))
+COMMON_FIELDS, NUMBERS = RequestSummary._fields[1:COMMON_END], RequestSummary._fields[COMMON_END:NUMBERS_END]
+REQUEST_TEXT = f" info {requests_log.name} request id=%s %s " + " ".join(f"{name}=%s" for name in NUMBERS)
 
 
 @dataclass(slots=True)
@@ -107,6 +112,15 @@ def line_handlers() -> list[LineHandler]:
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
 
 
+def forked() -> None:
+    """Leave to the parent of this process what waits there."""
+    for handler in line_handlers():
+        handler.begin()
+
+
+os.register_at_fork(after_in_child=forked)
+
+
 def request_line() -> Callable[[RequestSummary], object] | None:
     """Return the function that logs a request as one line; None without a set-up, or if info is not logged."""
     if not requests_log.isEnabledFor(logging.INFO):
@@ -136,8 +150,8 @@ def announce(text: str) -> None:
 class LineHandler(logging.Handler):
     """Queues each record to be written as one line with secrets masked. `emit` never waits and never raises.
 
-    Each process starts its thread with its first line, so a fork takes along neither the thread nor waiting lines: the
-    parent writes those.
+    Each process starts its thread with its first line. A fork takes along neither the thread nor waiting lines, which
+    the parent writes (`forked`).
     """
 
     def __init__(self, descriptor: int | None, form: str, secrets: Sequence[str] = ()) -> None:
@@ -148,7 +162,7 @@ class LineHandler(logging.Handler):
         self.change(form, secrets)
         self._log_limit = LogLimit()
         self._second = (-1, "")  # of the last line, and how it is spelled
-        self._begin(0)
+        self.begin()
 
     def change(self, form: str, secrets: Sequence[str]) -> None:
         """Use this form from now on, and mask these secrets and those of the call before."""
@@ -157,8 +171,9 @@ class LineHandler(logging.Handler):
         self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # old ones may still be logged
         self._latest_secrets = spelled
 
-    def _begin(self, process: int) -> None:
-        self._process = process
+    def begin(self) -> None:
+        """Begin with an empty queue and no thread."""
+        self._has_thread = False
         self._queue: SimpleQueue[tuple[Callable[[], str], int]] = SimpleQueue()
         self._counters = LogCounters()
         self._queued_bytes = self._written_bytes = 0  # each has one writer: threads that log, and the writing thread
@@ -190,8 +205,8 @@ class LineHandler(logging.Handler):
 
     def put(self, make: Callable[[], str], size: int) -> None:
         """Queue a line of about this many bytes; the writing thread calls `make` for its text."""
-        if self._process != os.getpid():
-            self._begin(os.getpid())
+        if not self._has_thread:
+            self._has_thread = True
             with suppress(RuntimeError):  # no more threads: lines wait until they are dropped
                 start_without_signals(Thread(target=self._run, name="logs", daemon=True))
         size += ENTRY_BYTES
@@ -205,7 +220,7 @@ class LineHandler(logging.Handler):
         """Wait until all lines so far are written, for at most LAST_WRITE_S."""
         until = time.monotonic() + LAST_WRITE_S
         self._hurried.set()
-        while self._process == os.getpid() and self._written_bytes < self._queued_bytes and time.monotonic() < until:
+        while self._has_thread and self._written_bytes < self._queued_bytes and time.monotonic() < until:
             time.sleep(FLUSH_LOOK_S)
 
     def close(self) -> None:
@@ -293,14 +308,19 @@ def text_event(record: logging.LogRecord) -> str:
 
 
 def text_request(summary: RequestSummary) -> str:
-    *values, key_id, tenant, asked, model, error = summary
-    if BARE_WORDS.fullmatch("\n".join([value for value in values if type(value) is str])):
-        line = REQUEST_TEXT % tuple(values)
-    else:
-        line = REQUEST_TEXT % tuple(map(text_value, values))
+    *_, key_id, tenant, asked, model, error = summary
+    common = summary[1:COMMON_END]
+    words = common_words(*common) if len(summary.path) <= TEXT_CHARACTERS_MAX else common_words.__wrapped__(*common)
+    line = REQUEST_TEXT % (text_value(summary.id), words, *summary[COMMON_END:NUMBERS_END])
     line = f"{line} key_id={text_value(key_id)} tenant={text_value(tenant)}" if tenant else line
     line = f"{line} asked={text_value(asked)} model={text_value(model)}" if asked else line
     return f"{line} error={text_value(error)}" if error else line
+
+
+@lru_cache(COMMON_WORDS_MAX)
+def common_words(*values: object) -> str:
+    """Return what many lines have in common: from the method to what the decision rests on."""
+    return " ".join([f"{name}={text_value(value)}" for name, value in zip(COMMON_FIELDS, values, strict=True)])
 
 
 def json_event(record: logging.LogRecord) -> str:
@@ -334,7 +354,6 @@ class Form(NamedTuple):
     request: Callable[[RequestSummary], str]
 
 
-REQUEST_TEXT = f" info {requests_log.name} request " + " ".join(f"{name}=%s" for name in RequestSummary._fields[:-5])
 TEXT = Form("", text_event, text_request)
 JSON = Form('{"time":"', json_event, json_request)
 
