@@ -1,4 +1,4 @@
-"""docs/access.md leads from nothing to three tenants: its commands are run as they stand there."""
+"""docs/access.md leads from nothing to three tenants with limits: its commands are run as they stand there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-async def test_its_commands_lead_to_three_tenants(tmp_path: Path) -> None:
+async def test_its_commands_lead_to_three_tenants_with_limits(tmp_path: Path) -> None:
     makes, rest = commands()[:3], commands()[3:]
     serve = next(each for each in rest if each.startswith("ranvier serve"))
     asks = [each for each in rest if each.startswith("curl")]
@@ -53,8 +53,8 @@ async def test_its_commands_lead_to_three_tenants(tmp_path: Path) -> None:
         ((public, _),) = ANNOUNCED.findall(await first_lines(process))
         answers = [json.loads(await shell(each.replace("localhost:8080", public), tmp_path)) for each in asks]
         assert [[card["id"] for card in each["data"]] for each in answers] == [[MODEL], [MODEL]]
-        eve = {"authorization": "Bearer " + (tmp_path / "eve.key").read_text().strip()}
-        for headers, status in ((eve, 404), ({}, 401)):
-            body = {"model": MODEL, "prompt": "a"}
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 4}
+        for name, status, limit in (("ann", 200, "600"), ("bob", 200, "600"), ("eve", 404, None), ("", 401, None)):
+            headers = {"x-api-key": (tmp_path / f"{name}.key").read_text().strip()} if name else {}
             found = await place.http.post(f"http://{public}/v1/completions", headers=headers, json=body)
-            assert found.status_code == status
+            assert (found.status_code, found.headers.get("x-ratelimit-limit-requests")) == (status, limit)
