@@ -24,7 +24,7 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, RENAMED, flag_of, keys_of, variable_of
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
-from ranvier_py.config.model_tables import ModelSpec, with_keys
+from ranvier_py.config.model_tables import ModelSpec, problems_among, with_keys
 from ranvier_py.config.model_tables import problems as model_problems
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.config.secret_files import read_secret_file
@@ -176,6 +176,8 @@ def checked(found: FoundValues) -> Config:
         except ValidationError as error:
             for item in error.errors():
                 found.add(place((name, *item["loc"])), reworded(item))
+            for item_name, message in problems_among(value) if name == "model" else ():
+                found.add(item_name, message)
             continue
         if not fits(value, limits):
             found.add(name, f"must be {expected(limits)}")

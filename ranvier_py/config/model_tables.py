@@ -7,6 +7,7 @@ to themselves. Whether an engine serves a target shows only while the node runs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
     Field,
     SecretStr,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -171,6 +173,17 @@ def problems(specs: Sequence[ModelSpec]) -> Iterator[tuple[tuple[str, ...], str]
     elif specs:
         for number, message in ModelTable([spec.rule for spec in specs]).problems():
             yield (f"model[{number}]",), message
+
+
+def problems_among(tables: object) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong between those of these tables that are each good, where others are not."""
+    found = dict[int, ModelRule]()
+    for number, table in enumerate(tables if isinstance(tables, list | tuple) else ()):
+        with suppress(ValidationError, ValueError):
+            found[number] = ModelSpec.model_validate(model_fields(table)).rule
+    numbers = list(found)
+    for place, message in ModelTable(list(found.values())).problems():
+        yield f"model[{numbers[place]}]", message
 
 
 def with_keys(specs: Sequence[ModelSpec], add: Any) -> tuple[ModelSpec, ...]:
