@@ -33,6 +33,7 @@ def limits_view(limiter: Limiter, now: float) -> dict[str, Any]:
             for scope in order[:SHOWN_MAX]
         },
         "limited": len(scopes),
+        "nodes": 1 + len(limiter.peers.live),
         "vanished_nodes": len(limiter.peers.vanished),
     }
 
