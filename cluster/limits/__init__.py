@@ -1,0 +1,1 @@
+"""A limit over simulated clusters, and how it is measured."""

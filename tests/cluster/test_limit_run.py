@@ -1,0 +1,34 @@
+"""A limit of tokens a minute over whole simulated clusters, with four fifths of the clients at one node, who ask for
+twice as much: however many nodes there are, whatever is lost, cut or killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.limits.limit_run import RESERVED, LimitCase, LimitRun
+
+SHARE = RESERVED / LimitCase().per_minute  # of the limit, that one request reserves
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("nodes", [4, *[pytest.param(nodes, marks=SLOW) for nodes in (1, 8, 32)]])
+def test_no_minute_has_more_than_the_limit_and_nothing_is_left_while_somebody_waits(nodes: int) -> None:
+    found = LimitRun(LimitCase(nodes, for_s=200.0), 1).go()
+    assert found.served_most <= 1.02
+    assert found.held_mean >= 0.98 - SHARE
+    assert found.false < 0.01 * found.requests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_a_partition_of_half_a_minute_never_doubles_the_limit(nodes: int) -> None:
+    found = LimitRun(LimitCase(nodes, cut_s=150.0, for_s=270.0), 2).go()
+    assert found.served_most <= 1.05
+    assert found.held_mean >= 0.98 - SHARE
+
+
+@pytest.mark.slow
+def test_a_killed_node_costs_no_more_than_its_share() -> None:
+    found = LimitRun(LimitCase(4, kill_s=150.0), 1).go()
+    assert found.served_most <= 1.02
+    assert found.held_mean >= 0.85
