@@ -26,7 +26,7 @@ KEPT_MAX = 1024  # chains that are not looked for anew: of a name with a tenant
 DEPTH_MAX = 16  # tables that lead to one another
 CHAIN_MAX = 8  # models that serve one request at most: each has retries of its own
 
-GLOB = re.compile(r"[*?\[]")
+GLOB = re.compile(r"[*?]")  # brackets are part of names
 
 EMPTY, OVERLOADED, ERROR, TIMEOUT, TOO_LONG = "empty", "overloaded", "error", "timeout", "too_long"
 KINDS = (EMPTY, OVERLOADED, ERROR, TIMEOUT, TOO_LONG)
@@ -99,7 +99,7 @@ class TenantRules:
 
     def add(self, rule: ModelRule) -> None:
         if GLOB.search(rule.name):
-            self.globs.append((re.compile(translate(rule.name)), rule))
+            self.globs.append((re.compile(translate(rule.name.replace("[", "[[]"))), rule))
             self.globs.sort(key=lambda each: -len(each[1].name))
         self.names.setdefault(rule.name, rule)
 

@@ -35,6 +35,12 @@ def test_a_name_goes_before_a_glob_and_a_longer_glob_before_a_shorter_one() -> N
         assert served == {"x": ["any"], "claude-haiku": ["qwen"], "claude-opus-5": ["big"], "claude-opus-4": ["four"]}
 
 
+def test_brackets_are_part_of_names_in_globs_too() -> None:
+    made = table(rule("claude-*[1m]", "long[v2]"), rule("a[b]", "c"))
+    names = ("claude-opus[1m]", "claude-opus1", "a[b]", "ab")
+    assert [chain(made, name) for name in names] == [["long[v2]"], [], ["c"], []]
+
+
 def test_a_name_without_a_table_is_left_alone() -> None:
     made = table(rule("a", "b"), rule("c-*", "d"))
     assert [chain(made, name) for name in ("b", "x", "c", "A", "")] == [[], [], [], [], []]
