@@ -20,6 +20,7 @@ import trio
 from trio.lowlevel import wait_writable
 
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
+from ranvier_py.core.answers.chunked import in_chunk
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
 from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
@@ -300,7 +301,3 @@ def without_personal(head: HttpResponseHead) -> HttpResponseHead:
 def codings_of(request: HttpRequest) -> list[bytes]:
     """Return a client's accept-encoding fields."""
     return [value for name, value in request.headers if name.lower() == b"accept-encoding"]
-
-
-def in_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -18,6 +18,8 @@ TRAILER_LINES_MAX = 64
 """Trailer lines of one message: fewer than the fields of a head, since nobody needs more."""
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+LAST_CHUNK = b"0\r\n\r\n"
+
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + TOKEN + rb"(?:=(?:" + TOKEN + rb'|"[^"\\\r\n\0]*"))?)*\r\n')
 DIGITS = re.compile(rb"[0-9A-Fa-f]{1,16}")
 END = re.compile(rb"\r\n")  # of a chunk
@@ -114,6 +116,11 @@ class ChunkedReader:
         if len(line) > LINE_BYTES_MAX or b"\n" in line or (self._pattern is END and line != b"\r"):
             raise ChunkError("malformed chunk")
         self._held = line
+
+
+def in_chunk(data: bytes) -> bytes:
+    """Return data as a chunk; nothing for nothing, since an empty chunk is the last one."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def payload_of(data: bytes) -> bytes:

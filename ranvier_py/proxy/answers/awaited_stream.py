@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator
 
 from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, end_of_events
 from ranvier_py.core.answers.answer_reader import HELD_BYTES_MAX, AnswerReader, StreamReader
-from ranvier_py.core.answers.chunked import payload_of
+from ranvier_py.core.answers.chunked import LAST_CHUNK, in_chunk, payload_of
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead
-from ranvier_py.proxy.shared_answer import KEEPALIVE, SharedAnswer, in_chunk
+from ranvier_py.proxy.shared_answer import KEEPALIVE, SharedAnswer
 from ranvier_py.proxy.upstream import Exchange
 
 HELD_S = 5.0
 
 COMMENTS = re.compile(rb"(?:(?::[^\r\n]*+)?+(?>\r\n|\r|\n))++")
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class AwaitedStream:

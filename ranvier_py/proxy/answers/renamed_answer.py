@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ranvier_py.core.answers.chunked import ChunkedReader, unchunked
+from ranvier_py.core.answers.chunked import LAST_CHUNK, ChunkedReader, in_chunk, unchunked
 from ranvier_py.core.answers.model_renames import HELD_BYTES_MAX, ModelRenames
 from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpResponseHead
-
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class RenamedAnswer:
@@ -93,7 +91,3 @@ def with_length(head: HttpResponseHead, length: int) -> HttpResponseHead:
 
 def value_of(head: HttpResponseHead, name: bytes) -> bytes:
     return next((value.lower() for key, value in head.headers if key.lower() == name), b"")
-
-
-def in_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
