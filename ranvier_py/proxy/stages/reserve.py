@@ -116,7 +116,7 @@ class ReserveStage:
         found = self.limiter.reserve(meters, need, time.monotonic(), least=least)
         if isinstance(found, HomeQuestion):
             return self._asked(held, found)
-        take(held, found)
+        self._take(held, found)
         return None
 
     def _asked(self, held: Reservation, question: HomeQuestion) -> Steps[None]:
@@ -127,7 +127,7 @@ class ReserveStage:
             if question.outcome is None:
                 self.limiter.abandon(question, time.monotonic())
         assert question.outcome is not None
-        take(held, question.outcome)
+        self._take(held, question.outcome)
 
     async def _decided(self, question: HomeQuestion) -> None:
         """Wait for the answer of a limit's home, which has ASK_S, and twice that if gossip is late."""
@@ -137,6 +137,14 @@ class ReserveStage:
             await event.wait()
         if question.outcome is None:
             self.limiter.unanswered(question, time.monotonic())
+
+    def _take(self, held: Reservation, outcome: Grant | Refusal) -> None:
+        """Hold what was granted. Raises LimitReached, LargerThanLimit; then nothing counts what was granted before."""
+        if isinstance(outcome, Refusal):
+            for grant in held.grants:
+                self.limiter.release(grant)
+            raise error_of(outcome)
+        held.grants.append(outcome)
 
     # --- what clients see -------------------------------------------------------------------------------------------
 
@@ -163,13 +171,6 @@ def fields_of(meter: Meter, left: int, *, of_anthropic: bool) -> Fields:
     else:
         until = b"%ds" % WINDOW_S if left < meter.amount else b"0s"
     return (limit, b"%d" % meter.amount), (remaining, b"%d" % left), (reset, until)
-
-
-def take(held: Reservation, outcome: Grant | Refusal) -> None:
-    """Hold what was granted. Raises LimitReached, LargerThanLimit."""
-    if isinstance(outcome, Refusal):
-        raise error_of(outcome)
-    held.grants.append(outcome)
 
 
 def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:

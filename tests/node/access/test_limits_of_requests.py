@@ -150,6 +150,14 @@ async def test_a_spent_budget_is_a_quota_that_is_not_to_be_retried(tmp_path: Pat
         assert 0 < int(refused.headers["retry-after"]) <= 3600
 
 
+async def test_a_request_that_is_refused_for_its_tokens_is_none_that_counts(tmp_path: Path) -> None:
+    engine = Scripted(answer(counted(100, 50)))
+    async with limited(tmp_path, engine, requests_per_minute=10, tokens_per_minute=160) as node:
+        answers = [await asked(node, bearer(RED), messages=SHORT) for _ in range(2)]
+        assert [one.status_code for one in answers] == [200, 429]
+        assert left(answers[-1], "requests") == 9
+
+
 async def test_uncached_tokens_leave_out_what_the_engine_had_cached(tmp_path: Path) -> None:
     engine = Scripted(answer(counted(100, 50, cached=80)))
     async with limited(tmp_path, engine, uncached_tokens_per_minute=10_000) as node:

@@ -13,6 +13,7 @@ from ranvier_py.core.access.limits.counts import Count, Counters, CountRow
 from ranvier_py.core.bounded import BoundedDict
 
 DECIDED_MAX = 8192  # each may come several times within the time that it has
+SILENT_S, SILENCES_MAX = 1.0, 2
 
 
 class AskRow(NamedTuple):
@@ -56,3 +57,21 @@ class LimitHome:
         for row, extra in fits:
             row.count.add(row, extra, 0.0, 0.0, now)
         return 0
+
+
+class SilentHomes:
+    """Homes that do not answer: after SILENCES_MAX times in a row, one is not asked for SILENT_S."""
+
+    def __init__(self) -> None:
+        self._silent = BoundedDict[int, tuple[int, float]](1024)
+
+    def has(self, session: int, now: float) -> bool:
+        return now < self._silent.get(session, (0, 0.0))[1]
+
+    def answered(self, session: int) -> None:
+        self._silent.pop(session, None)
+
+    def add(self, session: int, now: float) -> None:
+        """Note that a home did not answer in time."""
+        times = self._silent.get(session, (0, 0.0))[0] + 1
+        self._silent[session] = times, now + SILENT_S if times >= SILENCES_MAX else 0.0

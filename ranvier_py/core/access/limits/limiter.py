@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ranvier_py.core.access.limits.counts import SLOT_S, Count, Counters, LimitRow
-from ranvier_py.core.access.limits.homes import AskRow, LimitHome
+from ranvier_py.core.access.limits.homes import AskRow, LimitHome, SilentHomes
 from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Measure, Meter, ends_at
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.bounded import BoundedDict
@@ -110,7 +110,7 @@ class Limiter:
     def __init__(self, counters: Counters, peers: LimitPeers) -> None:
         self.counts, self.peers = counters, peers
         peers.changed = self._look_again
-        self.home = LimitHome(counters, self._room)
+        self.home, self.silences = LimitHome(counters, self._room), SilentHomes()
         self.counters = LimitCounters()
         self.refusals = BoundedDict[str, ScopeRefusals](SCOPES_MAX)
         self.questions: dict[int, HomeQuestion] = {}
@@ -286,7 +286,7 @@ class Limiter:
         assert home is not None
         self._number = (self._number + 1) & 0xFFFFFFFF
         question = HomeQuestion(self._number, home, grant, near, now + ASK_S, now)
-        if self.peers.is_silent(home.session, now) or len(self.questions) >= QUESTIONS_MAX:
+        if self.silences.has(home.session, now) or len(self.questions) >= QUESTIONS_MAX:
             return self._by_share(question, now)
         self.questions[question.number] = question
         for entry in near:
@@ -308,7 +308,7 @@ class Limiter:
         question = self._closed(number)
         if question is None:
             return
-        self.peers.answered(question.home.session)
+        self.silences.answered(question.home.session)
         full = next((entry for entry in question.asked if entry.meter.id == refused), None)
         increment(self.counters.asked, "refused" if full is not None else "granted")
         self._decide(question, full, now)
@@ -316,7 +316,7 @@ class Limiter:
     def unanswered(self, question: HomeQuestion, now: float) -> None:
         """Decide without the home."""
         self._closed(question.number)
-        self.peers.silent(question.home.session, now)
+        self.silences.add(question.home.session, now)
         if isinstance(self._by_share(question, now), Refusal):
             self._void(question, now)
 

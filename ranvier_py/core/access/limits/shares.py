@@ -18,12 +18,12 @@ from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.splitmix import mix
 
-STALE_S = 1.5  # three intervals of beats: of one in five lost, three in a row once in two minutes
+STALE_S = (
+    2.5  # five beats: at 1.5 s a stream that has to send again makes two nodes decide about one limit for a moment
+)
 VANISHED_S = 3600.0
-FREED_S = 3.0  # after which a session that vanished has no request in flight any more
+FREED_S = 3.0  # of silence, after which a session that vanished has no request in flight any more
 SHARED = 0.9
-SILENT_S = 1.0  # for which a home is not asked that did not answer SILENCES_MAX times in a row
-SILENCES_MAX = 2
 
 
 KEEP, OPEN = "keep", "open"
@@ -52,15 +52,15 @@ class LimitPeers:
         self.keeps = False
         self.changed: Callable[[], object] = lambda: None  # called when nodes vanish or are back
         self.live: Mapping[int, Peer] = {}  # that take part
-        self.vanished: dict[int, float] = {}  # since when
+        self.vanished: dict[int, float] = {}  # since when it is silent
         self.freed: list[int] = []  # sessions that have nothing in flight any more
         self._left, self._name_of = left, name_of
+        self._running: dict[int, float] = {}  # of those that vanished, who may have requests in flight
         self._met: Mapping[int, Peer] = {}
         self._fresh_at: dict[int, float] = {}
         self._names: dict[int, str] = {}
         self._oldest = inf
         self._homes: dict[int, int] = {}
-        self._silent: dict[int, tuple[int, float]] = {}  # homes: silences in a row, and until when they are not asked
 
     def met(self, peers: Sequence[Peer], now: float) -> None:
         """Take the live members."""
@@ -89,8 +89,13 @@ class LimitPeers:
                 del self._fresh_at[session]
                 self._names.pop(session, None)
             elif session not in self.vanished:
-                self.vanished[session] = now
-        self.freed += [one for one, since in self.vanished.items() if 0 <= now - since - FREED_S < 1]
+                self.vanished[session] = self._running[session] = at
+        for session, since in list(self._running.items()):
+            if session not in self.vanished:
+                del self._running[session]
+            elif now - since >= FREED_S:
+                del self._running[session]
+                self.freed.append(session)
         if live != self.live or len(self.vanished) != vanished:
             self.live = live
             self._homes.clear()
@@ -119,19 +124,6 @@ class LimitPeers:
             if len(self._homes) > 4096:
                 self._homes.clear()
         return self.live.get(chosen)
-
-    def is_silent(self, session: int, now: float) -> bool:
-        return now < self._silent.get(session, (0, 0.0))[1]
-
-    def answered(self, session: int) -> None:
-        self._silent.pop(session, None)
-
-    def silent(self, session: int, now: float) -> None:
-        """Note that a home did not answer in time."""
-        times = self._silent.get(session, (0, 0.0))[0] + 1
-        self._silent[session] = times, now + SILENT_S if times >= SILENCES_MAX else 0.0
-        if len(self._silent) > 1024:
-            self._silent.clear()
 
     # --- shares -----------------------------------------------------------------------------------------------------
 
