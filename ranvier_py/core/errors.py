@@ -212,6 +212,12 @@ class UpstreamGarbled(UpstreamError):
     code = "upstream_garbled"
 
 
+class UpstreamEmpty(UpstreamError):
+    """The backend ended an answer of status 200 without any output, and without an error that says why."""
+
+    code = "upstream_empty"
+
+
 class UpstreamTimeout(UpstreamError):
     status, code = 504, "upstream_timeout"
 

@@ -22,6 +22,7 @@ from ranvier_py.core.errors import (
     ConnectFailed,
     NodeExhausted,
     RanvierError,
+    UpstreamEmpty,
     UpstreamError,
     UpstreamHangs,
     UpstreamTimeout,
@@ -231,6 +232,8 @@ def outcome_of_error(error: NodeExhausted | UpstreamError) -> Outcome:
         return Outcome.NOT_SENT
     if isinstance(error, ConnectFailed):
         return Outcome.CONNECT_ERROR
+    if isinstance(error, UpstreamEmpty):
+        return Outcome.SERVER_ERROR
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeout) else Outcome.BROKEN
 
 

@@ -76,18 +76,28 @@ async def test_each_library_sees_nothing_of_failures_within_a_200_while_another_
 
 
 ERRORS = {"chat": "openai APIError", "completion": "openai APIError", "message": "anthropic APIStatusError"}
+SILENT = (FailureForm.EMPTY.value, FailureForm.DONE.value)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_if_all_fail_within_a_200_each_library_sees_what_its_engine_sent(stream: bool) -> None:
     async with lab(engines=1) as node:
-        for form in FORMS if stream else FORMS[:1]:
+        for form in [form for form in FORMS if form not in SILENT] if stream else FORMS[:1]:
             await fail(node, 0, form)
             direct = await seen(node.engines[0], stream=stream)
             assert await seen(node.url, stream=stream) == direct, form
             if stream and form == "first":
                 assert {name: direct[name][0] for name in ERRORS} == ERRORS
                 assert direct["response"] == (f"response.failed {WORDS}",)
+
+
+@pytest.mark.parametrize("form", SILENT)
+async def test_if_all_answer_without_output_each_library_raises_an_error_with_the_reason(form: str) -> None:
+    async with lab(engines=1) as node:
+        await fail(node, 0, form)
+        for name, (kind, words) in (await seen(node.url, stream=True)).items():
+            assert kind == f"{'anthropic' if name == 'message' else 'openai'} InternalServerError"
+            assert "the engine ended its answer without any output" in words
 
 
 async def test_each_library_waits_behind_a_head_and_comments_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ NONE_CAN: dict[str, tuple[list[Step], str]] = {
     "refuses": ([answer(b'{"error":{"message":"too long","type":"x","code":400}}', status=401)], "too long"),
     "full, without words": ([answer(b"", status=503)], "failed"),
     "breaks off": ([CLOSE], "closed"),
-    "has no event": ([STREAM_HEAD + DONE], "failed"),
+    "has no event": ([STREAM_HEAD + DONE], "without any output"),
     "answers as a whole": ([GOOD], "no stream"),
     "answers compressed": (
         [STREAM_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + TOKEN + END],

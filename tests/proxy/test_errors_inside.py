@@ -78,6 +78,12 @@ WHOLE: dict[str, tuple[list[Step], str]] = {
     "empty": ([answer(b"", JSON)], "server_error"),
 }
 CASES = [(True, kind) for kind in STREAMS] + [(False, kind) for kind in WHOLE]
+SILENT = {  # without an error and without output
+    *("comments alone", "no event", "nothing but the end", "nothing behind a role", "nothing behind a start"),
+    "empty",
+}
+SILENT_CASES = [case for case in CASES if case[1] in SILENT]
+GENERATE = {path: QUESTIONS[path] for path in QUESTIONS if path != b"/v1/embeddings"}
 
 
 @pytest.mark.parametrize(("stream", "kind"), CASES)
@@ -120,7 +126,7 @@ async def test_a_compressed_error_within_a_200_is_one_as_well(stream: bool, kind
         assert (await at_rest(node))["outcomes"] == {"success": 1, outcome: 1}
 
 
-@pytest.mark.parametrize(("stream", "kind"), CASES)
+@pytest.mark.parametrize(("stream", "kind"), [case for case in CASES if case[1] not in SILENT])
 async def test_if_all_fail_so_the_client_gets_an_answer_as_it_came_and_nothing_is_learned(
     stream: bool, kind: str
 ) -> None:
@@ -135,6 +141,98 @@ async def test_if_all_fail_so_the_client_gets_an_answer_as_it_came_and_nothing_i
     assert status == 200
     assert (asked(engines), routes["outcomes"], routes["rows"]) == (2, {outcome: 2}, 0)
     assert states == [("closed", None)] * 2
+
+
+async def refused(path: bytes, *steps: Step, engines: int, stream: bool) -> tuple[str, dict[str, Any]]:
+    """The message that the client gets in place of such an answer, in the shape of its API, and the routes."""
+    async with lab(*[Scripted(*steps) for _ in range(engines)], ask_usage=False) as node, await node.wire() as client:
+        for _ in range(2):  # the connection serves on
+            await client.send(question(path, stream=stream))
+            status, headers, body = await client.response()
+            assert (status, headers["content-type"]) == (502, "application/json")
+        routes = await at_rest(node)
+    fields = json.loads(body)
+    assert (fields.get("type") == "error") is (path == b"/v1/messages")
+    assert fields["error"]["type"] == ("api_error" if path == b"/v1/messages" else "server_error")
+    return fields["error"]["message"], routes
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("path", GENERATE)
+@pytest.mark.parametrize(("stream", "kind"), SILENT_CASES)
+async def test_if_all_answer_without_any_output_the_client_gets_an_error_of_ours(
+    stream: bool, kind: str, path: bytes, engines: int, logged: list[RequestSummary]
+) -> None:
+    steps, _ = (STREAMS if stream else WHOLE)[kind]
+    message, routes = await refused(path, *steps, engines=engines, stream=stream)
+    assert message == "the engine ended its answer without any output"
+    assert (set(routes["outcomes"]), routes["rows"]) == ({"server_error"}, 0)
+    assert [(line.status, line.outcome) for line in logged] == [(502, "upstream_empty")] * 2
+
+
+@pytest.mark.parametrize("wbits", [GZIP, zlib.MAX_WBITS])
+@pytest.mark.parametrize(("stream", "kind"), SILENT_CASES)
+async def test_a_compressed_answer_without_any_output_is_the_same_error(stream: bool, kind: str, wbits: int) -> None:
+    steps, _ = (STREAMS if stream else WHOLE)[kind]
+    message, _ = await refused(b"/v1/chat/completions", *packed(steps, wbits), engines=2, stream=stream)
+    assert "without any output" in message
+
+
+@pytest.mark.parametrize("path", GENERATE)
+@pytest.mark.parametrize("steps", [[STREAM_HEAD], [STREAM_HEAD, ROLE], [JSON_HEAD], [answer(b"x" * 9, JSON)[:-9]]])
+async def test_if_all_break_off_before_output_the_client_gets_an_error_of_ours(steps: list[Step], path: bytes) -> None:
+    message, routes = await refused(path, *steps, CLOSE, engines=2, stream=steps[0] is STREAM_HEAD)
+    assert "closed" in message
+    assert set(routes["outcomes"]) == {"broken"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+async def test_beside_an_answer_without_output_the_client_gets_that_of_the_engine_without_room(
+    stream: bool, second: bool
+) -> None:
+    full, silent = (
+        (STREAMS["queue full"][0], STREAMS["no event"][0]) if stream else (WHOLE["queue full"][0], [answer(b"")])
+    )
+    turns = iter([silent, full] if second else [full, silent])
+    async with lab(Scripted(turns=turns), Scripted(turns=turns), ask_usage=False) as node:
+        status, _, body = await answered(node, question(b"/v1/chat/completions", stream=stream))
+    assert (status, b"queue is full" in body) == (200, True)
+
+
+EMPTY_ANSWERS: dict[bytes, tuple[dict[str, Any], dict[str, Any]]] = {  # the last event, and the whole answer
+    b"/v1/chat/completions": (
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}]},
+    ),
+    b"/v1/completions": 2 * ({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]},),
+    b"/v1/messages": (
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 0}},
+        {"type": "message", "role": "assistant", "content": [], "stop_reason": "max_tokens"},
+    ),
+    b"/v1/responses": (
+        {"type": "response.completed", "response": {"status": "completed", "output": [], "error": None}},
+        {"object": "response", "status": "completed", "output": [], "error": None},
+    ),
+    b"/generate": 2 * ({"text": "", "meta_info": {"finish_reason": {"type": "length", "length": 0}}},),
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", EMPTY_ANSWERS)
+async def test_a_finished_answer_may_be_empty(path: bytes, stream: bool) -> None:
+    end, whole = EMPTY_ANSWERS[path]
+    steps = [STREAM_HEAD, event(end), LAST] if stream else [answer(json.dumps(whole).encode(), JSON)]
+    async with lab(Scripted(*steps), Scripted(*steps), ask_usage=False) as node:
+        status, _, body = await answered(node, question(path, stream=stream))
+        assert (status, body) == (200, payload_of(event(end)) if stream else json.dumps(whole).encode())
+        assert (await at_rest(node))["outcomes"] == {"success": 1}
+
+
+async def test_what_generates_nothing_may_be_empty() -> None:
+    async with lab(Scripted(answer(b"", JSON))) as node:
+        assert (await answered(node, question(b"/v1/embeddings")))[::2] == (200, b"")
+        assert (await node.http.get(f"{node.url}/v1/files/f1")).status_code == 200
 
 
 @pytest.mark.parametrize(

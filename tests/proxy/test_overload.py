@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from ranvier_py.core.answers.chunked import payload_of
 from tests.node.node_lab import Node, lab
 from tests.proxy.test_pipeline import asked, at_rest
-from tests.proxy.wire import CLOSE, GOOD, STREAM_HEAD, Scripted, answer, chunk, post
+from tests.proxy.wire import CLOSE, GOOD, STREAM_HEAD, TOKEN, Scripted, answer, chunk, post
 
 FULL = b'{"object":"error","message":"The request queue is full.","type":"service_unavailable"}'
 CHUNKED_503 = b"HTTP/1.1 503 Full\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -137,8 +138,8 @@ async def test_a_long_error_is_relayed_to_its_end() -> None:
 
 
 async def test_a_stream_after_one_without_room_is_relayed_as_it_comes() -> None:
-    stream = STREAM_HEAD + chunk(b'data: {"choices":[]}\n\n') + b"0\r\n\r\n"
+    stream = STREAM_HEAD + TOKEN + b"0\r\n\r\n"
     turns = iter([[WITHOUT_ROOM["overloaded"]], [stream]])
     async with lab(Scripted(turns=turns), Scripted(turns=turns)) as node:
         status, _, body = await answered(node, question(b"/v1/chat/completions", stream=True))
-    assert (status, body) == (200, b'data: {"choices":[]}\n\n')
+    assert (status, body) == (200, payload_of(TOKEN))

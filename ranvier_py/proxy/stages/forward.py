@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ranvier_py.core.answers.answer_ends import AnswerEnds
-from ranvier_py.core.answers.answer_events import Failure
+from ranvier_py.core.answers.answer_events import EMPTY, Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
 from ranvier_py.core.answers.inflated_reader import InflatedReader
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms
 from ranvier_py.core.answers.usage_removal import UsageRemoval
-from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, ResponseLost, UpstreamError
+from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, ResponseLost, UpstreamEmpty, UpstreamError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
+from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -122,10 +123,13 @@ class ForwardStage:
     def _judge(
         self, call: Call, attempt: Attempt, exchange: Exchange, inside: Failure | None, held: bytes | None
     ) -> Steps[Judgement]:
-        """Return what an answer shows of its backend. `inside`: the failure that one of status 200 is."""
+        """Return what an answer shows of its backend. `inside`: the failure that one of status 200 is. Raises
+        UpstreamEmpty instead of one without any output, which some clients would repeat without a pause."""
         if inside is not None:
             attempt.reply.status = inside.status
         if held is not None:
+            if inside is EMPTY and (call.is_open or PATHS[call.read.request.path].reader):
+                raise UpstreamEmpty("the engine ended its answer without any output")
             exchange.put_back(held)  # it may be the last one of several
         judgement = yield from self._failed_tries(call).judge(attempt, exchange, inside)
         if judgement.outcome is not Outcome.SUCCESS:

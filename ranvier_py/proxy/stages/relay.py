@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from ranvier_py.core.answers.answer_events import EMPTY
 from ranvier_py.core.answers.answer_reader import AnswerReader
 from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
@@ -98,7 +97,7 @@ class RelayStage:
         awaited = call.awaited
         if awaited is not None and awaited.is_open:
             held = payload_of(held) if exchange.head.framing == "chunked" else held
-            if not may_follow(exchange.head) or reader.failure is EMPTY:
+            if not may_follow(exchange.head):
                 self.fail(call, held)
                 return
             awaited.begin(exchange, held)
