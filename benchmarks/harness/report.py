@@ -216,6 +216,28 @@ def nodes_processes(result: Result) -> Iterator[Row]:
         )
 
 
+def limits(result: Result) -> Iterator[Row]:
+    lower = 0.98 - 0.041  # what one request reserves is 0.041 of the limit
+    for kind in ("virtual", "processes"):
+        for name, case in result[kind].items():
+            where, most = f"{name}, {kind}", 1.05 if "partition" in name else 1.02
+            is_whole = "partition" not in name and "killed" not in name
+            met = case["served_most"] <= most
+            yield Row(f"{where}: most served in a sliding minute", f"{case['served_most']:.3f}", f"{most}", met)
+            figure, met = (
+                f"{case['served_least']:.3f}; on average {case['served_mean']:.3f}",
+                case["served_least"] >= lower,
+            )
+            yield Row(f"{where}: least served in one", figure, f"{lower:.3f}", met if is_whole else None)
+            if "held_mean" in case:
+                figure, met = f"{case['held_mean']:.3f}", case["held_mean"] >= lower
+                yield Row(
+                    f"{where}: served and reserved, on average", figure, f"{lower:.3f}", met if is_whole else None
+                )
+                share, met = case["false"] / case["requests"], case["false"] <= 0.01 * case["requests"]
+                yield Row(f"{where}: refused falsely", f"{share:.2%}", "1 %", met if is_whole else None)
+
+
 READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
@@ -225,7 +247,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
             replays.replay_speed,
             *(clients, data_plane, request_cost, held_heads, response_cache, decision, tokenize),
             *(residency, gossip_cost),
-            *(convergence, convergence_processes, nodes_processes),
+            *(convergence, convergence_processes, nodes_processes, limits),
         )
     }
 )
