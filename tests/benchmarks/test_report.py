@@ -20,7 +20,8 @@ def test_the_page_is_the_one_that_the_results_make() -> None:
 
 def test_every_result_has_its_reader_and_every_reader_its_benchmark() -> None:
     assert {path.stem for path in RESULTS.glob("*.json")} <= READERS.keys()
-    assert {name for name in READERS if find_spec(f"benchmarks.{name}") is None} == set()
+    benchmarks = {name.removesuffix("_anew") for name in READERS}  # one writes a second file
+    assert {name for name in benchmarks if find_spec(f"benchmarks.{name}") is None} == set()
 
 
 def test_what_misses_its_goal_is_listed_first() -> None:
