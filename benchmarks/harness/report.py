@@ -242,7 +242,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
         for reader in (
-            *(replays.hit_rate, replays.policies, replays.policies_anew, replays.shapes),
+            *(replays.hit_rate, replays.policies, replays.policies_anew, replays.constants, replays.shapes),
             *(replays.stale, replays.engine_caches, replays.route_eviction, replays.nodes),
             *(replays.flash_crowd, replays.marconi, replays.hybrid, replays.replay_speed),
             *(clients, data_plane, request_cost, held_heads, response_cache, decision, tokenize),

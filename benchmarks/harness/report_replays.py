@@ -58,6 +58,20 @@ def policies_anew(result: Result) -> Iterator[Row]:
     return policies(result)
 
 
+def constants(result: Result) -> Iterator[Row]:
+    by_name: dict[str, list[Any]] = {}
+    for row in result["rows"]:
+        by_name.setdefault(row["constant"], []).append(row)
+    for name, changes in by_name.items():
+        figure = "; ".join(
+            f"x {row['times']:g}: {row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f}), over 3 % in "
+            f"{row['over']} of {row['cells']}"
+            for row in changes
+        )
+        goal, met = ("", None) if name == "chance" else ("3 % in every cell", all(not row["over"] for row in changes))
+        yield Row(f"p90 with another `{name}`" if goal else "p90 with other draws of chance", figure, goal, met)
+
+
 def shapes(result: Result) -> Iterator[Row]:
     for name, shape in [*result["shapes"].items(), *result.get("whole_answers", {}).items()]:
         published = ", ".join(f"{key} {value:g}" for key, value in shape["published"].items())
