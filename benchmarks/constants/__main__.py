@@ -4,8 +4,8 @@
 
 `affinity` serves each workload of `workloads.anew` as it is, and again with one constant changed. A figure is the p90
 of the time to first token, as a multiple of that without the change, streamed and as whole answers. `chance` is the
-control: the same constants, and another seed of the policy's draws. Goal: no constant moves any cell by more than 3 %,
-beyond what chance does there.
+control: another seed, which changes nothing where a policy draws nothing, since a replay is exact. Goal: no constant
+moves any cell by more than 3 %.
 """
 
 from __future__ import annotations
