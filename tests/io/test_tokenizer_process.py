@@ -85,9 +85,11 @@ def shared() -> Iterator[Shared]:
     begun: SimpleQueue[Any] = SimpleQueue()
 
     async def serve() -> None:
-        async with running(command=("nice", "-n", "15", *COMMAND), deadline_s=inf) as process:
-            begun.put((process, trio.lowlevel.current_trio_token(), end := trio.Event()))
-            await end.wait()
+        with trio.move_on_after(DEADLINE_S) as starting:  # else the thread, which is waited for, would never end
+            async with running(command=("nice", "-n", "15", *COMMAND), deadline_s=inf) as process:
+                starting.deadline = inf
+                begun.put((process, trio.lowlevel.current_trio_token(), end := trio.Event()))
+                await end.wait()
 
     with ThreadPoolExecutor(1) as threads:
         threads.submit(trio.run, serve)
