@@ -122,7 +122,7 @@ def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         patch.setattr(Codec, "encode", recorded)
         patch.setattr(ChatTokens, "drawn", drawn)
         scenario = load_scenario("kv_late_joiner")
-        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, sim_nodes())
+        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 2, sim_nodes())
         assert run.result().violation is None
         assert Level.EXACT in {
             streams.level(0) for host in run.world.hosts if host.node and (streams := host.node.streams)

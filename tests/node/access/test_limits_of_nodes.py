@@ -14,10 +14,12 @@ import trio
 import trio.lowlevel
 
 from cluster.dns.addresses import free_port
+from ranvier_py.node.access import limit_parts
 from tests.node.access.key_lab import CHAT, RED, bearer, key_lines, keys_file
 from tests.node.access.test_limits_of_requests import counted, limited
 from tests.node.node_lab import BETWEEN_LOOKS_S, ClusterLab, Lab, Node, chat, cluster_lab, opened
 from tests.node.test_reload_of_processes import DEADLINE_S, served, taken_by
+from tests.planted_bugs import Bug, plant
 from tests.proxy.wire import Scripted, answer
 
 TABLE = '[[tenant]]\nname = "acme"\n'
@@ -166,3 +168,19 @@ def amounts(view: dict[str, Any]) -> set[float]:
 async def until(http: httpx.AsyncClient, control: str, holds: Any) -> None:
     while not holds((await http.get(f"{control}/admin/access")).json()):  # noqa: ASYNC110
         await trio.sleep(BETWEEN_LOOKS_S)
+
+
+async def test_a_bug_while_counts_are_saved_is_counted_and_later_ones_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limit_parts, "SAVE_S", 0.01)
+    plant(monkeypatch, limit_parts.__name__, "LimitParts.loop", Bug(1))
+    file, tenant = tmp_path / "limits", 'budget = [{amount = 100000, window = "month"}]'
+    settings = {"limit_state_file": file}
+    async with limited(tmp_path, Scripted(answer(counted(100, 50))), tenant=tenant, settings=settings) as node:
+        while await node.faults() == {}:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
+        size = file.stat().st_size
+        assert (await node.http.post(node.url + CHAT, content=chat(), headers=bearer(RED))).status_code == 200
+        while file.stat().st_size == size:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
