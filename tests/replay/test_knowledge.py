@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -169,8 +170,9 @@ class Learned(NamedTuple):
 
 
 @cache
-def learned(knowledge: KnowledgeName, share: float, policy: str = "affinity", nodes: int = 1) -> Learned:
+def learned(knowledge: KnowledgeName, share: float, policy: str = "affinity", nodes: int = 1, seed: int = 1) -> Learned:
     plan = plan_of(knowledge, share, large(), policy=policy, nodes=nodes, per_request=True, gossip_delay_s=0.05)
+    plan = replace(plan, seed=seed)
     run = make_run(Task(large(), plan))
     run.go()
     assert isinstance(run.placer, Nodes)
@@ -202,7 +204,12 @@ def test_calibration_alone_recovers_half_of_what_events_would(share: float, poli
     assert exact.error < 0.005
     assert nothing.error - calibrated.error >= 0.5 * (nothing.error - exact.error)
     assert calibrated.recall > 0.97
-    assert calibrated.hit_rate > min(nothing.hit_rate, exact.hit_rate) - 0.01
+    seeds = range(2, 4) if nodes > 1 else ()  # what gossip draws moves the hits of one run by a point
+    rates = [
+        fmean([first.hit_rate, *(learned(each, share, policy, nodes, seed).hit_rate for seed in seeds)])
+        for each, first in zip(KNOWLEDGE, (nothing, calibrated, exact), strict=True)
+    ]
+    assert rates[1] > min(rates[0], rates[2]) - 0.01
 
 
 def test_a_cache_that_holds_everything_is_never_doubted() -> None:
