@@ -91,20 +91,20 @@ def head_answers() -> Iterator[AnswerCase]:
 
 
 def stream_answers() -> Iterator[AnswerCase]:
-    def case(name: str, *pieces: bytes) -> AnswerCase:
+    def case(name: str, *pieces: bytes, status: int = 200) -> AnswerCase:
         head = answer(b"content-type: text/event-stream", b"connection: close", body=b"")
-        return AnswerCase(name, (head, *pieces), (200,), stream=True)
+        return AnswerCase(name, (head, *pieces), (status,), stream=True)
 
     done = b"data: [DONE]\n\n"
     delta = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
-    yield case("no events", b"hello")
+    yield case("no events", b"hello", status=502)  # none has any output
     yield case("an event of no JSON", b"data: {\n\n", done)
     yield case("an event that never ends", b"data: " + b"x" * (4 << 20))
     yield case("a hundred thousand empty events", b"data:\n\n" * 100_000, done)
     yield case("events of blanks and line ends", b"\n\r\n\r" * 50_000, done)
     yield case("an event of brackets", b"data: " + b"[" * 100_000 + b"\n\n", done)
     yield case("choices that are none", b'data: {"choices":5}\n\n', b'data: {"choices":[5]}\n\n', done)
-    yield case("a delta that is none", b'data: {"choices":[{"delta":5}]}\n\n', done)
+    yield case("a delta that is none", b'data: {"choices":[{"delta":5}]}\n\n', done, status=502)
     yield case("usage that is none", delta, b'data: {"choices":[],"usage":5}\n\n', done)
     yield case("usage below nothing", delta, b'data: {"choices":[],"usage":{"prompt_tokens":-5}}\n\n', done)
     huge = b'data: {"choices":[],"usage":{"prompt_tokens":%b,"prompt_tokens_details":{"cached_tokens":1e400}}}\n\n'
