@@ -19,7 +19,7 @@ from random import Random
 from struct import pack
 from typing import Any, NamedTuple
 
-from ranvier_py.core.mesh.join_table import JoinTable
+from ranvier_py.core.mesh.join_table import ClockedTable
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, packed, parts_field, unpacked
@@ -66,8 +66,8 @@ class RevocationCounters:
         self.refused.update(dict.fromkeys(("signature", "time", "full"), 0))
 
 
-class Revocations(JoinTable[str, Revocation]):
-    """The revocations that one node knows. `wall_ms` is the time of day at `now`, which the owner repeats."""
+class Revocations(ClockedTable[str, Revocation]):
+    """The revocations that one node knows."""
 
     kinds = (Kind("access", 110, Revoked, (ROWS,), since=5),)
     ROWS_MAX = ROWS_PER_MESSAGE
@@ -83,21 +83,14 @@ class Revocations(JoinTable[str, Revocation]):
         wall_ms: int = 0,
         stored: bytes = b"",
     ) -> None:
-        super().__init__(outbox, rng, now)
+        super().__init__(outbox, rng, now, wall_ms)
         self.counters = RevocationCounters()
         self._key = admin_key
         self._known: dict[str, Revocation] = {}
-        self.set_wall_clock(wall_ms, now)
         self._load(stored, now)
 
     def counted(self) -> Mapping[str, Any]:
         return {"gossip_revocations": self.counters}
-
-    def set_wall_clock(self, wall_ms: int, now: float) -> None:
-        self._wall_ms_before = wall_ms - 1000 * now
-
-    def _wall_ms(self, now: float) -> int:
-        return max(0, round(self._wall_ms_before + 1000 * now))
 
     def is_revoked(self, key_id: str, wall_ms: float) -> bool:
         row = self._known.get(key_id)

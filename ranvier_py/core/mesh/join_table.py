@@ -97,3 +97,20 @@ class JoinTable(Machine, Generic[Key, Row]):
             message = self._message(rows[start : start + self.ROWS_MAX])
             for peer in peers:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+
+
+class ClockedTable(JoinTable[Key, Row]):
+    """A join table whose rows bear times of day. `wall_ms` is that at `now`; the owner repeats it by `set_wall_clock`,
+    as the clock may be corrected."""
+
+    def __init__(self, outbox: list[Outgoing], rng: Random, now: float, wall_ms: int) -> None:
+        super().__init__(outbox, rng, now)
+        self.set_wall_clock(wall_ms, now)
+
+    def set_wall_clock(self, wall_ms: int, now: float) -> None:
+        """Set the time of day at `now`. A wrong clock costs that rows of others are refused, and counted, until it is
+        set right."""
+        self._wall_ms_before = wall_ms - 1000 * now
+
+    def _wall_ms(self, now: float) -> int:
+        return max(0, round(self._wall_ms_before + 1000 * now))

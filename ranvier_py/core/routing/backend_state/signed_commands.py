@@ -18,7 +18,7 @@ from random import Random
 from struct import pack
 from typing import Any, NamedTuple
 
-from ranvier_py.core.mesh.join_table import JoinTable
+from ranvier_py.core.mesh.join_table import ClockedTable
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Codec, Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, parts_field
@@ -115,11 +115,8 @@ class CommandCounters:
         self.refused.update(dict.fromkeys(("signature", "time", "old", "full", "wire"), 0))
 
 
-class SignedCommands(JoinTable[str, Command]):
-    """The commands that one node knows. With an empty `admin_key` none are given or taken.
-
-    `wall_ms` is the time of day at `now`; the owner repeats it by `set_wall_clock`, as the clock may be corrected.
-    """
+class SignedCommands(ClockedTable[str, Command]):
+    """The commands that one node knows. With an empty `admin_key` none are given or taken."""
 
     kinds = (KIND,)
     ROWS_MAX = COMMANDS_PER_MESSAGE
@@ -135,7 +132,7 @@ class SignedCommands(JoinTable[str, Command]):
         wall_ms: int = 0,
         floors: Mapping[int, int] = {},
     ) -> None:
-        super().__init__(outbox, rng, now)
+        super().__init__(outbox, rng, now, wall_ms)
         self.new: list[Command] = []  # to be followed, see `take_new`
         self.counters = CommandCounters()
         self._key = admin_key
@@ -144,7 +141,6 @@ class SignedCommands(JoinTable[str, Command]):
         self._known: dict[str, HeldCommand] = {}
         self._failed: dict[str, Command] = {}  # by URL, until the next try
         self._retry_at = now
-        self.set_wall_clock(wall_ms, now)
 
     def counted(self) -> Mapping[str, Any]:
         return {"gossip_commands": self.counters}
@@ -158,14 +154,6 @@ class SignedCommands(JoinTable[str, Command]):
         known = {digest_of(url): held.command.clock for url, held in self._known.items()}
         latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
         return dict(latest[:FLOORS_MAX])
-
-    def set_wall_clock(self, wall_ms: int, now: float) -> None:
-        """Set the time of day at `now`. A wrong clock costs that commands of others are refused, and counted, until it
-        is set right; one that was taken is kept by the monotonic clock."""
-        self._wall_ms_before = wall_ms - 1000 * now
-
-    def _wall_ms(self, now: float) -> int:
-        return max(0, round(self._wall_ms_before + 1000 * now))
 
     def give(
         self, verb: str, url: str, weight: float, name: str, now: float, options: CommandOptions = NO_OPTIONS
