@@ -70,9 +70,9 @@ def parts_of(
     )
     index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
-    models = ModelLooks(node, polls.poller)
-    access = Access(node, clustering)
-    path = RequestPath(node, IndexedTokenizer(worker, index), asking, polls, responses, clients, models)
+    models, tokens = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index)
+    access = Access(node, clustering, limits := LimitParts(node, clustering))
+    path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner = Learner(worker)
     hang_watch = HangWatch(
@@ -110,7 +110,7 @@ def parts_of(
         calibration,
         reports,
         access,
-        LimitParts(node, path.pipeline, access, clustering),
+        limits,
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]

@@ -71,6 +71,7 @@ class Pipeline:
         cache_control: bool,
         responses: ResponseCache | None,
         mender: BodyMender | None,
+        reserve: ReserveStage | None,
     ) -> None:
         self.report, self.responses = report, responses
         self.serving: dict[int, Call] = {}  # in flight, by descriptor, oldest first
@@ -82,7 +83,8 @@ class Pipeline:
         )
         self.match = MatchStage(router, limits, tokenizer)
         models = ModelStage(router.registry, look_for)
-        self.resolve = ResolveStage(router, models, limits, (self.read, self.match))
+        reserving = () if reserve is None else (reserve,)
+        self.resolve = ResolveStage(router, models, limits, (self.read, self.match, *reserving))
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see)
         self.forward = ForwardStage(
@@ -99,20 +101,16 @@ class Pipeline:
         self._first: Sequence[Stage] = (
             partial(identify, ids),  # behind it a request is to be admitted, by what its head says
             partial(answer_ourselves, self.resolve),
+            *(each.begin for each in reserving),
         )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
             self.read,  # strips and mends
             AdmitStage(router.registry.pools.names),
             models,
             self.match,
+            *reserving,
             self.forward,  # plans, relays and learns leg by leg
         )
-
-    def limit(self, reserve: ReserveStage) -> None:
-        """Hold requests to the limits of their keys."""
-        self._first = (*self._first, reserve.begin)
-        self._rest = (*self._rest[:-1], reserve, self.forward)
-        self.resolve.again = (*self.resolve.again, reserve)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits

@@ -27,6 +27,7 @@ from ranvier_py.core.prompts.tenants import HEADER
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access.key_reader import read_keys
+from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.cluster_parts import ClusterParts
@@ -91,8 +92,8 @@ class Access(Part):
     name = "access"
     keys = ("keys_file", "trusted_proxies")
 
-    def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
-        config, self._clustering = node.config, clustering
+    def __init__(self, node: Node, clustering: ClusterParts | None, limits: LimitParts) -> None:
+        config, self._clustering, self._limits = node.config, clustering, limits
         needs_key = config.keys_file is not None
         isolation = config.tenant_isolation
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
@@ -101,12 +102,26 @@ class Access(Part):
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
         self._counts, self._listed = RequestCounts(), node.registry.pools.names
-        self.by_head: HeadCheck | None = self.gate.check if self.gate is not None else None
-        self.before_body: HeadCheck | None = None
-        self.limits_view: Callable[[], Mapping[str, Any]] = dict
+        self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
+        self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
         self._file: KeysFile | None = None
         if self.gate is not None and config.keys_file is not None:
             self._file = KeysFile(config.keys_file, "keys_file", self.gate.take)
+
+    def _let_in(self, request: HttpRequest, client: Client) -> None:
+        """Find out who sends a head, and show what is left of its limits. Raises InvalidKey."""
+        assert self.gate is not None
+        client.limit_fields = None
+        self.gate.check(request, client)
+        reserve, seen = self._limits.reserve, client.seen_head
+        if reserve is not None and seen is not None and seen.identity is not None:
+            reserve.show(seen.identity, client)
+
+    def _check(self, request: HttpRequest, client: Client) -> None:
+        """Refuse a request whose body is yet to come, if it can't fit. Raises LimitReached."""
+        reserve, seen = self._limits.reserve, client.seen_head
+        if reserve is not None and request.method == b"POST" and seen is not None and seen.identity is not None:
+            reserve.check(seen.identity)
 
     def counted(self, line: Callable[[RequestSummary], object] | None) -> Callable[[RequestSummary], object] | None:
         """Return what is called with each request that is over: it is logged, and counted if there is a gate."""
@@ -206,7 +221,7 @@ class Access(Part):
             "tenants": counters.tenants,
             "revoked": self._revoked(),
             "refused": dict(self.gate.counters.refused),
-            **self.limits_view(),
+            **self._limits.view(),
             "claims": dict(self.gate.counters.claims),
         }
 

@@ -21,12 +21,8 @@ from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.io.gossip.state_file import write_whole
 from ranvier_py.io.limit_file import LimitFile
-from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Node, Part
-from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.stages.reserve import ReserveStage
 
 SAVE_S = 5.0
@@ -39,9 +35,10 @@ class LimitParts(Part):
     name = "limits"
     keys = ("limits",)
 
-    def __init__(self, node: Node, pipeline: Pipeline, access: Access, clustering: ClusterParts | None) -> None:
+    def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
         config = node.config
         self.limiter: Limiter | None = None
+        self.reserve: ReserveStage | None = None
         self._file: LimitFile | None = None
         self._is_alone = clustering is None
         if config.keys_file is None:
@@ -55,24 +52,8 @@ class LimitParts(Part):
         self.reload(config, config)
         if config.limit_state_file is not None:
             self._file = LimitFile(config.limit_state_file, write_whole)
-        self._reserve, self._gate = ReserveStage(self.limiter), access.gate
-        pipeline.limit(self._reserve)
-        access.by_head, access.before_body = self._let_in, self._check
-        access.limits_view = self.view
+        self.reserve = ReserveStage(self.limiter)
         self._set_clock()
-
-    def _let_in(self, request: HttpRequest, client: Client) -> None:
-        """Find out who sends a head, and show what is left of its limits."""
-        assert self._gate is not None
-        client.limit_fields = None
-        self._gate.check(request, client)
-        if client.seen_head is not None and (identity := client.seen_head.identity) is not None:
-            self._reserve.show(identity, client)
-
-    def _check(self, request: HttpRequest, client: Client) -> None:
-        """Refuse a request whose body is yet to come, if it can't fit. Raises LimitReached."""
-        if request.method == b"POST" and client.seen_head is not None and client.seen_head.identity is not None:
-            self._reserve.check(client.seen_head.identity)
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Take what earlier processes counted of running budgets."""

@@ -48,6 +48,7 @@ from ranvier_py.proxy.failed_tries import known_short, passed_over
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
+from ranvier_py.proxy.stages.reserve import ReserveStage
 from ranvier_py.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class RequestPath(Part):
         *("client_rules", "client_rules_file", "proof", "responses", "model"),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a place where parts meet
         self,
         node: Node,
         tokenizer: PromptTokenizer,
@@ -72,6 +73,8 @@ class RequestPath(Part):
         responses: Responses,
         clients: ClientReader,
         models: ModelLooks,
+        *,
+        reserve: ReserveStage | None,
     ) -> None:
         config = node.config
         self._node, self._responses, self._clients = node, responses, clients
@@ -96,6 +99,7 @@ class RequestPath(Part):
             cache_control=config.anthropic_cache_control,
             responses=responses.cache,
             mender=clients.mender,
+            reserve=reserve,
         )
         self.pipeline.resolve.table = table_of(config.model)
 
