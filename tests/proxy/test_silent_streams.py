@@ -71,6 +71,29 @@ async def test_a_stream_without_a_first_token_ends_when_the_wait_for_one_is_over
         assert (await at_rest(node))["outcomes"] == {"timeout": 1}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "life"),
+    [(CHAT, chunk(b": ping\n\n")), (COMPLETIONS, chunk(b":\n\n")), (MESSAGES, event({"type": "ping"}))],
+    ids=["a comment", "an empty comment", "a ping"],
+)
+async def test_comments_and_pings_within_a_stream_show_that_its_engine_lives(path: bytes, life: bytes) -> None:
+    """For longer than the longest silence; without them the stream would be cut, as the one above is."""
+    pauses = [trio.Event() for _ in range(8)]
+    signs = [step for pause in pauses for step in (life, pause)]
+    engine = Scripted(STREAM_HEAD, FIRST[path], *signs, FIRST[path], END)
+    got: list[bytes] = []
+    async with lab(engine, stall_timeout_s=1.0, ask_usage=False) as node:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(received, node, path, got)
+            await engine.asked.wait()
+            for pause in pauses:
+                await trio.sleep(0.2)
+                pause.set()
+        assert (await at_rest(node))["outcomes"] == {"success": 1}
+    assert got[0].endswith(FIRST[path] + life * len(pauses) + FIRST[path] + END)
+
+
 def test_by_default_no_silence_is_shorter_than_what_clients_wait() -> None:
     limits = Config().pipeline
     assert min(limits.first_event_s, limits.stall_s) >= 600
