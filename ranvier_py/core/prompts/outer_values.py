@@ -48,7 +48,13 @@ class OuterValues:
 
     def find(self, name: str) -> Generator[None, None, Scalar | None]:
         """Return a member's value; None if there is none, if it is no scalar, or if it is not found."""
-        place = yield from self._place(name)
+        return self._scalar((yield from self._place(name)))
+
+    def last(self, name: str) -> Generator[None, None, Scalar | None]:
+        """The same, of the last member with this name, by whatever spelling and wherever it stands."""
+        return self._scalar((yield from self._walked(name)))
+
+    def _scalar(self, place: int) -> Scalar | None:
         found = SCALAR.match(self.body, place) if place else None
         if found is None or found.end() - found.start() > SCALAR_BYTES_MAX:
             return None
@@ -59,7 +65,7 @@ class OuterValues:
 
     def has(self, name: str) -> Generator[None, None, bool]:
         """Whether there is such a member; of a body that is not walked, whether there might be."""
-        return (yield from self._place(name)) > 0 or (b'"%b"' % name.encode() in self.body and not self._is_walked)
+        return (yield from self._place(name)) > 0 or (b'"%b"' % name.encode() in self.body and not self.is_walked)
 
     def _place(self, name: str) -> Generator[None, None, int]:
         """Return where the value of a member begins; 0 if it is not found."""
@@ -74,14 +80,17 @@ class OuterValues:
                     return colon.end()
         # a name may be spelled with escapes; in larger bodies nobody looks for that
         may_be_there = quoted in body or (len(body) <= UNCOUNTED_BYTES_MAX and b"\\u" in body)
-        if not (may_be_there and self._is_walked):
+        return (yield from self._walked(name)) if may_be_there else 0
+
+    def _walked(self, name: str) -> Generator[None, None, int]:
+        if not self.is_walked:
             return 0
         if self._all is None:
-            self._all = yield from walked(body)
+            self._all = yield from walked(self.body)
         return self._all.get(name, 0)
 
     @property
-    def _is_walked(self) -> bool:
+    def is_walked(self) -> bool:
         return len(self.body) <= WALKED_BYTES_MAX
 
 

@@ -17,15 +17,15 @@ import trio
 
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meters import SHOWN, Amounts, IdentityMeters, LimitSpan, Measure, Meter, Meters
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
-from ranvier_py.core.prompts.outer_values import scalar_of
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import Fields, HttpRequest
 
 NOTHING = Amounts()
@@ -33,6 +33,7 @@ NO_COUNTS = Took(None, 0, 0, 0, 0)
 GENERATES = frozenset(path for path, rule in PATHS.items() if rule.reader)
 ONE = ModelCost()
 WINDOW_S = 60  # a minute slides, so what counts now is free a minute from now
+UNCOUNTED = "this key has limits of tokens, and nobody counts the tokens of this request"
 PARTS = ("limit", "remaining", "reset")
 OPENAIS = {one: tuple(f"x-ratelimit-{part}-{one.value}".encode() for part in PARTS) for one in SHOWN}
 ANTHROPICS = {one: tuple(f"anthropic-ratelimit-{one.value}-{part}".encode() for part in PARTS) for one in SHOWN}
@@ -65,8 +66,19 @@ class ReserveStage:
         meters = self.meters.of(call.identity)
         if meters.is_unlimited:
             return None
-        if meters.counts_tokens and not meters.uncounted and is_uncounted(call.request):
-            raise Forbidden("this key has limits of tokens, and nobody counts the tokens of this request")
+        if meters.counts_tokens and not meters.uncounted:
+            if is_uncounted(call.request):
+                raise Forbidden(UNCOUNTED)
+            if call.request.path == RESPONSES_PATH and call.request.method == b"POST":
+                return self._begin_response(call, meters)
+        return self._begin(call, meters)
+
+    def _begin_response(self, call: Call, meters: IdentityMeters) -> Steps[None]:
+        if (yield from in_portions(in_background(call.request.body))):
+            raise Forbidden(UNCOUNTED)
+        yield from self._begin(call, meters) or ()
+
+    def _begin(self, call: Call, meters: IdentityMeters) -> Steps[None] | None:
         call.reservation = Reservation(meters, self.end)
         return self._reserve(call.reservation, meters.first, NOTHING, NOTHING)
 
@@ -184,11 +196,8 @@ def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:
 
 
 def is_uncounted(request: HttpRequest) -> bool:
-    """Whether nobody can count the tokens of a request: those of batches, files, other jobs of an engine, WebSockets
-    and responses in the background come later, or elsewhere."""
+    """Whether nobody can count the tokens of a request, by its head: those of batches, files, other jobs of an engine
+    and WebSockets come later, or elsewhere."""
     if request.fields.upgrades:
         return True
-    if request.path == RESPONSES_PATH and b'"background"' in request.body:
-        found = scalar_of(request.body, "background")
-        return found is not None and found.value is True
     return request.method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE") and request.path not in PATHS

@@ -203,6 +203,7 @@ UNCOUNTED = {
     "/v1/responses": b'{"model":"lab-model","input":"a","background":true}',
     "/v1/images/generations": b"{}",
 }
+DENSE = b'{"model":"lab-model","input":[%b1],"background":true,"tools":[%b1]}' % ((b"[]," * 60_000,) * 2)
 
 
 @pytest.mark.parametrize("path", UNCOUNTED)
@@ -213,6 +214,18 @@ async def test_what_nobody_counts_is_refused_to_keys_with_limits_of_tokens_unles
         async with limited(tmp_path, Scripted(answer(RESPONSE)), tokens_per_minute=9000, **more) as node:
             assert (await asked(node, bearer(RED), path, UNCOUNTED[path])).status_code == status
             assert (await asked(node, bearer(BLUE), path, UNCOUNTED[path])).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["streamed", "whole"])
+async def test_a_response_in_the_background_is_refused_wherever_its_body_asks_for_that(
+    tmp_path: Path, kind: str
+) -> None:
+    body = DENSE if kind == "whole" else DENSE.replace(b'"background"', b'"stream":true,"background"')
+    async with limited(tmp_path, Scripted(answer(RESPONSE)), tokens_per_minute=9000) as node:
+        assert (await asked(node, bearer(RED), "/v1/responses", body)).status_code == 403
+        answers = [await asked(node, bearer(BLUE), "/v1/responses", body)]
+        answers += [await asked(node, bearer(RED), "/v1/responses", b'{"model":"lab-model","input":"a"}')]
+        assert [one.status_code for one in answers] == [200, 200]
 
 
 async def test_a_request_larger_than_its_limit_is_refused_for_good_only_if_that_is_sure(tmp_path: Path) -> None:
