@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.gap_values import (
     DIGESTS_MAX,
     Apply,
@@ -44,9 +43,7 @@ class GapMachine:
         self._next = 0
         self._held = Messages(self._settings)  # behind a gap
         self._kept = Messages(self._settings)  # applied since a snapshot was asked for, to be applied on top of it
-        self._digests: BoundedDict[int, int] = BoundedDict(
-            DIGESTS_MAX
-        )  # of the last messages: another one is of a new run
+        self._digests: dict[int, tuple[int, int]] = {}  # (number, digest) of the last messages, by place
         self._live_last = -1
         self._loss = EventLoss.ALL
         self._loss_end = 0  # the first number after the lost messages
@@ -77,7 +74,8 @@ class GapMachine:
 
     def digest_of(self, seq: int) -> int | None:
         """The digest of message `seq`, which goes with a snapshot taken just after it; None if it is not remembered."""
-        return self._digests.get(seq)
+        known = self._digests.get(seq % DIGESTS_MAX)
+        return known[1] if known is not None and known[0] == seq else None
 
     def wake_at(self) -> float | None:
         """The time in seconds at which `tick` has something to do."""
@@ -108,7 +106,7 @@ class GapMachine:
         if self._cut_at is not None:
             self._connect(now)
         if self._contradicts(seq, payload) or (
-            seq <= self._live_last and seq not in self._digests and seq not in self._held.by_seq
+            seq <= self._live_last and self.digest_of(seq) is None and seq not in self._held.by_seq
         ):
             self._restart("numbers went back")
         self._live_last = max(self._live_last, seq)
@@ -153,7 +151,7 @@ class GapMachine:
             self._restart("replay contradicts")
             self._ask_replay(now, "restarted")
             return self._done()
-        replay.checked = replay.checked or seq in self._digests
+        replay.checked = replay.checked or self.digest_of(seq) is not None
         self._take(seq, payload, now)
         return self._done()
 
@@ -211,7 +209,7 @@ class GapMachine:
 
     def _contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether a different message is known under this number."""
-        known = self._digests.get(seq)
+        known = self.digest_of(seq)
         return (known is not None and known != xxh3_64_intdigest(payload)) or self._held.by_seq.get(
             seq, payload
         ) != payload
@@ -251,7 +249,7 @@ class GapMachine:
     def _apply(self, seq: int, payload: bytes, now: float) -> None:
         self._outbox.append(Apply(seq, payload))
         self._next = seq + 1
-        self._digests[seq] = xxh3_64_intdigest(payload)
+        self._digests[seq % DIGESTS_MAX] = seq, xxh3_64_intdigest(payload)
         self.counters.applied += 1
         self._run += 1
         if seq == 0:
@@ -362,7 +360,7 @@ class GapMachine:
         seq = snapshot.seq
         again = [Apply(*message) for message in self._kept.by_seq.items() if message[0] > seq]
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
-        if self._digests.get(seq) == snapshot.digest and is_whole:
+        if self.digest_of(seq) == snapshot.digest and is_whole:
             self.counters.snapshots_taken += 1
             self._outbox.append(Install(snapshot))
             self._outbox.extend(again)
