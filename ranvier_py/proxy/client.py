@@ -83,7 +83,7 @@ class Client:
     driver: Driver[bool] | None = None  # runs its steps, once the server has begun them
     phase: WaitPhase = WaitPhase.IDLE  # what is waited for
     deadline: float = math.inf  # of that wait, in the watchdog's time
-    request_id: bytes = b""  # of the current request, once a handler has set it; answers of our own carry it
+    request_id: bytes = b""  # of the current request, once its head is read; answers of our own carry it
     started: bool = False  # a byte of the current answer was sent
     must_close: bool = False  # the connection ends after this answer; a handler may set it
     ahead: bytes = b""  # bytes after the current request that are already here

@@ -11,7 +11,7 @@ request is taken for this one (test_server_bodies.py, test_server_requests.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from trio.lowlevel import checkpoint
@@ -68,7 +68,8 @@ def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handle
 
 
 class Conversations:
-    """Handler, limits and admission of all connections of one server. `limits` and `report` may be replaced."""
+    """Handler, limits and admission of all connections of one server. `limits` and `report` may be replaced. `ids`: for
+    requests that come without one; without these, answers of our own name no request."""
 
     def __init__(
         self,
@@ -76,8 +77,9 @@ class Conversations:
         limits: ServerLimits,
         counters: ServerCounters,
         report: Callable[[RequestSummary], object] | None = None,
+        ids: Iterator[bytes] | None = None,
     ) -> None:
-        self._handler = handler
+        self._handler, self._ids = handler, ids
         self.report = report
         self.limits = limits
         self.by_head: Callable[[HttpRequest, Client], object] | None = None
@@ -141,6 +143,7 @@ class Conversations:
         request = head.request
         if not request.keep_alive:
             client.must_close = True
+        self._name(client, request)
         rest = end + head.length
         whole = end <= rest <= len(data)
         try:
@@ -203,7 +206,13 @@ class Conversations:
 
     def _answer_error(self, client: Client, error: RanvierError) -> None:
         increment(self._counters.errors, error.code)
+        if not client.request_id:
+            self._name(client, client.request)
         client.respond_error(error)
+
+    def _name(self, client: Client, request: HttpRequest) -> None:
+        if self._ids is not None:
+            client.request_id = request.fields.request_id or next(self._ids)
 
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer a request that no handler got, and report it."""
@@ -214,7 +223,8 @@ class Conversations:
             seen, who = client.seen_head, ("", "")
             if seen is not None and seen.identity is not None and seen.fields is request.fields:
                 who = seen.identity.key_id, seen.identity.tenant.name
-            self.report(RequestSummary("", method, path, error.status, error.code, key_id=who[0], tenant=who[1]))
+            known, found = client.request_id.decode("latin-1"), (error.status, error.code)
+            self.report(RequestSummary(known, method, path, *found, key_id=who[0], tenant=who[1]))
 
     # --- admission --------------------------------------------------------------------------------------------------
 

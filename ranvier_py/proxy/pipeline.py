@@ -8,7 +8,7 @@ backend is closed at once, and only what was proved is learned.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
@@ -30,7 +30,6 @@ from ranvier_py.proxy.stages.admit import AdmitStage, shown_to
 from ranvier_py.proxy.stages.browsers import BrowserStage
 from ranvier_py.proxy.stages.find_model import ModelStage
 from ranvier_py.proxy.stages.forward import ForwardStage
-from ranvier_py.proxy.stages.identify import identify
 from ranvier_py.proxy.stages.learn import LearnStage
 from ranvier_py.proxy.stages.match import MatchStage
 from ranvier_py.proxy.stages.mend import MendStage
@@ -65,7 +64,6 @@ class Pipeline:
         lacking: Callable[[BackendId], object],
         changed: Callable[[Sequence[Transition]], object],
         authorization: bytes,
-        ids: Iterator[bytes],
         tenants: Tenants | None,
         may_see: Callable[[bytes | None], bool],
         cache_control: bool,
@@ -99,8 +97,7 @@ class Pipeline:
             changed=changed,
         )
         self._first: Sequence[Stage] = (
-            partial(identify, ids),  # behind it a request is to be admitted, by what its head says
-            partial(answer_ourselves, self.resolve),
+            partial(answer_ourselves, self.resolve),  # behind it a request is to be admitted, by what its head says
             *(each.begin for each in reserving),
         )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
@@ -123,10 +120,11 @@ class Pipeline:
             if client.seen_head is not None:
                 call.request = request = client.seen_head.let_in(request)
                 call.identity = client.seen_head.identity
-            if request.fields.origin and (yield from self.browsers(call)):
-                return
             if request.fields.reserved:
                 call.request = self.router_fields.admitted(request, self.read.limits.router_fields)
+            call.id = client.request_id = call.request.fields.request_id or client.request_id
+            if request.fields.origin and (yield from self.browsers(call)):
+                return
             for stage in self._first:
                 steps = stage(call)
                 if steps is not None:

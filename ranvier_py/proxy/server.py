@@ -13,7 +13,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import trio
@@ -61,13 +61,14 @@ class DataServer:
         *,
         tls: ssl.SSLContext | None = None,
         report: Callable[[RequestSummary], object] | None = None,
+        ids: Iterator[bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
         self.tls = tls  # may be replaced, for connections accepted from then on
         self.counters = ServerCounters()
-        self.conversations = Conversations(handler, limits, self.counters, report)
+        self.conversations = Conversations(handler, limits, self.counters, report, ids)
         self._clients: dict[int, Client] = {}
         self._closed = trio.lowlevel.ParkingLot()  # unparked whenever a connection has closed
         self._refusing = 0

@@ -90,7 +90,6 @@ class RequestPath(Part):
             look_for=models.look_for,
             lacking=models.lacks,
             changed=log_transitions,
-            ids=request_ids(),
             tenants=responses.tenants,
             limits=config.pipeline,
             report=None,  # the public port sets it
@@ -252,7 +251,9 @@ class PublicPort(Part):
         self._node, self._polls, self._clustering = node, polls, clustering
         self._access, self._pipeline = access, path.pipeline
         self._certificate = tls_context(config)
-        self.server = DataServer(handle, config.server, tls=self._certificate, report=report, faults=node.faults)
+        self.server = DataServer(
+            handle, config.server, tls=self._certificate, report=report, ids=request_ids(), faults=node.faults
+        )
         self.server.conversations.cors.origins = config.cors_origins
         self.server.conversations.by_head, self.server.conversations.before_body = access.by_head, access.before_body
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests

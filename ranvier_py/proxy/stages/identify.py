@@ -20,7 +20,6 @@ from ranvier_py.core.errors import InvalidKey
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.prompts.tenants import CREDENTIAL_FIELDS, SCHEME
 from ranvier_py.proxy.admission.seen_head import SeenHead
-from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Fields, Headers, HttpRequest, RequestFields
 from ranvier_py.proxy.stages.browsers import asked_method
@@ -176,8 +175,3 @@ def is_due(key: bytes, value: bytes, identity: Identity | None) -> bool:
         return value.strip() == identity.tenant.name.encode("latin-1", "replace")
     digits = value.strip()
     return digits.removeprefix(b"-").isdigit() and len(digits) < PRIORITY_DIGITS and int(digits) <= identity.priority
-
-
-def identify(ids: Iterator[bytes], call: Call) -> None:
-    """Set the id. `ids` are for requests without one, unique among nodes and restarts."""
-    call.id = call.client.request_id = call.request.fields.request_id or next(ids)
