@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": "run a node, or several on one port",
     "config": "print every key with its help and default",
     "keys": "make a key of a client, or list or check a file of keys",
+    "backend": "the engines of a node, or of all: list, add, drain, undrain, weight, set, remove",
     "access": "who may use a node, what is left of limits, and keys that are revoked on all nodes",
     "explain": "where would this request go, and why (body on stdin)",
     "status": "backends, health, load, routes and requests of a node",

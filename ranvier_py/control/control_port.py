@@ -47,7 +47,10 @@ INTERNAL = "/internal/"
 """Below it workers report what they hold: a worker's own credential opens these paths."""
 
 READ, OPERATE, ADMIN = ROLES
-OPERATING = ("/admin/backends/drain", "/admin/kv-index/clear", "/admin/response-cache/invalidate", INTERNAL)
+OPERATING = (
+    *("/admin/backends/drain", "/admin/backends/weight"),
+    *("/admin/kv-index/clear", "/admin/response-cache/invalidate", INTERNAL),
+)
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
 
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -219,7 +222,7 @@ def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
     async def view(**path: str) -> Response:
         key = settings.key
         worker = worker_of(bearer(), key) if key is not None else None
-        made = handler(Asked(path, request.args, list(request.headers), raw_body, worker))
+        made = handler(Asked(path, request.args, list(request.headers), raw_body, worker, g.get("caller") or "-"))
         answer = await made if isawaitable(made) else made
         if not isinstance(answer, ControlAnswer):
             return json_response(answer)

@@ -91,6 +91,12 @@ class BadRequest(RequestError):
     status, code = 400, "bad_request"
 
 
+class Conflict(BadRequest):
+    """What is asked for would meet something that is there already."""
+
+    status, code = 409, "conflict"
+
+
 class Unauthorized(RequestError):
     status, code = 401, "unauthorized"
 

@@ -31,7 +31,7 @@ class ControlAnswer(NamedTuple):
 class Asked(NamedTuple):
     """One request: what stands in its path at the places that a route names, its query, its fields, and its body.
 
-    `worker`: the one whose own credential it has, instead of a key of the port.
+    `worker`: the one whose own credential it has, instead of a key of the port. `caller`: id of its key, for the log.
     """
 
     path: Mapping[str, str]
@@ -39,6 +39,7 @@ class Asked(NamedTuple):
     headers: Sequence[tuple[str, str]]
     body: Callable[[], Awaitable[bytes]]
     worker: str | None = None
+    caller: str = "-"
 
     def field(self, name: str) -> str:
         """Return the value of one of its fields; "" without one."""

@@ -206,6 +206,11 @@ class ClusterParts(Part):
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning("gossip.other_routes %s %s", record.name, why)
 
+    @property
+    def signs(self) -> bool:
+        """Whether orders for other nodes can be signed here."""
+        return bool(self._config.gossip_admin_key)
+
     def order(self, verb: str, url: str, weight: float, name: str, options: CommandOptions) -> bool:
         """Share an operator's command with the peers. Returns False if it stays on this node."""
         shared = self.peer.features.signed_commands.give(verb, url, weight, name, time.monotonic(), options)

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.addresses import is_address
-from ranvier_py.core.errors import BadRequest, RequestError
+from ranvier_py.core.errors import Conflict, RequestError
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.processes.cache_counts import count_caches
@@ -77,7 +77,7 @@ class NameParts(Part):
         return self.names.names[host].addresses if host in self.names.names else ()
 
     async def refuse_twin(self, url: object) -> None:
-        """Raise BadRequest if a backend with another URL is at the resolved address and port of this one.
+        """Raise Conflict if a backend with another URL is at the resolved address and port of this one.
 
         What is no URL, or was not found in time, passes. Nothing can be added between this look and the return.
         """
@@ -95,7 +95,7 @@ class NameParts(Part):
             for each in near:
                 if have_same_addresses(known[hosts[url]], known[hosts[each.url]]):
                     found = in_short(known[hosts[url]])
-                    raise BadRequest(f"{url} is where backend {each.name!r} at {each.url} is already: at {found}")
+                    raise Conflict(f"{url} is where backend {each.name!r} at {each.url} is already: at {found}")
             return
 
     def restarted(self, backend: Backend) -> None:

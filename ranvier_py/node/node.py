@@ -25,7 +25,8 @@ from ranvier_py.node.engine_cache.index_parts import IndexedTokenizer, index_par
 from ranvier_py.node.engine_cache.push_parts import KeyInbox, WorkerReports, key_inbox
 from ranvier_py.node.fingerprints import scheme_of
 from ranvier_py.node.name_parts import NameParts
-from ranvier_py.node.part import Counted, Node, Part, log_transitions
+from ranvier_py.node.part import Counted, Node, Part
+from ranvier_py.node.parts.backend_orders import BackendOrders
 from ranvier_py.node.parts.backend_parts import BackendParts
 from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
@@ -34,7 +35,6 @@ from ranvier_py.node.parts.router_parts import RouterParts, ShadowPolicies, make
 from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
 from ranvier_py.node.ranks.rank_parts import RankParts
-from ranvier_py.proxy.hangs.hang_watch import HangWatch
 
 
 def make_node(config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> tuple[Node, KeyInbox]:
@@ -74,14 +74,7 @@ def parts_of(
     access = Access(node, clustering, limits := LimitParts(node, clustering))
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
-    learner = Learner(worker)
-    hang_watch = HangWatch(
-        *(router, path.pipeline.serving, config.polls.hang_s),
-        probe=polls.poller.probe_soon,
-        changed=log_transitions,
-        reported_waiting=calibration.waiting,
-        sent_event_at=events.received_at,
-    )
+    learner, orders = Learner(worker), BackendOrders(node, names, clustering)
     return [
         Counted("resolver", lambda: resolver.counters, resolver.run),
         Counted("tokenizer", lambda: tokenizer.counters, tokenizer.run, "tokenizer_process"),
@@ -90,12 +83,13 @@ def parts_of(
         Counted("logs", log_counters),
         RouterParts(node, [learner, *recorder, shadows]),
         ranks,
-        BackendParts(node, ranks, names, clustering),
+        BackendParts(node, ranks),
+        orders,
         Sweep(node),
         clients,
         *recorder,
         shadows,
-        *([NoCluster()] if clustering is None else [clustering, PeerFollower(node, clustering, polls)]),
+        *([NoCluster()] if clustering is None else [clustering, PeerFollower(node, clustering, polls, orders)]),
         index,
         responses,
         models,
@@ -104,7 +98,7 @@ def parts_of(
         names,
         events,
         EngineEventViews(events),
-        HangParts(hang_watch),
+        HangParts(node, path.pipeline.serving, polls, calibration, events),
         EngineTls(node, [path.upstream.trust, polls.poller.trust, index.trust]),
         TlsFiles(node),
         calibration,

@@ -186,8 +186,11 @@ class Node:
     def metrics(self) -> Iterator[Sample]:
         return chain.from_iterable(part.metrics() for part in self.parts)
 
-    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
-        """Add a backend; `spec`: its configuration, if any. Raises BadRequest; then nothing was added."""
+    def add_backend(
+        self, url: str, weight: float, name: str, spec: BackendSpec | None = None, *, by: str = ""
+    ) -> BackendId:
+        """Add a backend; `spec`: its configuration, if any; `by`: whoever ordered that. Raises BadRequest; then nothing
+        was added."""
         for part in self.parts:
             part.adding(url)
         with ExitStack() as undo:
@@ -197,10 +200,10 @@ class Node:
             for part in self.parts:
                 part.added(backend, spec)
             undo.pop_all()
-        log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
+        log.info("backend.added %s %s weight %g%s", backend.name, backend.url, weight, ordered(by))
         return backend.id
 
-    def remove_backend(self, name_or_url: str) -> None:
+    def remove_backend(self, name_or_url: str, *, by: str = "") -> None:
         """Have each part forget the backend and its ranks, even if another part raises. Raises NotFound."""
         for each in self.registry.ids.known(name_or_url).behind.as_ranks:
             self.remove_backend(each.name)
@@ -208,7 +211,12 @@ class Node:
         with ExitStack() as steps:
             for part in self.parts:
                 steps.callback(part.removed, backend)
-        log.info("backend.removed %s", backend.name)
+        log.info("backend.removed %s %s%s", backend.name, backend.url, ordered(by))
+
+
+def ordered(by: str) -> str:
+    """Return the end of a line of the log about what somebody ordered."""
+    return f" (ordered by {by})" if by else ""
 
 
 WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES, KEY_ACCEPTED, NONE)

@@ -29,8 +29,8 @@ from ranvier_py.node.engine_cache import event_reader
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.push_parts import WorkerReports
 from ranvier_py.node.part import Node, Part
-from ranvier_py.node.parts import backend_parts, upkeep
-from ranvier_py.node.parts.backend_parts import BackendParts
+from ranvier_py.node.parts import backend_orders, upkeep
+from ranvier_py.node.parts.backend_orders import BackendOrders
 from ranvier_py.node.parts.request_parts import RequestPath
 from ranvier_py.node.parts.router_parts import ShadowPolicies
 from ranvier_py.node.parts.upkeep import PeerFollower, Polls
@@ -101,7 +101,7 @@ STEPS = [
     (engine_poller, "Engine"),
     (EngineEvents, "found"),
     (EnginePoller, "watch"),
-    (backend_parts, "backend_view"),
+    (backend_orders, "backend_view"),
     (Clustering, "order"),
 ]
 
@@ -112,7 +112,7 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
 ) -> None:
     with monkeypatch.context() as planted:
         async with polling(clustering := Clustering()) as node:
-            probes, admin = node.part(Polls).poller.counters.probes, node.part(BackendParts)
+            probes, admin = node.part(Polls).poller.counters.probes, node.part(BackendOrders)
             planted.setattr(owner, step, fail)
             with pytest.raises(Bug):
                 admin.add(FIELDS)
@@ -134,10 +134,10 @@ async def test_a_node_with_backends_is_not_ready_before_its_public_port_is_open(
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_whoever_adds_or_removes_a_backend_learns_whether_the_peers_are_sent_it(is_shared: bool) -> None:
     async with polling(Clustering(is_shared=is_shared)) as node:
-        assert node.part(BackendParts).add(FIELDS)["shared"] is is_shared
-        assert node.part(BackendParts).remove("second")["shared"] is is_shared
+        assert node.part(BackendOrders).add(FIELDS)["shared"] is is_shared
+        assert node.part(BackendOrders).remove("second")["shared"] is is_shared
     async with polling() as node:
-        assert "shared" not in node.part(BackendParts).add(FIELDS)
+        assert "shared" not in node.part(BackendOrders).add(FIELDS)
 
 
 @pytest.mark.parametrize(

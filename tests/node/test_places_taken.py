@@ -59,8 +59,8 @@ async def test_only_what_leads_to_the_same_address_and_port_is_refused(path: str
         for first, second in TWINS + STRANGERS:
             assert (await add(node, path, first))[0] == 200, first
             status, text = await add(node, path, second)
-            assert status == (400 if (first, second) in TWINS else 200), (first, second, text)
-            if status == 400:
+            assert status == (409 if (first, second) in TWINS else 200), (first, second, text)
+            if status == 409:
                 assert "is already" in text or "is there already" in text
             for backend in await node.backends():
                 await node.http.delete(f"{node.control}/admin/backends", params={"url": backend["url"]})
@@ -79,7 +79,7 @@ async def test_of_two_spellings_that_are_added_at_once_one_is_refused() -> None:
         async with trio.open_nursery() as nursery:
             for host in ("localhost", "engine.test", "127.0.0.1"):
                 nursery.start_soon(partial(one, node, f"http://{host}:8000"))
-        assert sorted(answers) == [200, 400, 400]
+        assert sorted(answers) == [200, 409, 409]
         assert len(await node.backends()) == 2
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.errors import BadRequest, Conflict
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
@@ -104,8 +104,9 @@ class Registry:
             raise BadRequest(f"backend name must be 1 to {NAME_CHARS_MAX} visible ASCII characters: {name!r}")
         if not 0 < weight <= 1000:
             raise BadRequest(f"backend weight must be above 0 and at most 1000, not {weight}")
-        if url in self.ids.by_url or name in self.ids.by_name:
-            raise BadRequest(f"backend {name!r} at {url} is there already")
+        twin = self.ids.by_url.get(url) or self.ids.by_name.get(name)
+        if twin is not None:
+            raise Conflict(f"backend {twin.name!r} at {twin.url} is there already")
         id_ = self.ids.take_id()
         backend = Backend(
             id=BackendId(id_),

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import trio
 
-from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
-from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command
 from ranvier_py.core.routing.backends import Backend, ProbeResult
 from ranvier_py.core.routing.request_record import Header, scheme_mark
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.cluster_parts import ClusterParts
-from ranvier_py.node.engine_cache.calibration_parts import looked_at_by
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts, looked_at_by
+from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.part import Counted, Node, Part, log_transitions
+from ranvier_py.node.parts.backend_orders import BackendOrders
+from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.hangs.hang_watch import HangWatch
 
 log = logging.getLogger(__name__)
@@ -133,8 +133,8 @@ class PeerFollower(Part):
 
     name = "follow"
 
-    def __init__(self, node: Node, clustering: ClusterParts, polls: Polls) -> None:
-        self._node, self._clustering, self._poller = node, clustering, polls.poller
+    def __init__(self, node: Node, clustering: ClusterParts, polls: Polls, orders: BackendOrders) -> None:
+        self._node, self._clustering, self._poller, self._orders = node, clustering, polls.poller, orders
 
     async def loop(self) -> None:
         peer = self._clustering.peer
@@ -147,29 +147,9 @@ class PeerFollower(Part):
                 self._poller.moved(backend)
             for command in peer.features.signed_commands.take_new():
                 with self._node.faults.caught("commands"):
-                    if not self._follow(command):
+                    if not self._orders.follow(command):
                         peer.features.signed_commands.failed(command)
             self._clustering.look()
-
-    def _follow(self, command: Command) -> bool:
-        """Carry out a command that the operator gave on another node. Returns False if that fails now."""
-        known = self._node.registry.ids.find(command.url)
-        try:
-            if command.verb == "add" and known is None:
-                spec = spec_of(command)
-                self._node.add_backend(spec.url, spec.weight, spec.name, spec)
-            elif command.verb == "remove" and known is not None:
-                self._node.remove_backend(command.url)
-        except RanvierError as error:
-            log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
-            return False
-        return True
-
-
-def spec_of(command: Command) -> BackendSpec:
-    """Return the backend to add. Raises ConfigError: a peer may know values that this node does not."""
-    fields = {"url": command.url, "weight": command.weight, "name": command.name, **command.options._asdict()}
-    return read_backend({**fields, "hosted": HOSTED[command.options.hosted]})
 
 
 class Learner(Counted):
@@ -190,7 +170,21 @@ class HangParts(Counted):
 
     keys = ("polls",)
 
-    def __init__(self, watch: HangWatch) -> None:
+    def __init__(
+        self,
+        node: Node,
+        serving: Mapping[int, Call],
+        polls: Polls,
+        calibration: CalibrationParts,
+        events: EngineEvents,
+    ) -> None:
+        watch = HangWatch(
+            *(node.router, serving, node.config.polls.hang_s),
+            probe=polls.poller.probe_soon,
+            changed=log_transitions,
+            reported_waiting=calibration.waiting,
+            sent_event_at=events.received_at,
+        )
         super().__init__("hangs", lambda: watch.hangs.counters, watch.run)
         self._hangs = watch.hangs
 

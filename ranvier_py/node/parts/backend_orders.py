@@ -1,0 +1,211 @@
+"""What operators order of backends while a node runs, here or on a peer: add, remove, drain, set options.
+
+Rules: an order is carried out whole or not at all. Each change is a line of the log, with who ordered it, the old and
+the new value. A backend may be named by its name or its URL. Of options only the weight changes in place; for others
+the backend is removed and added again, which voids its routes, as a reload does.
+Peers that follow a command ask the engine where its events are: `kv_` options count for one node alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from ranvier_py.config.config_loader import read_backend
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
+from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, NO_OPTIONS, Command, CommandOptions
+from ranvier_py.core.routing.backends import Backend
+from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.name_parts import NameParts
+from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.backend_parts import replace_needed
+from ranvier_py.node.parts.backend_views import backend_view
+
+log = logging.getLogger(__name__)
+
+SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
+FIELDS = ("url", "name", *SETTABLE)
+FROM_PEER = "an operator of another node"
+
+
+class BackendOrders(Part):
+    """See the module."""
+
+    name = "backend_orders"
+
+    def __init__(self, node: Node, names: NameParts, clustering: ClusterParts | None) -> None:
+        self._node, self._registry, self._names, self._clustering = node, node.registry, names, clustering
+        self._specs: dict[str, BackendSpec] = {}  # by URL; the weight is the backend's own
+
+    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
+        if spec is not None:
+            self._specs[backend.url] = spec
+
+    def removed(self, backend: Backend) -> None:
+        self._specs.pop(backend.url, None)
+
+    def routes(self) -> Mapping[str, Handler]:
+        """/…_worker answer as SGLang's router does."""
+        return {
+            "POST /admin/backends": self._add,
+            "DELETE /admin/backends": self._remove,
+            "POST /admin/backends/drain": self._drain,
+            "POST /admin/backends/set": partial(self._set, SETTABLE),
+            "POST /admin/backends/weight": partial(self._set, ("weight",)),
+            "POST /add_worker": self._add_worker,
+            "POST /remove_worker": self._remove_worker,
+        }
+
+    async def _add(self, asked: Asked) -> Mapping[str, Any]:
+        body = dict(await asked.json(*FIELDS, "cluster", others=True))
+        scope = self._scope(body.pop("cluster", None))
+        await self._names.refuse_twin(body.get("url"))
+        return self.add(body, asked.caller, scope)
+
+    def add(self, fields: Mapping[str, Any], by: str = "", cluster: bool = True) -> Mapping[str, Any]:
+        """Add a backend with the configuration's fields. Raises ConfigError with all that is wrong; nothing changes."""
+        spec = read_backend(fields)
+        if spec.kv_index:
+            raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
+        with ExitStack() as undo:
+            backend = self._registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec, by=by)]
+            undo.callback(self._node.remove_backend, backend.name)
+            view = {**self._view(backend), **self._give("add", spec, cluster)}
+            undo.pop_all()
+        return view
+
+    async def _remove(self, asked: Asked) -> Mapping[str, Any]:
+        named = asked.query.get("name") or asked.query.get("url")
+        body = {} if named else await asked.json("url", "name", "cluster")
+        given = {"true": True, "false": False, None: None}.get(asked.query.get("cluster"), "")
+        scope = self._scope(given if named else body.get("cluster"))
+        return self.remove(named or named_in(body), asked.caller, scope)
+
+    def remove(self, named: str, by: str = "", cluster: bool = True) -> Mapping[str, Any]:
+        backend = self._registry.ids.known(named)
+        view, spec = self._view(backend), BackendSpec(url=backend.url)
+        self._node.remove_backend(named, by=by)
+        return {**view, **self._give("remove", spec, cluster)}
+
+    async def _set(self, settable: Sequence[str], asked: Asked) -> Mapping[str, Any]:
+        body = await asked.json("url", "name", *settable, "cluster")
+        backend, scope = self._registry.ids.known(named_in(body)), self._scope(body.get("cluster"))
+        wanted = {name: value for name, value in body.items() if name in settable}
+        if not wanted:
+            raise BadRequest(f"there is nothing to set: expected {' or '.join(settable)}")
+        return self.set(backend, wanted, asked.caller, scope)
+
+    def set(self, backend: Backend, fields: Mapping[str, Any], by: str, cluster: bool) -> Mapping[str, Any]:
+        """Give a backend other options. Raises ConfigError with all that is wrong; nothing changes."""
+        before = self._spec(backend)
+        wanted = read_backend({**before.model_dump(), **fields})
+        changed = self._become(backend, before, wanted, by)
+        return {**self._view(changed), **self._give("add", wanted, cluster)}
+
+    def _spec(self, backend: Backend) -> BackendSpec:
+        spec = self._specs.get(backend.url) or BackendSpec(
+            url=backend.url, hosted=backend.catalog.hosted, any_model=backend.catalog.any_model
+        )
+        return spec.model_copy(update={"weight": backend.weight, "name": backend.name})
+
+    def _become(self, backend: Backend, before: BackendSpec, wanted: BackendSpec, by: str) -> Backend:
+        """Have a backend as it is wanted, and log what differs. Its name and place stay."""
+        lines = [*differences(before, wanted)]
+        if not lines:
+            return backend
+        if not replace_needed(before, wanted):
+            self._registry.reweigh(backend.name, wanted.weight)
+        else:
+            draining, node = backend.draining, self._node
+            with ExitStack() as undo:
+                node.remove_backend(backend.name, by=by)
+                undo.callback(node.add_backend, before.url, before.weight, before.name, before, by="what it was before")
+                backend = self._registry[node.add_backend(wanted.url, wanted.weight, wanted.name, wanted, by=by)]
+                undo.pop_all()
+            self._registry.drain(backend.name, draining)
+        self._specs[backend.url] = wanted
+        for line in lines:
+            log.info("backend.set %s %s (ordered by %s)", backend.name, line, by)
+        return backend
+
+    async def _drain(self, asked: Asked) -> Mapping[str, Any]:
+        """Send a backend no more requests, or some again. Raises NotFound."""
+        body = await asked.json("url", "name", "draining")
+        named, draining = named_in(body), body.get("draining", True)
+        if not isinstance(draining, bool):
+            raise BadRequest("draining must be true or false")
+        before = self._registry.ids.known(named).draining
+        backend = self._registry.drain(named, draining)
+        if before is not draining:
+            log.info("backend.draining %s %s -> %s (ordered by %s)", backend.name, before, draining, asked.caller)
+        return self._view(backend)
+
+    def _view(self, backend: Backend) -> dict[str, Any]:
+        spec = self._specs.get(backend.url)
+        events = {} if spec is None else spec.model_dump()
+        shown = {name: value for name, value in events.items() if name.startswith("kv_")}
+        return {**backend_view(backend, self._registry), **shown}
+
+    def _scope(self, cluster: object) -> bool:
+        """Return whether an order goes to peers, too. Raises BadRequest where it is meant to and can't."""
+        if cluster not in (None, True, False):
+            raise BadRequest("cluster must be true or false")
+        if cluster and (self._clustering is None or not self._clustering.signs):
+            raise BadRequest("cluster: no order for other nodes without gossip and a gossip_admin_key, which signs it")
+        return cluster is not False
+
+    def _give(self, verb: str, spec: BackendSpec, cluster: bool) -> Mapping[str, bool]:
+        """Share a command with the peers. `shared`: whether it is sent to them; empty if there is no gossip."""
+        if self._clustering is None:
+            return {}
+        options = CommandOptions(HOSTED.index(spec.hosted), spec.any_model, spec.tls_name)
+        options = options if verb == "add" else NO_OPTIONS
+        weight, name = (spec.weight, spec.name) if verb == "add" else (1.0, "")
+        return {"shared": cluster and self._clustering.order(verb, spec.url, weight, name, options)}
+
+    async def _add_worker(self, asked: Asked) -> ControlAnswer:
+        url = asked.worker_url()
+        await self._names.refuse_twin(url)
+        self.add({"url": url}, asked.caller)
+        return ControlAnswer(f"Successfully added worker: {url}", kind=PLAIN)
+
+    def _remove_worker(self, asked: Asked) -> ControlAnswer:
+        url = asked.worker_url()
+        self.remove(url, asked.caller)
+        return ControlAnswer(f"Successfully removed worker: {url}", kind=PLAIN)
+
+    def follow(self, command: Command) -> bool:
+        """Carry out a command that was given on another node. Returns False if that fails now."""
+        known, by = self._registry.ids.find(command.url), FROM_PEER
+        try:
+            if command.verb == "remove" and known is not None:
+                self._node.remove_backend(command.url, by=by)
+            elif command.verb == "add":
+                fields = {**command.options._asdict(), "hosted": HOSTED[command.options.hosted]}
+                wanted = read_backend({"url": command.url, "weight": command.weight, "name": command.name, **fields})
+                if known is None:
+                    self._node.add_backend(wanted.url, wanted.weight, wanted.name, wanted, by=by)
+                else:  # its name and its events are this node's own
+                    before = self._spec(known)
+                    self._become(known, before, before.model_copy(update={"weight": wanted.weight, **fields}), by)
+        except RanvierError as error:
+            log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
+            return False
+        return True
+
+
+def named_in(body: Mapping[str, Any]) -> str:
+    """Return which backend an order names, by its URL or its name. Raises BadRequest."""
+    return text_of(body, "name" if "name" in body else "url")
+
+
+def differences(before: BackendSpec, after: BackendSpec) -> Iterator[str]:
+    for name in SETTABLE:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{name} {old} -> {new}"

@@ -1,0 +1,81 @@
+"""What a node shows of its backends: to operators, and as metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ranvier_py.core.metrics import Sample
+from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
+
+
+def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
+    probe = backend.seen.last_probe
+    return {
+        "name": backend.name,
+        "url": backend.url,
+        "health": backend.health.value,
+        "silent": backend.vitals.silent,
+        "circuit": backend.circuit.value,
+        "refusing_status": registry.refusals.status_of(backend.id) or None,
+        "draining": backend.draining,
+        "pause_s": round(registry.pauses.left_s(backend.id, time.monotonic()), 1),
+        "in_flight": backend.work.own.inflight,
+        "peer_load": backend.work.peers.requests,
+        "weight": backend.weight,
+        "hosted": backend.catalog.hosted,
+        "any_model": backend.catalog.any_model,
+        "lacks": sorted(path.decode() for path in backend.seen.lacks),
+        "generation": backend.generation,
+        "processes": backend.behind.processes,
+        "ranks": backend.behind.ranks,
+        "placed_as": [each.name for each in backend.behind.as_ranks],
+        "twins": backend.behind.names.twins,
+        "strangers": backend.behind.names.strangers,
+        "advice": backend.advice,
+        "models": backend.catalog.models,
+        "key_refused": backend.seen.key_refused,
+        "reuses_prefixes": backend.reuse.believed,
+        "reuses_nothing_because": backend.reuse.why_not,
+        "outcomes": {outcome.value: count for outcome, count in backend.seen.outcomes.items() if count},
+        "probe_ms": round(probe.latency_s * 1000, 2) if probe else None,
+        "probe_detail": probe.detail if probe else "",
+    }
+
+
+def backend_metrics(backend: Backend, registry: Registry) -> Iterator[Sample]:
+    label, refusing = {"backend": backend.name}, registry.refusals.status_of(backend.id)
+    names, is_closed, processes = backend.behind.names, backend.circuit is Circuit.CLOSED, backend.behind.processes
+    for name, help_text, value in (
+        ("in_flight", "Requests of this node in flight at a backend.", backend.work.own.inflight),
+        ("healthy", "1 unless probes found the backend unhealthy.", backend.health is not Health.UNHEALTHY),
+        ("silent", "1 while the backend is unhealthy by time-outs alone.", backend.vitals.silent),
+        ("circuit_closed", "1 while the backend's circuit breaker lets every request through.", is_closed),
+        ("draining", "1 while the backend is drained: it gets no new requests.", backend.draining),
+        ("refusing_status", "Status with which the backend refuses what others serve; 0: none.", refusing),
+        (
+            "key_refused",
+            "1 while the backend answers probes of this node with 401 or 403.",
+            bool(backend.seen.key_refused),
+        ),
+        (
+            "reuses_prefixes",
+            "0 if the backend's engine caches no prefixes, as it says or shows.",
+            backend.reuse.believed,
+        ),
+        ("processes", "Processes that surely answer behind the backend's URL: more than 1 is a mistake.", processes),
+        (
+            "ranks",
+            "Data-parallel ranks behind the backend's URL, placed as backends if possible.",
+            backend.behind.ranks,
+        ),
+        ("twins", "Backends, here and on peers, that are this backend's engine by another URL.", len(names.twins)),
+        ("strangers", "Nodes on which the backend's URL leads to another engine.", len(names.strangers)),
+    ):
+        yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
+    openings, words = backend.vitals.openings, "Times that the circuit breaker of a backend opened."
+    yield Sample("backend_circuit_openings", "counter", words, openings, label)
+    for outcome, number in backend.seen.outcomes.items():
+        labels = {**label, "outcome": outcome.value}
+        yield Sample("backend_attempts", "counter", "Attempts of requests, by backend and outcome.", number, labels)
