@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 76_249, "cluster": 14_410, "benchmarks": 8_538, "tests": 88_197}
+LINES_REACHED = {"ranvier_py": 76_346, "cluster": 14_410, "benchmarks": 8_538, "tests": 88_257}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -101,7 +101,7 @@ OLD_WORDS = frozenset(
 FOREIGN = frozenset({"stem", "ParkingLot", "tell"})
 """Of pathlib, trio and msgpack."""
 
-GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing", "incoming", "ping", "setting"})
+GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing", "incoming", "ping", "setting", "finding"})
 
 TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b([Cc]osts?|[Tt]akes)\b[^.\n]{0,40}\d\s?ms\b")
 """What a docstring says of speed: that is for benchmarks to say."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ranvier_py.replay.findings import percent
 from ranvier_py.replay.html_report import STYLE, figure
+from ranvier_py.replay.sentences import percent
 from ranvier_py.replay.svg import Axis, Bar, ChartLine, bar_chart, line_chart
 
 UNVERIFIED = "unverified here"

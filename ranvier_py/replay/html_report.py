@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from ranvier_py.replay.findings import about, comparable, duration, findings, percent, shown_of
 from ranvier_py.replay.result_table import COLUMNS, NO_FIGURE, cells_of
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
+from ranvier_py.replay.sentences import about, comparable, duration, findings, percent, shown_of
 from ranvier_py.replay.svg import COLOURS, Axis, Bar, ChartLine, bar_chart, line_chart
 
 LOADS_MAX = 6  # charts of load over time: those of the most and the least even policies

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
-from ranvier_py.replay.findings import counted, duration, findings, percent
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
+from ranvier_py.replay.sentences import counted, duration, findings, percent
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 

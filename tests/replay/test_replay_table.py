@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from ranvier_py.replay.engine.engine_values import CacheName
-from ranvier_py.replay.findings import duration
 from ranvier_py.replay.result_table import BOLD, PLAIN, table
 from ranvier_py.replay.results import SAMPLES_MAX, LoadSamples, ReplayResults, RunResult, Tally, TraceSummary, curves
+from ranvier_py.replay.sentences import duration
 
 TIMES = {"p50": 0.1, "p90": 0.5, "p95": 0.6, "p99": 1.0, "mean": 0.2}
 
