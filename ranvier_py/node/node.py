@@ -71,8 +71,9 @@ def parts_of(
     index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models, tokens = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index)
-    access = Access(node, clustering, limits := LimitParts(node, clustering))
+    limits = LimitParts(node, clustering)
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
+    access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner, orders = Learner(worker), BackendOrders(node, names, clustering)
     return [

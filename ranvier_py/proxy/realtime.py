@@ -1,9 +1,8 @@
 """WebSockets of /v1/realtime: once an engine has accepted one, bytes pass both ways until both sides have ended.
 
-If one side ends, the other one is notified (FIN) and may still send; if one breaks off, the whole WebSocket ends.
-Invariant: what one side ends or leaves silent ends on the other, and no byte of it is read as a request
-(test_realtime.py).
-
+If one side ends, the other one is notified (FIN) and may still send; if one breaks off, the whole WebSocket ends. A
+client whose key is not valid any more gets a close frame between two frames of its engine, and sends nothing further.
+Invariant: what one side ends or leaves silent ends on the other, and is never read as a request (test_realtime.py).
 Bounds: `connections_max` at once, above which a client gets a 503. A WebSocket is closed after `idle_s` without a byte
 in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory.
 """
@@ -11,16 +10,19 @@ in either direction, or after CLOSE_S once a side has ended. Each direction has 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import trio
 
+from ranvier_py.core.answers.websocket_frames import POLICY_VIOLATION, WebSocketFrames, close_frame
 from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
 from ranvier_py.core.routing.request_paths import REALTIME_PATH
+from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
@@ -56,6 +58,7 @@ class RealtimeCounters:
     refused: int = counter("WebSockets of clients refused because too many were open.")
     idle: int = counter("WebSockets closed because nothing came from either side.")
     broken: int = counter("WebSockets that one side broke off.")
+    parted: int = counter("WebSockets closed because their client's key was not valid any more.")
     client_bytes: int = counter("Bytes of WebSockets from clients to backends.")
     backend_bytes: int = counter("Bytes of WebSockets from backends to clients.")
 
@@ -77,6 +80,7 @@ class Realtime:
 
     def __init__(self) -> None:
         self.counters = RealtimeCounters()
+        self._open = dict[Splice, SeenHead]()  # of clients with a key
 
     def check(self, limits: RealtimeLimits) -> None:
         """Raise NodeBusy if no more may be open."""
@@ -89,10 +93,13 @@ class Realtime:
         counters = self.counters
         counters.opened += 1
         counters.open += 1
+        if splice.seen is not None:
+            self._open[splice] = splice.seen
         try:
             await splice.run()
         finally:
             counters.open -= 1
+            self._open.pop(splice, None)
             counters.idle += splice.was_idle
             counters.broken += splice.failure is not None
             counters.client_bytes += splice.client_bytes
@@ -100,15 +107,39 @@ class Realtime:
         if splice.failure is not None:
             raise splice.failure
 
+    def part(self, refusal: Callable[[SeenHead], str]) -> None:
+        """Close all whose client would not be let in any more; `refusal`: why not."""
+        for splice, seen in [*self._open.items()]:
+            if reason := refusal(seen):
+                del self._open[splice]
+                self.counters.parted += 1
+                splice.part(reason)
+
 
 class Splice:
     """Relays between one client and one backend. `ahead` has the bytes that the client sent before it had its answer.
-    `client_bytes` came from the client, `backend_bytes` from the backend."""
+    `client_bytes` came from the client, `backend_bytes` from the backend. `early`: bytes of the backend that the client
+    has already; `seen`: who the client is, if it may have to be parted from."""
 
-    def __init__(self, client: PlainTransport, backend: PlainTransport, ahead: bytes, idle_s: float) -> None:
+    def __init__(
+        self,
+        client: PlainTransport,
+        backend: PlainTransport,
+        ahead: bytes,
+        idle_s: float,
+        *,
+        early: bytes = b"",
+        seen: SeenHead | None = None,
+    ) -> None:
         self._client, self._backend, self._ahead = client, backend, ahead
-        self._idle_s = idle_s
-        self._scope = trio.CancelScope()
+        self._idle_s, self.seen = idle_s, seen
+        self._scope, self._receiving = trio.CancelScope(), trio.CancelScope()
+        self._frames = (
+            (WebSocketFrames(), WebSocketFrames()) if seen is not None else None
+        )  # of the client, and of the backend
+        self._farewell = b""  # the client's last frame, once it is parted from
+        if self._frames is not None:
+            self._frames[1].feed(early)
         self.client_bytes = self.backend_bytes = 0
         self.was_idle = False
         self.failure: RanvierError | None = None
@@ -120,23 +151,50 @@ class Splice:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._from_client)
                 await self._from_backend()
-        self.was_idle = self._scope.cancelled_caught and trio.current_time() >= self._scope.deadline
+        is_late = self._scope.cancelled_caught and trio.current_time() >= self._scope.deadline
+        self.was_idle = is_late and not self._farewell
+
+    def part(self, reason: str) -> None:
+        """Have the client get a close frame with this reason as soon as the current frame is over, and its backend
+        nothing more. It has CLOSE_S for all of it."""
+        if self._frames is None or self._frames[0].has_closed:
+            return
+        self._idle_s = min(self._idle_s, CLOSE_S)
+        self._renew()
+        self._farewell = close_frame(POLICY_VIOLATION, reason)
+        if self._frames[1].is_between:
+            self._receiving.cancel()
 
     async def _from_client(self) -> None:
         data = self._ahead
         while data or (data := await self._received(self._client, ClientGone("the client broke off"))):
             self.client_bytes += len(data)
-            if not await self._sent(self._backend, data):
+            if self._frames is not None:
+                self._frames[0].feed(data)
+                if self._farewell and self._frames[0].has_closed:
+                    self._scope.cancel()
+            if not self._farewell and not await self._sent(self._backend, data):
                 return
             data = b""
         self._end(self._backend)
 
     async def _from_backend(self) -> None:
-        while data := await self._received(self._backend, UpstreamClosed("the backend broke off")):
+        frames = self._frames[1] if self._frames is not None else WebSocketFrames()
+        while not (self._farewell and frames.is_between):
+            with trio.CancelScope() as self._receiving:
+                data = await self._received(self._backend, UpstreamClosed("the backend broke off"))
+            if self._receiving.cancelled_caught:
+                continue
+            if not data:
+                self._end(self._client)
+                return
             self.backend_bytes += len(data)
+            if self._frames is not None:
+                data = data[: frames.feed(data, to_the_end=bool(self._farewell))]
             if not await self._sent(self._client, data):
                 return
-        self._end(self._client)
+        self._backend.end()
+        await self._sent(self._client, self._farewell)
 
     async def _received(self, source: PlainTransport, failure: RanvierError) -> bytes:
         """Return the next bytes; b"" if this side has ended. If it broke off, end everything."""
@@ -171,4 +229,5 @@ class Splice:
             self._scope.cancel()
 
     def _renew(self) -> None:
-        self._scope.deadline = trio.current_time() + self._idle_s
+        if not self._farewell:
+            self._scope.deadline = trio.current_time() + self._idle_s

@@ -34,6 +34,7 @@ from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.realtime import Realtime
 from ranvier_py.proxy.stages.identify import Gate, Network
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,8 @@ class Access(Part):
     name = "access"
     keys = ("keys_file", "trusted_proxies")
 
-    def __init__(self, node: Node, clustering: ClusterParts | None, limits: LimitParts) -> None:
-        config, self._clustering, self._limits = node.config, clustering, limits
+    def __init__(self, node: Node, clustering: ClusterParts | None, limits: LimitParts, realtime: Realtime) -> None:
+        config, self._clustering, self._limits, self._realtime = node.config, clustering, limits, realtime
         needs_key = config.keys_file is not None
         isolation = config.tenant_isolation
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
@@ -106,7 +107,7 @@ class Access(Part):
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
         self._file: KeysFile | None = None
         if self.gate is not None and config.keys_file is not None:
-            self._file = KeysFile(config.keys_file, "keys_file", self.gate.take)
+            self._file = KeysFile(config.keys_file, "keys_file", self.gate.take, lambda _: self._part())
 
     def _let_in(self, request: HttpRequest, client: Client) -> None:
         """Find out who sends a head, and show what is left of its limits. Raises InvalidKey."""
@@ -144,6 +145,14 @@ class Access(Part):
     async def loop(self) -> None:
         if self._file is not None:
             await self._file.run()
+
+    def sweep(self, now: float) -> None:
+        self._part()
+
+    def _part(self) -> None:
+        """Close the WebSockets of clients whose keys have gone: each was asked for its key when it was opened alone."""
+        if self.gate is not None and self.gate.needs_key:
+            self._realtime.part(self.gate.refusal)
 
     def reread(self) -> None:
         if self._file is not None:
@@ -194,6 +203,7 @@ class Access(Part):
         if clustering is None or self._file is None or not await clustering.revoke(key_id, int(1000 * until)):
             raise BadRequest(NOT_SHARED)
         log.warning("access.%s %s", "revoked" if until else "restored", key_id)
+        self._part()
         return {"id": key_id, "until": moment(until) if until else None}
 
     def _revoked(self) -> Sequence[Mapping[str, Any]]:

@@ -101,15 +101,9 @@ class Gate:
 
     def _identity(self, seen: SeenHead) -> Identity | None:
         """Return whose head this is; None for nobody's, where no key is needed. Raises InvalidKey."""
-        why, now = "", time.time()
-        for digest in seen.digests:
-            found = self.table.find(digest)
-            if found is None or found.key is None:
-                why = why or "unknown"
-            elif not (why := found.key.refusal(now)):
-                if not self.is_revoked(found.key.id, 1000 * now):
-                    return found
-                why = "revoked"
+        found, why = self._holder(seen)
+        if found is not None:
+            return found
         if seen.named and not why:  # a key that is not valid is no reason to believe less than it claims
             return self.table.named(seen.named)
         if not self.needs_key:
@@ -117,6 +111,28 @@ class Gate:
         seen.identity, seen.passed, why = None, NO_REQUEST_FIELDS, why or "none"
         increment(self.counters.refused, why)
         raise InvalidKey(WORDS[why])
+
+    def _holder(self, seen: SeenHead) -> tuple[Identity | None, str]:
+        """Return whose valid key is among those of a head; else why none is, "" if there is none."""
+        why, now = "", time.time()
+        for digest in seen.digests:
+            found = self.table.find(digest)
+            if found is None or found.key is None:
+                why = why or "unknown"
+            elif not (why := found.key.refusal(now)):
+                if not self.is_revoked(found.key.id, 1000 * now):
+                    return found, ""
+                why = "revoked"
+        return None, why
+
+    def refusal(self, seen: SeenHead) -> str:
+        """Return why who was let in with a key would not be now, as clients read it; "" if it would be."""
+        if seen.identity is None or seen.identity.key is None:
+            return ""
+        found, why = self._holder(seen)
+        if found is not None and found.key_id == seen.identity.key_id:
+            return ""
+        return WORDS[why or "unknown"]
 
     def _pass(self, seen: SeenHead, request: HttpRequest, identity: Identity | None) -> None:
         seen.claims = []

@@ -176,7 +176,8 @@ class RelayStage:
             yield client.flush
         client.work()
         client.handling = False  # from now on a client that ends its side may still receive
-        splice = Splice(client.transport, exchange.transport, client.ahead, limits.idle_s)
+        sides, seen = (client.transport, exchange.transport), client.seen_head
+        splice = Splice(*sides, client.ahead, limits.idle_s, early=early, seen=seen)
         try:
             with suppress(NodeBusy):  # the end of a drain: both sides are closed as if they had ended
                 yield partial(self.realtime.splice, splice)

@@ -1,0 +1,147 @@
+"""A WebSocket ends with the key that opened it: a close frame that says why, and nothing further for its engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
+
+from ranvier_py.io.keys import FollowedFile
+from ranvier_py.proxy import realtime
+from ranvier_py.proxy.stages import identify
+from tests.node.access.key_lab import BLUE, RED, bearer, key_lines, keys_file
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, cluster_lab, lab
+from tests.proxy.test_realtime import TARGET, Engine, Socket, accepted, certified, closed, echo, until
+from tests.proxy.wire import Wire
+
+PARTED_S = 3.0  # a second, and two for a machine that is busy
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FollowedFile.__init__.__kwdefaults__, "interval_s", 0.05)
+
+
+async def opened(node: Node, key: str, wire: Wire | None = None) -> Socket:
+    found = Socket(wire or await node.wire(), WSConnection(ConnectionType.CLIENT))
+    headers = [(name.encode(), value.encode()) for name, value in bearer(key).items()]
+    await found.send(Request(host="h", target=TARGET, extra_headers=headers))
+    assert isinstance(await found.next(), AcceptConnection)
+    return found
+
+
+async def parted(client: Socket, words: str) -> None:
+    with trio.fail_after(PARTED_S):
+        event = await client.next()
+    assert isinstance(event, CloseConnection)
+    assert (event.code, event.reason) == (1008, words)
+    await client.send(event.response())
+    assert await client.next() is None
+    await client.wire.aclose()
+
+
+def rewritten(path: Path, *lines: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("".join(lines))
+    os.replace(new, path)
+
+
+def expire(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identify, "time", SimpleNamespace(time=lambda: time.time() + 7200))
+
+
+GOES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
+    "the key has expired": expire,
+    "the key is disabled": lambda path, _: rewritten(path, key_lines(RED, disabled=True), key_lines(BLUE)),
+    "the key is not known here": lambda path, _: rewritten(path, key_lines(BLUE)),
+}
+
+
+@pytest.mark.parametrize("words", GOES)
+async def test_a_websocket_is_closed_when_its_key_goes_and_that_of_another_key_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+    path, engine = keys_file(tmp_path, key_lines(RED, expires=soon), key_lines(BLUE)), Engine(echo)
+    async with lab(engine, keys_file=path) as node:
+        red, blue = await opened(node, RED), await opened(node, BLUE)
+        GOES[words](path, monkeypatch)
+        await parted(red, words)
+        await until(node, open=1, parted=1, idle=0, broken=0)
+        await blue.send(TextMessage(data="still here"))
+        assert await blue.next() == TextMessage(data="still here")
+        await closed(blue)
+
+
+async def test_a_key_that_is_revoked_on_one_node_closes_its_websockets_on_all(tmp_path: Path) -> None:
+    settings = {"keys_file": keys_file(tmp_path), "gossip_admin_key": "an-admin-key-of-the-cluster"}
+    async with cluster_lab(tmp_path, engines=0) as place:
+        place.engines.append(await place.listen(Engine(echo).serve))
+        nodes = [await place.start(**settings) for _ in range(2)]
+        await nodes[1].sees(1)
+        opened_by_red = [await opened(node, RED) for node in nodes]
+        order = {"id": "red", "hours": 1}
+        answer = await nodes[0].http.post(f"{nodes[0].control}/admin/access/revoke", json=order)
+        assert answer.status_code == 200, answer.text
+        for red in opened_by_red:
+            await parted(red, "the key was revoked")
+
+
+async def script_in_pieces(wire: Wire, head: bytes, more: trio.Event) -> None:
+    found = await accepted(wire, head)
+    frame = found.protocol.send(TextMessage(data="x" * 70_000))
+    await wire.send(frame[:40_000])
+    await more.wait()
+    await wire.send(frame[40_000:] + found.protocol.send(TextMessage(data="never seen")))
+    assert await found.next() is None
+
+
+async def test_the_current_frame_is_relayed_to_its_end_first(tmp_path: Path) -> None:
+    more = trio.Event()
+    engine = Engine(lambda wire, head: script_in_pieces(wire, head, more))
+    path = keys_file(tmp_path)
+    async with lab(engine, keys_file=path) as node:
+        red = await opened(node, RED)
+        rewritten(path, key_lines(BLUE))
+        await until(node, parted=1, open=1)
+        await red.send(TextMessage(data="not for the engine any more"))
+        more.set()
+        event = await red.next()
+        assert isinstance(event, TextMessage)
+        assert len(event.data) == 70_000
+        await parted(red, "the key is not known here")
+        await engine.over.wait()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_that_goes_on_sending_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(realtime, "CLOSE_S", 0.5)
+    path, (files, trusting) = keys_file(tmp_path), certified(tmp_path)
+    async with lab(Engine(echo), keys_file=path, **(files if tls else {})) as node:
+        wire = await node.wire()
+        if tls:
+            wire.stream = trio.SSLStream(  # type: ignore[assignment]  # what a Wire needs of one
+                wire.stream, trusting, server_hostname="127.0.0.1", https_compatible=True
+            )
+        red = await opened(node, RED, wire)
+        rewritten(path, key_lines(BLUE))
+        with trio.fail_after(PARTED_S), pytest.raises(trio.BrokenResourceError):
+            await talk(red)
+        await until(node, open=0, parted=1, idle=0)
+        await wire.stream.aclose()
+
+
+async def talk(client: Socket) -> None:
+    """Send empty messages as fast as a microphone sends its own."""
+    while True:
+        await client.wire.send(b"\x81\x80mask" * 100)
+        await trio.sleep(BETWEEN_LOOKS_S)
