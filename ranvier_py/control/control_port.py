@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -32,10 +32,9 @@ from ranvier_py.core.access.keys_file import ROLES
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, RanvierError, Unauthorized, listening_on
-from ranvier_py.core.metrics import Sample, samples
-from ranvier_py.node.access.access_parts import KeysFile
+from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.asked import Asked, ControlAnswer
-from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.part import Handler, Node
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
 
 
-class ControlPort(Part):
+class ControlPort(KeyedPart):
     """The control port of one node: health, metrics, and what each part serves."""
 
     name = "control"
@@ -67,16 +66,13 @@ class ControlPort(Part):
         self._node, config = node, node.config
         self._settings = control_settings(config)
         self._settings.tls = self._tls = tls_context(config, CONTROL)
-        path, self._file = config.ports.control_keys_file, None
-        if path is not None:
-            self._file = KeysFile(path, "control_keys_file", self._settings.take_keys)
+        super().__init__(config.ports.control_keys_file, "control_keys_file", self._settings.take_keys)
         self._shutdown = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve as `serve_app` does. Raises ListenError, and ConfigError for a file of keys with an error."""
         node = self._node
-        if self._file is not None:
-            await self._file.read()
+        await self.read()
         routes = {route: handler for part in node.parts for route, handler in part.routes().items()}
         app = make_app(routes, self._settings)
         serve = partial(serve_app, app, self._settings, shutdown=self._shutdown, faults=node.faults)
@@ -87,14 +83,6 @@ class ControlPort(Part):
 
     def stop(self) -> None:
         self._shutdown.set()
-
-    async def loop(self) -> None:
-        if self._file is not None:
-            await self._file.run()
-
-    def reread(self) -> None:
-        if self._file is not None:
-            self._file.look_soon()
 
     def held(self, before: Any, after: Any) -> Iterable[str]:
         """The port can't change between plain HTTP and TLS, nor between one key and several."""
@@ -109,13 +97,7 @@ class ControlPort(Part):
     def reload(self, _: Any, after: Any) -> None:
         new, settings = control_settings(after), self._settings
         settings.key, settings.metrics_public, settings.tls = new.key, new.metrics_public, self._tls
-        if self._file is not None and after.ports.control_keys_file is not None:
-            self._file.path = after.ports.control_keys_file
-            self._file.look_soon()
-
-    def metrics(self) -> Iterator[Sample]:
-        if self._file is not None:
-            yield from samples("control_access", self._file.counters)
+        self.move(after.ports.control_keys_file)
 
     def routes(self) -> Mapping[str, Handler]:
         return {

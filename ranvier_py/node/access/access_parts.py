@@ -1,7 +1,6 @@
-"""The keys of a node's clients: read when it starts, and again when their file changes or at a reload.
+"""Who may ask a node, by the keys of its clients and what proxies say, and the orders to refuse a key on all nodes.
 
-Rule: a file with an error changes nothing; the log names its lines once, and the view for as long as they stand.
-Whether keys are needed at all is decided at the start: no reload opens the port for all.
+Rule: whether keys are needed at all is decided at the start: no reload opens the port for all.
 Invariant: reading keys holds up no request (test_keys_read.py).
 """
 
@@ -10,10 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -21,17 +18,16 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
-from ranvier_py.core.errors import BadRequest, ConfigError
-from ranvier_py.core.metrics import Sample, counter, gauge, samples
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import HEADER
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.io.keys import FollowedFile
-from ranvier_py.node.access.key_reader import read_keys
+from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import Asked
 from ranvier_py.node.cluster_parts import ClusterParts
-from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.part import Handler, Node
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
@@ -53,41 +49,7 @@ HeadCheck = Callable[[HttpRequest, Client], object]
 """Raises a RanvierError if the head of a request is reason enough to refuse it."""
 
 
-@dataclass(slots=True)
-class KeysFileCounters:
-    keys: int = gauge("Keys in the file of keys.")
-    tenants: int = gauge("Tenants in the file of keys.")
-    file_changes: int = counter("Times that the file of keys was read and taken.")
-    file_failures: int = counter("Times that the file of keys could not be used.")
-
-
-class KeysFile(FollowedFile):
-    """A file of keys; `users` take its table. `kind`: the key of the configuration that names it."""
-
-    settles = True
-
-    def __init__(self, path: Path, kind: str, *users: Callable[[KeyTable], object]) -> None:
-        super().__init__(path)
-        self.counters = KeysFileCounters()
-        self._kind, self._users = kind, users
-
-    async def read(self) -> None:
-        table, counters = await read_keys(self.path, self._kind), self.counters
-        if counters.keys and not table:
-            raise ConfigError([f"{self._kind}: {self.path} has no key any more: is it being written?"])
-        for use in self._users:
-            use(table)
-        counters.keys, counters.tenants = len(table), len(table.tenants)
-        counters.file_changes += 1
-        log.info("access.keys_read %s: %d keys, %d tenants", self.path, counters.keys, counters.tenants)
-
-    def refused(self, error: ConfigError, *, is_new: bool) -> None:
-        self.counters.file_failures += 1
-        if is_new:
-            log.error("access.keys_refused, going on as before: %s", "; ".join(error.problems))
-
-
-class Access(Part):
+class Access(KeyedPart):
     """See the module. `gate` is None where nobody needs a key and every proxy is believed."""
 
     name = "access"
@@ -105,9 +67,7 @@ class Access(Part):
         self._counts, self._listed = RequestCounts(), node.registry.pools.names
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
-        self._file: KeysFile | None = None
-        if self.gate is not None and config.keys_file is not None:
-            self._file = KeysFile(config.keys_file, "keys_file", self.gate.take, lambda _: self._part())
+        super().__init__(config.keys_file, "keys_file", self._take)
 
     def _let_in(self, request: HttpRequest, client: Client) -> None:
         """Find out who sends a head, and show what is left of its limits. Raises InvalidKey."""
@@ -138,15 +98,15 @@ class Access(Part):
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the keys before the public port opens. Raises ConfigError for a file with an error."""
-        if self._file is not None:
-            await self._file.read()
+        await self.read()
         task_status.started()
 
-    async def loop(self) -> None:
-        if self._file is not None:
-            await self._file.run()
-
     def sweep(self, now: float) -> None:
+        self._part()
+
+    def _take(self, table: KeyTable) -> None:
+        if self.gate is not None:
+            self.gate.take(table)
         self._part()
 
     def _part(self) -> None:
@@ -154,30 +114,23 @@ class Access(Part):
         if self.gate is not None and self.gate.needs_key:
             self._realtime.part(self.gate.refusal)
 
-    def reread(self) -> None:
-        if self._file is not None:
-            self._file.look_soon()
-
     def held(self, before: Config, after: Config) -> Iterable[str]:
         """Whether there is a gate can't change: what else tells tenants apart was made for that."""
         if (before.keys_file is None) != (after.keys_file is None):
             yield "keys_file"
-        if self._file is None and bool(before.ports.trusted_proxies) != bool(after.ports.trusted_proxies):
+        if self.file is None and bool(before.ports.trusted_proxies) != bool(after.ports.trusted_proxies):
             yield "trusted_proxies"
 
     def reload(self, before: Config, after: Config) -> None:
         if self.gate is not None:
             self.gate.trusted = trusted(after)
-        if self._file is not None and after.keys_file is not None:
-            self._file.path = after.keys_file
-            self._file.look_soon()
+        self.move(after.keys_file)
 
     def metrics(self) -> Iterator[Sample]:
         if self.gate is not None:
             yield from samples("access", self.gate.counters)
             yield from self._counts.samples()
-        if self._file is not None:
-            yield from samples("access", self._file.counters)
+        yield from super().metrics()
 
     def routes(self) -> Mapping[str, Handler]:
         return {
@@ -200,7 +153,7 @@ class Access(Part):
 
     async def _order(self, key_id: str, until: float) -> Mapping[str, Any]:
         clustering = self._clustering
-        if clustering is None or self._file is None or not await clustering.revoke(key_id, int(1000 * until)):
+        if clustering is None or self.file is None or not await clustering.revoke(key_id, int(1000 * until)):
             raise BadRequest(NOT_SHARED)
         log.warning("access.%s %s", "revoked" if until else "restored", key_id)
         self._part()
@@ -214,7 +167,7 @@ class Access(Part):
 
     def show(self, asked: Asked) -> Mapping[str, Any]:
         """Return what is known of keys and tenants; of the keys, `limit` from `first` on, in the order of the file."""
-        if self._file is None or self.gate is None:
+        if self.file is None or self.gate is None:
             return {"needs_key": False}
         first, table = asked.number("first", 0), self.gate.table
         keys = [
@@ -222,11 +175,11 @@ class Access(Part):
             for each in table.identities(first, asked.limit(LISTED_MAX))
             if (key := each.key) is not None
         ]
-        counters = self._file.counters
+        counters = self.file.counters
         return {
             "needs_key": True,
-            "file": str(self._file.path),
-            "trouble": self._file.trouble,
+            "file": str(self.file.path),
+            "trouble": self.file.trouble,
             "keys": {"count": counters.keys, "first": first, "listed": keys},
             "tenants": counters.tenants,
             "revoked": self._revoked(),

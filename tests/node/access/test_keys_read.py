@@ -19,8 +19,8 @@ from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access import key_reader
-from ranvier_py.node.access.access_parts import KeysFile
 from ranvier_py.node.access.key_reader import SMALL_BYTES, read_keys
+from ranvier_py.node.access.keys_files import KeysFile
 from ranvier_py.node.run_node import run
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, PLACES, Node, lab

@@ -1,0 +1,90 @@
+"""Files of keys that a part of a node follows: of its clients, and of its control port.
+
+Rule: a file with an error changes nothing; the log names its lines once, and `trouble` for as long as they stand. One
+that has lost all its keys is being written. It is read before a port opens, again when it changes, and at each reload.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranvier_py.core.access.key_table import KeyTable
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.metrics import Sample, counter, gauge, samples
+from ranvier_py.io.keys import FollowedFile
+from ranvier_py.node.access.key_reader import read_keys
+from ranvier_py.node.part import Part
+
+log = logging.getLogger(__name__)
+
+PREFIXES = {"keys_file": "access", "control_keys_file": "control_access"}
+"""Of metrics, by the key of the configuration that names the file."""
+
+
+@dataclass(slots=True)
+class KeysFileCounters:
+    keys: int = gauge("Keys in the file of keys.")
+    tenants: int = gauge("Tenants in the file of keys.")
+    file_changes: int = counter("Times that the file of keys was read and taken.")
+    file_failures: int = counter("Times that the file of keys could not be used.")
+
+
+class KeysFile(FollowedFile):
+    """A file of keys; `users` take its table. `kind`: the key of the configuration that names it."""
+
+    settles = True
+
+    def __init__(self, path: Path, kind: str, *users: Callable[[KeyTable], object]) -> None:
+        super().__init__(path)
+        self.counters = KeysFileCounters()
+        self.kind, self._users = kind, users
+
+    async def read(self) -> None:
+        table, counters = await read_keys(self.path, self.kind), self.counters
+        if counters.keys and not table:
+            raise ConfigError([f"{self.kind}: {self.path} has no key any more: is it being written?"])
+        for use in self._users:
+            use(table)
+        counters.keys, counters.tenants = len(table), len(table.tenants)
+        counters.file_changes += 1
+        log.info("access.keys_read %s: %d keys, %d tenants", self.path, counters.keys, counters.tenants)
+
+    def refused(self, error: ConfigError, *, is_new: bool) -> None:
+        self.counters.file_failures += 1
+        if is_new:
+            log.error("access.keys_refused, going on as before: %s", "; ".join(error.problems))
+
+
+class KeyedPart(Part):
+    """A part that lets in who has a key of its file, if it has one. It reads the file as it starts, by `read`."""
+
+    file: KeysFile | None
+
+    def __init__(self, path: Path | None, kind: str, *users: Callable[[KeyTable], object]) -> None:
+        self.file = KeysFile(path, kind, *users) if path is not None else None
+
+    async def read(self) -> None:
+        """Raises ConfigError."""
+        if self.file is not None:
+            await self.file.read()
+
+    async def loop(self) -> None:
+        if self.file is not None:
+            await self.file.run()
+
+    def reread(self) -> None:
+        if self.file is not None:
+            self.file.look_soon()
+
+    def move(self, path: Path | None) -> None:
+        """Follow a file at another path, if there is one: whether keys are needed is decided at the start."""
+        if self.file is not None and path is not None:
+            self.file.path = path
+            self.file.look_soon()
+
+    def metrics(self) -> Iterator[Sample]:
+        if self.file is not None:
+            yield from samples(PREFIXES[self.file.kind], self.file.counters)
