@@ -29,7 +29,7 @@ from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.core.shadows.mirrors import Mirrored
 from ranvier_py.core.shadows.shadow import Shadow
-from ranvier_py.node.part import Counted, Part
+from ranvier_py.node.part import Part
 from ranvier_py.node.reload import NEEDS_RESTART, ConfigSource, Reloads, takes
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
@@ -83,7 +83,11 @@ async def reloadable(
         yield node, changed
 
 
-PARTS = (*Part.__subclasses__(), *Counted.__subclasses__())
+def kinds_of(kind: type[Part]) -> list[type[Part]]:
+    return [each for sub in kind.__subclasses__() for each in (sub, *kinds_of(sub))]
+
+
+PARTS = kinds_of(Part)
 
 
 def is_taken(name: str) -> bool:
