@@ -258,6 +258,10 @@ class BackendSpec(BaseModel):
     def label(self) -> str:
         return self.name or self.url.partition("://")[2]
 
+    def is_but_for_weight(self, other: BackendSpec) -> bool:
+        """Whether a backend of this configuration becomes the other one by its weight alone."""
+        return self.model_copy(update={"weight": other.weight}) == other
+
 
 Address = Annotated[str, AfterValidator(address)]
 OptionalPath = Annotated[Path | None, BeforeValidator(file_name)]

@@ -18,6 +18,7 @@ from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
+from ranvier_py.node.discovery.discovery_parts import DiscoveryParts
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
@@ -86,6 +87,7 @@ def parts_of(
         ranks,
         BackendParts(node, ranks),
         orders,
+        DiscoveryParts(node),
         Sweep(node),
         clients,
         *recorder,

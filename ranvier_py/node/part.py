@@ -31,6 +31,7 @@ from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.core.routing.processes.engine_names import NONE
 from ranvier_py.core.routing.router import Router
 from ranvier_py.node.asked import Asked
+from ranvier_py.node.discovery.backend_sources import BackendSources
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.supervision import Faults
 
@@ -146,9 +147,11 @@ class Node:
         self.registry = Registry(
             config.health, resorted=SilentResorts(), restarted=self._restarted, rank_refused=self._rank_refused
         )
+        self.sources = BackendSources(self.registry, self.add_backend, self.remove_backend)
         self.router = router_of(self.registry)
 
     def _restarted(self, backend: Backend) -> None:
+        self.sources.restarted(backend)
         for part in self.parts:
             part.restarted(backend)
 
@@ -158,8 +161,7 @@ class Node:
     def assemble(self, parts: Sequence[Part]) -> None:
         """Take the parts, in the order in which they start, and give them the backends of the configuration."""
         self.parts = tuple(parts)
-        for spec in self.config.backend:
-            self.add_backend(spec.url, spec.weight, spec.name, spec)
+        self.sources.configure(self.config.backend)
 
     def part(self, kind: type[Kind]) -> Kind:
         """Return the part of this kind."""
@@ -203,7 +205,7 @@ class Node:
         log.info("backend.added %s %s weight %g%s", backend.name, backend.url, weight, ordered(by))
         return backend.id
 
-    def remove_backend(self, name_or_url: str, *, by: str = "") -> None:
+    def remove_backend(self, name_or_url: str, *, by: str = "", why: str = "") -> None:
         """Have each part forget the backend and its ranks, even if another part raises. Raises NotFound."""
         for each in self.registry.ids.known(name_or_url).behind.as_ranks:
             self.remove_backend(each.name)
@@ -211,7 +213,7 @@ class Node:
         with ExitStack() as steps:
             for part in self.parts:
                 steps.callback(part.removed, backend)
-        log.info("backend.removed %s %s%s", backend.name, backend.url, ordered(by))
+        log.info("backend.removed %s %s%s", backend.name, backend.url, ordered(by) or (why and f": {why}"))
 
 
 def ordered(by: str) -> str:

@@ -277,6 +277,15 @@ class Catalog:
         return self.models is not None and model.partition(":")[2] in self.models and self.has_adapter(model)
 
 
+@dataclass(slots=True, eq=False)
+class Origin:
+    """Who wants one backend, and who lets it get no requests."""
+
+    wanted_by: tuple[str, ...] = ()  # kinds of sources (`wanted`); of a rank that a node found itself: none
+    drained: bool = False  # by an operator; nodes share that
+    leaving: str = ""  # why, if its sources let it end, or can't confirm it: each node sees that itself
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backend:
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
@@ -293,8 +302,13 @@ class Backend:
     work: Work = field(default_factory=Work)
     seen: SeenOfBackend = field(default_factory=SeenOfBackend)
     reuse: Reuse = field(default_factory=Reuse)  # of prefixes, by its process
-    draining: bool = False
+    origin: Origin = field(default_factory=Origin)
     removed: bool = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new requests, though it may well answer some."""
+        return self.origin.drained or bool(self.origin.leaving)
 
     @property
     def advice(self) -> str:

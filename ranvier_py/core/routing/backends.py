@@ -151,12 +151,18 @@ class Registry:
         self.pools.version += 1
 
     def drain(self, name_or_url: str, draining: bool = True) -> Backend:
-        """Send it no more requests (or, with False, send it requests again). Its claims stay."""
+        """Send it no more requests (or, with False, send it requests again), as an operator orders. Its claims stay."""
         backend = self.ids.known(name_or_url)
         for each in (backend, *backend.behind.as_ranks):
-            self.pools.version += each.draining is not draining
-            each.draining = draining
+            self.pools.version += each.origin.drained is not draining
+            each.origin.drained = draining
         return backend
+
+    def leave(self, backend: Backend, why: str) -> None:
+        """Send it no more requests, because of its sources, or send it requests again if `why` is empty."""
+        for each in (backend, *backend.behind.as_ranks):
+            self.pools.version += bool(each.origin.leaving) is not bool(why)
+            each.origin.leaving = why
 
     def dispatched(self, backend: Backend, now: float, request: InFlight | None = None, expected_at: float = 0) -> None:
         """Count a request as in flight; where the circuit is half open, it takes the trial. `expected_at`: when its

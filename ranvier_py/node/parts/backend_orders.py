@@ -23,7 +23,6 @@ from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Handler, Node, Part
-from ranvier_py.node.parts.backend_parts import replace_needed
 from ranvier_py.node.parts.backend_views import backend_view
 
 log = logging.getLogger(__name__)
@@ -40,14 +39,6 @@ class BackendOrders(Part):
 
     def __init__(self, node: Node, names: NameParts, clustering: ClusterParts | None) -> None:
         self._node, self._registry, self._names, self._clustering = node, node.registry, names, clustering
-        self._specs: dict[str, BackendSpec] = {}  # by URL; the weight is the backend's own
-
-    def added(self, backend: Backend, spec: BackendSpec | None) -> None:
-        if spec is not None:
-            self._specs[backend.url] = spec
-
-    def removed(self, backend: Backend) -> None:
-        self._specs.pop(backend.url, None)
 
     def routes(self) -> Mapping[str, Handler]:
         """/…_worker answer as SGLang's router does."""
@@ -73,8 +64,8 @@ class BackendOrders(Part):
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
         with ExitStack() as undo:
-            backend = self._registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec, by=by)]
-            undo.callback(self._node.remove_backend, backend.name)
+            backend = self._node.sources.add(spec, by)
+            undo.callback(self._node.sources.withdraw, backend.url)
             view = {**self._view(backend), **self._give("add", spec, cluster)}
             undo.pop_all()
         return view
@@ -89,7 +80,7 @@ class BackendOrders(Part):
     def remove(self, named: str, by: str = "", cluster: bool = True) -> Mapping[str, Any]:
         backend = self._registry.ids.known(named)
         view, spec = self._view(backend), BackendSpec(url=backend.url)
-        self._node.remove_backend(named, by=by)
+        self._node.sources.remove(named, by)
         return {**view, **self._give("remove", spec, cluster)}
 
     async def _set(self, settable: Sequence[str], asked: Asked) -> Mapping[str, Any]:
@@ -108,7 +99,7 @@ class BackendOrders(Part):
         return {**self._view(changed), **self._give("add", wanted, cluster)}
 
     def _spec(self, backend: Backend) -> BackendSpec:
-        spec = self._specs.get(backend.url) or BackendSpec(
+        spec = self._node.sources.spec_of(backend.url) or BackendSpec(
             url=backend.url, hosted=backend.catalog.hosted, any_model=backend.catalog.any_model
         )
         return spec.model_copy(update={"weight": backend.weight, "name": backend.name})
@@ -118,17 +109,7 @@ class BackendOrders(Part):
         lines = [*differences(before, wanted)]
         if not lines:
             return backend
-        if not replace_needed(before, wanted):
-            self._registry.reweigh(backend.name, wanted.weight)
-        else:
-            draining, node = backend.draining, self._node
-            with ExitStack() as undo:
-                node.remove_backend(backend.name, by=by)
-                undo.callback(node.add_backend, before.url, before.weight, before.name, before, by="what it was before")
-                backend = self._registry[node.add_backend(wanted.url, wanted.weight, wanted.name, wanted, by=by)]
-                undo.pop_all()
-            self._registry.drain(backend.name, draining)
-        self._specs[backend.url] = wanted
+        backend = self._node.sources.change(backend, wanted, by)
         for line in lines:
             log.info("backend.set %s %s (ordered by %s)", backend.name, line, by)
         return backend
@@ -139,14 +120,14 @@ class BackendOrders(Part):
         named, draining = named_in(body), body.get("draining", True)
         if not isinstance(draining, bool):
             raise BadRequest("draining must be true or false")
-        before = self._registry.ids.known(named).draining
+        before = self._registry.ids.known(named).origin.drained
         backend = self._registry.drain(named, draining)
         if before is not draining:
             log.info("backend.draining %s %s -> %s (ordered by %s)", backend.name, before, draining, asked.caller)
         return self._view(backend)
 
     def _view(self, backend: Backend) -> dict[str, Any]:
-        spec = self._specs.get(backend.url)
+        spec = self._node.sources.spec_of(backend.url)
         events = {} if spec is None else spec.model_dump()
         shown = {name: value for name, value in events.items() if name.startswith("kv_")}
         return {**backend_view(backend, self._registry), **shown}
@@ -184,13 +165,14 @@ class BackendOrders(Part):
         known, by = self._registry.ids.find(command.url), FROM_PEER
         try:
             if command.verb == "remove" and known is not None:
-                self._node.remove_backend(command.url, by=by)
+                self._node.sources.remove(command.url, by)
             elif command.verb == "add":
                 fields = {**command.options._asdict(), "hosted": HOSTED[command.options.hosted]}
                 wanted = read_backend({"url": command.url, "weight": command.weight, "name": command.name, **fields})
                 if known is None:
-                    self._node.add_backend(wanted.url, wanted.weight, wanted.name, wanted, by=by)
+                    self._node.sources.add(wanted, by)
                 else:  # its name and its events are this node's own
+                    self._node.sources.join(known.url)
                     before = self._spec(known)
                     self._become(known, before, before.model_copy(update={"weight": wanted.weight, **fields}), by)
         except RanvierError as error:

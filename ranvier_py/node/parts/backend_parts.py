@@ -59,22 +59,11 @@ class BackendParts(Part):
         return False
 
     def reload(self, before: Config, after: Config) -> None:
-        """Add and remove backends as an operator would over the control port; weights change in place."""
-        node, registry = self._node, self._registry
-        registry.limits = after.health
-        for backend in registry:
+        """The backends of the configuration are what the source `static` wants; weights change in place."""
+        self._registry.limits = after.health
+        for backend in self._registry:
             backend.vitals.limits = after.health
-        old, new = ({spec.url: spec for spec in config.backend} for config in (before, after))
-        for url, spec in old.items():
-            wanted = new.get(url)
-            if (wanted is None or replace_needed(spec, wanted)) and registry.ids.find(url) is not None:
-                node.remove_backend(url)
-        for url, spec in new.items():
-            known = old.get(url)
-            if registry.ids.find(url) is None and (known is None or replace_needed(known, spec)):
-                node.add_backend(url, spec.weight, spec.name, spec)
-            elif known is not None and known.weight != spec.weight and registry.ids.find(url) is not None:
-                registry.reweigh(url, spec.weight)
+        self._node.sources.configure(after.backend)
 
     def _taken(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
         """Yield a problem for each new backend whose name an added backend has that is not in the configuration."""
@@ -89,8 +78,3 @@ class BackendParts(Part):
         urls = {backend.url for backend in self._registry if not self._ranks.is_placed(backend)}
         if urls and not after and urls <= {spec.url for spec in before}:
             yield "backend: none would be left; if that is meant, set reload_allow_empty"
-
-
-def replace_needed(old: BackendSpec, new: BackendSpec) -> bool:
-    """Whether a backend must be removed and added again: all but its weight is given when it is added."""
-    return old.model_copy(update={"weight": new.weight}) != new

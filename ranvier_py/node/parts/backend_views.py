@@ -20,6 +20,8 @@ def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
         "circuit": backend.circuit.value,
         "refusing_status": registry.refusals.status_of(backend.id) or None,
         "draining": backend.draining,
+        "leaving": backend.origin.leaving,
+        "wanted_by": backend.origin.wanted_by,
         "pause_s": round(registry.pauses.left_s(backend.id, time.monotonic()), 1),
         "in_flight": backend.work.own.inflight,
         "peer_load": backend.work.peers.requests,

@@ -169,7 +169,8 @@ class RankParts(Part):
         """Return the backend of one rank. Its engine's models are known, so that no other request finds it first."""
         url, name = f"{backend.url}#rank={rank}", f"{backend.name}#rank={rank}"
         added = self._registry[self._node.add_backend(url, backend.weight, name, whole.spec)]
-        self._registry.drain(name, backend.draining)
+        self._registry.drain(name, backend.origin.drained)
+        self._registry.leave(added, backend.origin.leaving)
         listed = result if result is not None and result.models is not None else None
         models, cards = (
             (backend.catalog.models, backend.catalog.cards) if listed is None else (listed.models, listed.cards)

@@ -101,7 +101,7 @@ async def test_what_an_operator_orders_for_the_url_is_done_to_all_its_ranks() ->
             assert answer.status_code == 200, answer.text
             assert [each["draining"] for each in await node.backends()] == [False, draining, draining, draining]
         again = await node.http.post(f"{node.control}/admin/backends", json={"url": url})
-        assert again.status_code == 400
+        assert again.status_code == 409
         gone = await node.http.delete(f"{node.control}/admin/backends", **place_of)  # type: ignore[arg-type]
         assert gone.status_code == 200, gone.text
         assert [each["url"] for each in await node.backends()] == place.engines

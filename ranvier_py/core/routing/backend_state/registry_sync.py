@@ -159,9 +159,9 @@ class RegistrySync(Machine):
             if backend.work.own.inflight:
                 loads[key] = backend.work.own.load
             self._settle(key, seen, now)
-            if backend.draining is not seen.draining:
-                seen.draining = backend.draining
-                self.facts.drain(key, backend.draining)
+            if backend.origin.drained is not seen.draining:
+                seen.draining = backend.origin.drained
+                self.facts.drain(key, backend.origin.drained)
             started_at, reading = backend.seen.process.started_at or 0.0, registry.names.readings.get(backend.id)
             self.facts.observe(key, verdict_of(backend), started_at, reading)
         self.facts.loads.carry(loads)
@@ -296,7 +296,7 @@ class RegistrySync(Machine):
 
     def _drain(self, seen: Seen, *, draining: bool) -> None:
         """Drain a backend, or end that, as an operator ordered on another node."""
-        backend, before = seen.backend, seen.backend.draining
+        backend, before = seen.backend, seen.backend.origin.drained
         seen.draining = draining
         self.registry.drain(backend.url, draining)
         if before is not draining:

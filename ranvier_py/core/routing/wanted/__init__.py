@@ -1,0 +1,1 @@
+"""Which backends there shall be: what sources want, and what follows for the registry."""

@@ -1,0 +1,63 @@
+"""One backend as a source of backends found it, and how sources are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+KINDS = ("api", "static", "file", "kubernetes", "dns")
+"""Kinds of sources: operators' commands, the configuration, and what is followed. Where several sources want one
+backend, it has the options that the first of these gives it."""
+
+OF_OPERATORS = frozenset(("static", "api"))
+"""They never fail, and what they give up goes at once: somebody has decided it."""
+
+
+class SourceName(NamedTuple):
+    """`target`: what a source of this kind follows, if there may be several."""
+
+    kind: str
+    target: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}" if self.target else self.kind
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        return KINDS.index(self.kind), self.target
+
+
+STATIC, API = SourceName("static"), SourceName("api")
+
+
+class Spec(Protocol):
+    """Address and options of a backend, which only their reader understands (`config_values.BackendSpec`)."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    def is_but_for_weight(self, other: Self) -> bool: ...
+
+
+SpecT = TypeVar("SpecT", bound=Spec)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBackend(Generic[SpecT]):
+    """`draining`: its source says that it ends. `process`: what tells it from the next one at its address, "" if the
+    source can't say. `about`: what else the source says of it, for people."""
+
+    spec: SpecT
+    draining: bool = False
+    process: str = ""
+    about: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def url(self) -> str:
+        return self.spec.url
+
+    def needs_another(self, other: FoundBackend[Any]) -> bool:
+        """Whether a backend that was added as this can't become `other`: another process, or options for new ones."""
+        is_other_process = bool(self.process and other.process) and self.process != other.process
+        return is_other_process or not self.spec.is_but_for_weight(other.spec)

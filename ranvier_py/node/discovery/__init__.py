@@ -1,0 +1,1 @@
+"""Finds engines: sources of backends, and what carries out what they want."""

@@ -1,0 +1,68 @@
+"""Backends come and go with their sources alone, on a real node."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranvier_py.config.config_loader import read_backend
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.routing.backends import BackendLimits, Registry
+from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
+from ranvier_py.node.discovery.backend_sources import BackendSources
+from tests.node.node_lab import lab
+
+FILE, DNS = SourceName("file"), SourceName("dns", "engines:8000")
+
+
+class Place:
+    """Sources with a registry, and no parts around it."""
+
+    def __init__(self, **limits: int) -> None:
+        self.registry = Registry(BackendLimits(**limits))
+        self.sources = BackendSources(self.registry, self.add, lambda url, **_: self.registry.remove(url))
+
+    def add(self, url: str, weight: float, name: str, _: object, *, by: str) -> int:
+        return self.registry.add(url, weight=weight, name=name).id
+
+    def take(self, source: SourceName, *backends: dict[str, object]) -> None:
+        self.sources.take(source, [FoundBackend(read_backend(fields)) for fields in backends])
+
+    @property
+    def names(self) -> list[str]:
+        return [backend.name for backend in self.registry]
+
+
+def test_a_found_backend_whose_name_is_taken_has_that_of_its_address() -> None:
+    place = Place()
+    place.take(FILE, {"url": "http://a:1", "name": "one"})
+    place.take(DNS, {"url": "http://b:1", "name": "one"})
+    assert place.names == ["one", "b:1"]
+    with pytest.raises(BadRequest, match="there already"):
+        place.sources.add(read_backend({"url": "http://c:1", "name": "one"}))
+    assert place.names == ["one", "b:1"]
+    assert place.sources.reconciler.is_settled
+
+
+def test_where_there_is_no_room_the_rest_waits_and_is_named() -> None:
+    place = Place(backends_max=1)
+    place.take(FILE, {"url": "http://a:1"})
+    place.take(DNS, {"url": "http://b:1"})
+    assert place.names == ["a:1"]
+    assert "at most 1" in place.sources.reconciler.failed["http://b:1"]
+    place.sources.remove("a:1")
+    place.sources.settle()
+    assert place.names == ["b:1"]
+
+
+async def test_an_operator_removes_what_the_configuration_names_and_adds_it_again() -> None:
+    async with lab(engines=2) as node:
+        first = node.engines[0]
+        assert [each["wanted_by"] for each in await node.backends()] == [["static"], ["static"]]
+        await node.http.delete(f"{node.control}/admin/backends", params={"url": first})
+        assert len(await node.backends()) == 1
+        assert (await node.ask("/admin/sources"))["removed_by_operators"] == [first]
+        answer = await node.http.post(f"{node.control}/admin/backends", json={"url": first})
+        assert answer.status_code == 200
+        assert [each["wanted_by"] for each in await node.backends() if each["url"] == first] == [["api", "static"]]
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_backend_source_backends{source="static"} 2.0' in page
