@@ -40,6 +40,7 @@ from ranvier_py.core.routing.peers.route_updates import (
 from ranvier_py.core.routing.peers.table_copy import TableCopy
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
+from ranvier_py.core.routing.route_table.recent_removals import ROUNDING_S
 
 TEXTS_WAIT_S = 2.0
 """How long the texts of a continued chat wait for their tokens. Peers know the engine of the earlier turns, so they can
@@ -338,9 +339,14 @@ class RouteSync:
         holders = [self._registry.holder(*name, now) for name in columns.backends]
         ids = [BackendId(-1) if holder is None else holder[0] for holder in holders]
         rows: Sequence[Sequence[int]] = (list(map(ids.__getitem__, columns.backend)), *columns[2:])
-        if None in holders:
-            self.counters.void += 1
-            here = [backend >= 0 for backend in rows[0]]
+        removals = self._table.outgoing.removals
+        dropped = removals.at.keys()
+        if None in holders or not (dropped.isdisjoint(rows[3]) and dropped.isdisjoint(rows[4])):
+            self.counters.void += None in holders
+            here = [
+                backend >= 0 and not removals.refuse(token, text, BackendId(backend), at, now)
+                for backend, _, _, token, text in zip(*rows, strict=True)
+            ]
             rows = [list(compress(column, here)) for column in rows]
         backends, parent, tokens, token, text = rows
         if len(self._confirmed):
@@ -388,6 +394,7 @@ class RouteSync:
             return
         backend, counters = process[0], self.counters
         for fingerprint in removal.columns[0]:
+            self._table.outgoing.removals.note(fingerprint, backend, at + ROUNDING_S)
             claim = self._table.claim(fingerprint, backend)
             if claim is not None and claim.evidence > at:
                 counters.removals_younger += 1

@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.transfer import Piece, Walk
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.peers.route_messages import TableRows, pack_rows
@@ -65,14 +66,20 @@ class TableCopy:
             if holder is not None:
                 generations[holder[0]] = holder[1]
         evidence = np.floor(since - np.frombuffer(rows.age_s, "<u2"))
+        backends = ids[np.frombuffer(rows.backend, "<u2")]
         columns = RouteColumns(
             np.frombuffer(rows.parent, "<u8"),
             np.frombuffer(rows.tokens, "<u4"),
             np.frombuffer(rows.token, "<u8"),
             np.frombuffer(rows.text, "<u8"),
-            ids[np.frombuffer(rows.backend, "<u2")],
+            backends,
             evidence.astype(np.int32),
         )
+        removals = self._table.outgoing.removals
+        names = columns.token.tolist(), columns.text.tolist()
+        if not all(map(removals.at.keys().isdisjoint, names)):
+            claims = zip(*names, map(BackendId, backends.tolist()), evidence.tolist(), strict=True)
+            backends[[removals.refuse(*claim, now) for claim in claims]] = -1
         return self._table.merge(columns, generations, now)
 
 

@@ -15,6 +15,7 @@ from ranvier_py.core.bounded import BoundedQueue
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claims
+from ranvier_py.core.routing.route_table.recent_removals import RecentRemovals
 from ranvier_py.core.routing.route_table.route_values import Claim, NewRoutes, RouteTableCounters, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.rows import Rows
 
@@ -29,6 +30,7 @@ class OutgoingRoutes:
         self.collecting = False
         self.new: BoundedQueue[NewRoutes] = BoundedQueue(QUEUE_MAX)
         self.withdrawn: BoundedQueue[WithdrawnRoute] = BoundedQueue(QUEUE_MAX)
+        self.removals = RecentRemovals()
         self._rows = rows
         self._claims = claims
         self._counters = counters
@@ -46,6 +48,7 @@ class OutgoingRoutes:
     def dropped(self, row: int, backend: int, generation: int, at: float) -> None:
         """Queue for peers that an engine dropped the prefix of a row."""
         gone = WithdrawnRoute(BackendId(backend), generation, Fingerprint(self._rows.name(row)), at)
+        self.removals.note(gone.fingerprint, gone.backend, at)
         self._counters.withdrawn_dropped += self.withdrawn.put(gone)
 
     def insist(self, fingerprint: int, backend: BackendId) -> None:

@@ -135,6 +135,8 @@ class RouteTableCounters:
     voided: int = counter("Claims removed because their backend has restarted since.")
     withdrawn: int = counter("Claims withdrawn because their backend no longer holds the prefix.")
     withdrawals_given_up: int = counter("Prefixes below which claims were not withdrawn: too many at once.")
+    overtaken: int = counter("Rows of peers not learned because their engine had dropped the prefix meanwhile.")
+    removals_forgotten: int = counter("Removals forgotten before peers' older rows had arrived: too many at once.")
     new_routes_dropped: int = counter("New routes that nobody fetched for peers in time.")
     withdrawn_dropped: int = counter("Withdrawals that nobody fetched for peers in time.")
 

@@ -292,6 +292,8 @@ class RouteTable:
         counters.claims = dict(zip(names, self.claims.counts[1:], strict=True))
         counters.evicted = dict(zip(names, self.tree.evicted[1:], strict=True))
         counters.withdrawals_given_up, counters.texts_dropped = self.withdrawing.dropped, self.rows.texts_dropped
+        counters.overtaken = self.outgoing.removals.refused
+        counters.removals_forgotten = self.outgoing.removals.forgotten
         return counters
 
     def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.peers.route_sync import CONFIRMED_WAIT_S
+from ranvier_py.core.routing.peers.route_messages import unpack_rows
+from ranvier_py.core.routing.peers.route_sync import CONFIRMED_WAIT_S, GATHER_S, TEXTS_WAIT_S
 from ranvier_py.core.routing.peers.route_updates import (
     ENTRY_BYTES,
     REMOVED,
@@ -191,3 +192,39 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
     assert 8.0 <= dropped / len(gone) < 8.2
     assert dropped / (prompts * blocks) < 0.7
     assert max(len(route_update) for route_update, _ in route_updates) <= ROUTE_UPDATE_BYTES_MAX
+
+
+def test_a_row_that_crosses_a_removal_is_not_learned_again() -> None:
+    """It would stay at this node alone: all updates have arrived then, and no node compares its table."""
+    reader, server, other = three()
+    late = RouteNode(4, [ENGINE])
+    for node in (reader, server):
+        node.meet(late)
+    server.table.outgoing.insist(104, server.engine().id)
+    (row,) = server.updates(20.0)
+    reader.table.withdraw(104, reader.engine().id, 20.0)
+    reader.send(server, other, late, now=20.0)
+    for node in (other, late):
+        node.sync.receive([(20.0 - row[1], row[0])], 20.0)
+        assert not node.holders([(64, 104, 204)], 20.0)
+        assert node.table.counters.overtaken == 1
+
+
+def test_a_copy_of_a_table_in_which_a_removal_is_missing_does_not_undo_it() -> None:
+    reader, server, _ = three()
+    walk = server.sync.copy.rows(b"", 20.0)
+    while (rows := walk.take(20.0)) is None:
+        pass
+    reader.table.withdraw(102, reader.engine().id, 20.0)
+    assert reader.sync.copy.merge(unpack_rows(rows.data), 20.0, 20.0) == 0
+    assert [tokens for _, tokens, _ in reader.holders(CHAT, 20.0)] == [16]
+
+
+def test_what_was_served_since_its_removal_is_learned_from_peers() -> None:
+    reader, server, other = three()
+    reader.table.withdraw(101, reader.engine().id, 20.0)
+    reader.send(server, other, now=20.0)
+    server.serve(CHAT, 21.0)
+    server.send(reader, other, now=21.0 + TEXTS_WAIT_S + GATHER_S)
+    for node in (reader, other):
+        assert [tokens for _, tokens, _ in node.holders(CHAT, 25.0)] == [64]
