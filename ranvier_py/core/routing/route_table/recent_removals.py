@@ -25,8 +25,8 @@ REMOVALS_MAX = 16_384
 
 
 class RecentRemovals:
-    """The last removals, the oldest first. `at`: by a fingerprint of the prefix, when which backend had dropped it. Only
-    rows with one of these fingerprints need be looked at."""
+    """The last removals, the oldest first. `at`: by a fingerprint of the prefix, when which backend had dropped it.
+    Only rows with one of these fingerprints need be looked at."""
 
     def __init__(self) -> None:
         self.refused = 0
