@@ -29,7 +29,7 @@ class BoundedDict(OrderedDict[Key, Value]):
         if len(self) >= self.entries_max:
             self.popitem(last=False)
             self.dropped += 1
-        super().__setitem__(key, value)
+        OrderedDict.__setitem__(self, key, value)
 
 
 class FoundOf(Generic[Key, Value]):

@@ -56,7 +56,7 @@ class KeptBody:
         self._bytes_max = bytes_max
         self._data = bytearray()
         self._begin = 0  # position in the body where `_data` begins
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None  # while somebody waits for more
 
     @property
     def is_outgrown(self) -> bool:
@@ -76,17 +76,16 @@ class KeptBody:
         self.notify()
 
     def notify(self) -> None:
-        if self.followers:
+        """Wake who waits: more has come, or nothing will."""
+        if self._changed is not None:
             self._changed.set()
-            self._changed = trio.Event()
-
-    def end(self) -> None:
-        """Let nobody wait any more."""
-        self._changed.set()
+            self._changed = None
 
     @property
     def change(self) -> Callable[[], Awaitable[None]]:
         """What waits for more to come, or for the end, as seen from this moment, however late the wait begins."""
+        if self._changed is None:
+            self._changed = trio.Event()
         return self._changed.wait
 
     def next_piece(self, follower: Follower) -> bytes:
@@ -240,7 +239,7 @@ class SharedAnswer:
     def end(self) -> None:
         self.over = True
         self._connection.outlasts = None
-        self.kept.end()
+        self.kept.notify()
 
     def _to_client(self, send: Callable[[Client], None]) -> None:
         if self._client is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +40,7 @@ async def test_cr11_what_one_node_keeps_another_finds_with_its_age(server: Redis
         await until(lambda: one.counters.written)
         same = await found(two, 1)
         assert same is not None
-        assert replace(same, stored_at=stored.stored_at) == stored
+        assert same._replace(stored_at=stored.stored_at) == stored
         assert abs(same.stored_at - stored.stored_at) < 1.0
         assert await found(two, 1, 60.0) is not None
         assert await found(two, 1, 49.0) is None

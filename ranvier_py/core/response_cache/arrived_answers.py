@@ -119,10 +119,8 @@ def kept_whole(api: str, body: bytes, bytes_max: int) -> Kept | None:
         return None
     if api == "responses" and fields.get("status") != "completed":
         return None
-    choices = fields.get("choices") or ()
-    if any(one.get("finish_reason") in FAULTY for one in choices):
-        return None
-    if api in OBJECTS and not (choices and all(one.get("finish_reason") for one in choices)):
+    ends = [one.get("finish_reason") for one in fields.get("choices") or ()]
+    if not FAULTY.isdisjoint(ends) or (api in OBJECTS and not (ends and all(ends))):
         return None
     return body, b"", tokens_of(fields.get("usage"))
 

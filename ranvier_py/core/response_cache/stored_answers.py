@@ -9,8 +9,7 @@ in portions. Bounds: SPLIT_BYTES_MAX, COUNTS_BYTES_MAX.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import orjson
 
@@ -45,8 +44,7 @@ CONTENT_TYPES = {False: b"application/json", True: b"text/event-stream"}
 """Content type by whether the answer is a stream."""
 
 
-@dataclass(slots=True, frozen=True)
-class StoredAnswer:
+class StoredAnswer(NamedTuple):
     """One answer. `body`: of a stream the chunks before its end. `counts`: its event of counts, or empty.
 
     `tokens` are those of prompt and output, as far as the engine counted them; `tenant` is the owner (`askers`).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +11,13 @@ from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 KEY, MOST = b"k" * 32, 1 << 20
 WHOLE = StoredAnswer("chat", "m", b"tenant", b"application/json", b'{"a":1}', b"", False, 100.0, (7, 3))
-STREAM = replace(WHOLE, stream=True, content_type=b"text/event-stream; charset=utf-8", body=b"1\r\nx\r\n", counts=b"y")
+STREAM = WHOLE._replace(stream=True, content_type=b"text/event-stream; charset=utf-8", body=b"1\r\nx\r\n", counts=b"y")
 
 
-@pytest.mark.parametrize("answer", [WHOLE, STREAM, replace(WHOLE, model="\ud800", tokens=(1 << 80, 0))])
+@pytest.mark.parametrize("answer", [WHOLE, STREAM, WHOLE._replace(model="\ud800", tokens=(1 << 80, 0))])
 def test_an_answer_comes_back_from_its_bytes_with_its_age(answer: StoredAnswer) -> None:
     found = decoded(KEY, encoded(KEY, answer, now=130.0), now=1000.0, bytes_max=MOST)
-    assert found == replace(answer, stored_at=970.0, tokens=(min(answer.tokens[0], 1 << 53), answer.tokens[1]))
+    assert found == answer._replace(stored_at=970.0, tokens=(min(answer.tokens[0], 1 << 53), answer.tokens[1]))
 
 
 def test_bytes_that_were_cut_changed_moved_or_are_too_many_are_no_answer() -> None:
@@ -54,4 +52,4 @@ def test_no_garbage_is_taken_for_an_answer_however_well_it_is_sealed(payload: by
     ],
 )
 def test_fields_of_another_kind_make_no_answer(bad: dict[str, object]) -> None:
-    assert decoded(KEY, encoded(KEY, replace(WHOLE, **bad), 100.0), 0.0, MOST) is None  # type: ignore[arg-type]
+    assert decoded(KEY, encoded(KEY, WHOLE._replace(**bad), 100.0), 0.0, MOST) is None  # type: ignore[arg-type]
