@@ -21,6 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.bench import RESULTS, command_line, finish, show, show_row
+from benchmarks.harness.block_states import BlockStates
+from benchmarks.harness.endless_checkpoints import CHECKPOINT_PROFILES, EndlessCheckpoints
 from benchmarks.harness.marconi_figures import GB, Requests, figures, requests_of
 from benchmarks.harness.marconi_page import page
 from benchmarks.harness.marconi_reference import (
@@ -42,13 +44,11 @@ from benchmarks.harness.marconi_reference import (
     Tuned,
     Wider,
 )
+from benchmarks.harness.trace_caches import TraceRun, TreeOfTrace, run
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TunedOnce, saved_flops
-from ranvier_py.replay.hybrid.block_states import BlockStates
-from ranvier_py.replay.hybrid.checkpoint_profile import CHECKPOINT_PROFILES, EndlessCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
-from ranvier_py.replay.hybrid.trace_caches import TraceRun, TreeOfTrace, run
 
 QUICK = ("sharegpt", "rag")
 RETUNED_EVERY = (100, 200)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness.block_states import BlockStates
 from benchmarks.harness.marconi_reference import BOOTSTRAP, SIZE_GB
+from benchmarks.harness.trace_caches import TraceRun, TreeOfTrace, run
 from benchmarks.workloads.hybrid_traces import TRACES, Shape, trace
 from ranvier_py.replay.engine.block_cache import chain_keys
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest, TunedOnce
-from ranvier_py.replay.hybrid.block_states import BlockStates
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel, paper_model
 from ranvier_py.replay.hybrid.state_tree import COMPAT, StateTree
-from ranvier_py.replay.hybrid.trace_caches import TraceRun, TreeOfTrace, run
 
 GB = 10**9
 FIRST_TOKEN_MS, TOKEN_MS = 17.8, 0.0530

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.harness.endless_checkpoints import EndlessCheckpoints
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.routing.checkpoints.cache_profile import EXTRA_BUFFER, NO_BUFFER, CheckpointProfile
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
-from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
 from tests.engines.records import compared, records
 
 pytestmark = pytest.mark.engines("sglang")

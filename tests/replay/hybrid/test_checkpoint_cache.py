@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.endless_checkpoints import EndlessCheckpoints
+from benchmarks.harness.trace_caches import run
 from ranvier_py.core.routing.checkpoints.cache_profile import (
     EXTRA_BUFFER,
     NO_BUFFER,
@@ -20,8 +22,6 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
 from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
-from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
-from ranvier_py.replay.hybrid.trace_caches import run
 from tests.replay.engine.naive import served
 from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 

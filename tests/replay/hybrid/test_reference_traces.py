@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from benchmarks.harness.marconi_reference import CASES, CURVES, REPAIRED_CASES, SINGLE_REPAIRS, SIZE_GB
+from benchmarks.harness.trace_caches import TreeOfTrace, run
 from benchmarks.marconi import (
     Requests,
     case_rows,
@@ -22,7 +23,6 @@ from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, saved_flops
 from ranvier_py.replay.hybrid.cache_models import RETUNED_EVERY
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED
-from ranvier_py.replay.hybrid.trace_caches import TreeOfTrace, run
 
 
 @cache

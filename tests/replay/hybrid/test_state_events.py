@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from benchmarks.harness.endless_checkpoints import aligned
 from ranvier_py.replay.engine.block_cache import (
     CacheEvent,
     Job,
@@ -21,7 +22,6 @@ from ranvier_py.replay.engine.block_cache import (
 from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
 from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN, PrefixCache, make_cache, state_groups
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
-from ranvier_py.replay.hybrid.checkpoint_profile import aligned
 from tests.replay.engine.naive import served
 from tests.replay.hybrid.requests_at_once import Steps, played, steps_of
 
