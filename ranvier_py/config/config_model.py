@@ -38,6 +38,7 @@ from ranvier_py.config.config_values import (
     key,
     shown,
 )
+from ranvier_py.config.discovery_settings import DiscoveryOptions
 from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
 from ranvier_py.config.port_security import PortSecurity
 from ranvier_py.core.access.limits.shares import LimitOptions
@@ -148,6 +149,7 @@ class Config(Options):
     limits: LimitOptions = part(LimitOptions)
 
     backend: Backends = key((), "Backends", BACKEND_HELP)
+    discovery: DiscoveryOptions = part(DiscoveryOptions)
     upstream_ca_file: OptionalPath = key(
         None, "Backends", "PEM certificates of the authorities that https engines must prove; without, the system's."
     )

@@ -1,4 +1,7 @@
-"""The sources of a node's backends: what follows them, and how they look to an operator."""
+"""The sources of a node's backends: what follows them, and how they look to an operator.
+
+Rule: a reload begins to follow new sources and forgets those that are gone; others go on.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import trio
+
+from ranvier_py.config.config_model import Config
 from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.core.routing.wanted.source_set import SourceSet
+from ranvier_py.node.discovery.file_source import FileSource
+from ranvier_py.node.discovery.followers import Sink, SourceFollower
 from ranvier_py.node.part import Handler, Node, Part
 
 LEFT_OUT_MAX = 20  # sentences about entries that can't be used, of one source in one view
@@ -17,9 +26,47 @@ class DiscoveryParts(Part):
     """See the module."""
 
     name = "sources"
+    keys = ("discovery",)
 
     def __init__(self, node: Node) -> None:
-        self._sources = node.sources
+        self._node, self._sources = node, node.sources
+        self._wanted = followers_of(node.config)
+        self._followers: dict[SourceName, SourceFollower] = {}
+        self._scopes: dict[SourceName, trio.CancelScope] = {}
+        self._changed = trio.Event()
+
+    async def loop(self) -> None:
+        """Follow the sources of the configuration as it is now."""
+        self._followers, self._scopes = {}, {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                self._follow(self._wanted, nursery)
+                await self._changed.wait()
+
+    def _follow(self, wanted: Mapping[SourceName, SourceFollower], nursery: trio.Nursery) -> None:
+        for name, follower in list(self._followers.items()):
+            if name not in wanted or wanted[name].settings != follower.settings:
+                self._scopes.pop(name).cancel()
+                del self._followers[name]
+                if name not in wanted:
+                    self._sources.give_up(name)
+        for name, follower in wanted.items():
+            if name not in self._followers:
+                self._followers[name], self._scopes[name] = follower, trio.CancelScope()
+                nursery.start_soon(self._run, follower, self._scopes[name])
+
+    async def _run(self, follower: SourceFollower, scope: trio.CancelScope) -> None:
+        with scope:
+            await self._node.faults.keep("sources", follower.run, Sink(self._sources, follower.name))
+
+    def reread(self) -> None:
+        for follower in self._followers.values():
+            follower.look_soon()
+
+    def reload(self, before: Config, after: Config) -> None:
+        self._wanted = followers_of(after)
+        self._changed.set()
 
     def sweep(self, now: float) -> None:
         if not self._sources.reconciler.is_settled:
@@ -33,15 +80,25 @@ class DiscoveryParts(Part):
         reconciler, now = self._sources.reconciler, time.monotonic()
         listed = sorted(reconciler.sources.items(), key=lambda item: item[0].rank)
         removed = [url for url, override in reconciler.overrides.items() if override.spec is None]
+        about = {url: dict(each.want.found.about) for url, each in reconciler.placed.items() if each.want.found.about}
         return {
             "sources": {str(name): source_view(source, now) for name, source in listed},
             "not_added": reconciler.failed,
             "removed_by_operators": removed,
+            "about": about,
         }
 
     def metrics(self) -> Iterator[Sample]:
         for name, source in self._sources.reconciler.sources.items():
             yield from samples("backend_source", source.counters, {"source": str(name)})
+
+
+def followers_of(config: Config) -> dict[SourceName, SourceFollower]:
+    """Return what follows the sources of a configuration, by name."""
+    options, followers = config.discovery, list[SourceFollower]()
+    if options.backends_file is not None:
+        followers.append(FileSource(options.backends_file))
+    return {follower.name: follower for follower in followers}
 
 
 def source_view(source: SourceSet[Any], now: float) -> Mapping[str, Any]:

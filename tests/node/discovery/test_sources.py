@@ -1,0 +1,103 @@
+"""One suite for all sources: what engines a node has when they give some, break, give none, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.discovery.source_labs import SOURCES, SourceLab, quick
+from tests.node.node_lab import Lab, Node, opened
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+DEADLINE_S = 30
+MakeLab = Callable[[Path], AbstractAsyncContextManager[SourceLab]]
+
+
+async def until_serving(node: Node, engines: list[str]) -> None:
+    """Until these and no others get requests."""
+
+    def holds(answer: dict[str, Any]) -> bool:
+        return sorted(each["url"] for each in answer["backends"] if not each["draining"]) == sorted(engines)
+
+    await node.until("/admin/backends", holds)
+
+
+async def until_state(node: Node, source: SourceLab, state: str) -> dict[str, Any]:
+    def holds(answer: dict[str, Any]) -> bool:
+        return bool(answer["sources"].get(source.name, {}).get("state") == state)
+
+    return dict((await node.until("/admin/sources", holds))["sources"][source.name])
+
+
+@pytest.fixture(params=SOURCES.values(), ids=SOURCES)
+def make(request: pytest.FixtureRequest) -> MakeLab:
+    return request.param  # type: ignore[no-any-return]
+
+
+async def test_engines_come_and_go_as_their_source_names_them(make: MakeLab, tmp_path: Path) -> None:
+    async with opened(Lab, 3, DEADLINE_S) as place, make(tmp_path) as source:
+        await source.give(place.engines[:2])
+        node = await place.start(backend=[], **source.settings)
+        await until_serving(node, place.engines[:2])
+        assert (await node.chat()).status_code == 200
+        assert {tuple(each["wanted_by"]) for each in await node.backends()} == {(source.name.partition(" ")[0],)}
+        await source.give(place.engines[1:])
+        await until_serving(node, place.engines[1:])
+        await source.give([])
+        await until_serving(node, [])
+
+
+async def test_a_source_that_fails_keeps_its_engines_and_names_why(make: MakeLab, tmp_path: Path) -> None:
+    async with opened(Lab, 3, DEADLINE_S) as place, make(tmp_path) as source:
+        await source.give(place.engines[:2])
+        node = await place.start(backend=[], **source.settings)
+        await until_serving(node, place.engines[:2])
+        await source.fail()
+        assert (await until_state(node, source, "failing"))["why"]
+        assert len(await node.backends()) == 2
+        assert (await node.chat()).status_code == 200
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert f'ranvier_backend_source_failing{{source="{source.name}"}} 1.0' in page
+        await source.give(place.engines[2:])
+        await until_serving(node, place.engines[2:])
+        assert (await until_state(node, source, "good"))["why"] == ""
+        assert await node.faults() == {}
+
+
+async def test_an_empty_set_after_a_failure_is_not_obeyed(make: MakeLab, tmp_path: Path) -> None:
+    async with opened(Lab, 2, DEADLINE_S) as place, make(tmp_path) as source:
+        await source.give(place.engines)
+        node = await place.start(backend=[], **source.settings)
+        await until_serving(node, place.engines)
+        await source.fail()
+        await until_state(node, source, "failing")
+        await source.give([])
+
+        def ignored(answer: dict[str, Any]) -> bool:
+            return "not obeyed" in answer["sources"][source.name]["why"]
+
+        await node.until("/admin/sources", ignored)
+        await until_serving(node, place.engines)
+
+
+async def test_a_node_whose_source_fails_from_the_start_serves_what_it_is_configured_with(
+    make: MakeLab, tmp_path: Path
+) -> None:
+    async with opened(Lab, 2, DEADLINE_S) as place, make(tmp_path) as source:
+        await source.fail()
+        node = await place.start(backend=place.engines[:1], **source.settings)
+        await until_state(node, source, "failing")
+        assert (await node.chat()).status_code == 200
+        await source.give(place.engines)
+        await until_serving(node, place.engines)
+        wanted_by = {each["url"]: each["wanted_by"] for each in await node.backends()}
+        kind = source.name.partition(" ")[0]
+        assert wanted_by == {place.engines[0]: ["static", kind], place.engines[1]: [kind]}
+
+
+__all__ = ["quick"]
