@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import blake2b
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +86,8 @@ def config_of_worker(config: Config, index: int, key: bytes) -> Config:
     changes["record_file"] = numbered(config.record_file, index)
     changes["limit_state_file"] = numbered(config.limit_state_file, index)
     changes["worker_key"] = key if key_of_their_own(config) else None
+    changes["worker_index"] = index
+    changes["siblings_key"] = blake2b(key, person=b"orders").digest() if config.workers > 1 else None
     return replace(config, **changes)
 
 

@@ -133,8 +133,8 @@ class Config(Options):
     workers: int = key(
         1,
         "Ports",
-        "Nodes that share the public port, each a process of its own (SO_REUSEPORT). What is changed over a control "
-        "port is changed for that worker alone, but for a reload.",
+        "Nodes that share the public port, each a process of its own (SO_REUSEPORT). What is ordered of backends "
+        "over the control port of one is done by all, if they gossip, and so is a reload.",
         least=1,
         most=256,
     )
@@ -409,6 +409,8 @@ class Config(Options):
 
     worker_key: bytes | None = field(default=None, repr=False)
     """Cluster key of workers that have no other (see `config_endpoints`). It appears in no file, flag, dump or log."""
+    worker_index: int = 0
+    siblings_key: bytes | None = field(default=None, repr=False)  # signs what workers of one node order each other
 
     @property
     def api_key(self) -> str:

@@ -34,7 +34,6 @@ from ranvier_py.core.peer.peer_view import peer_view
 from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
-from ranvier_py.core.routing.backend_state.signed_commands import CommandOptions
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
@@ -44,6 +43,7 @@ from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
 from ranvier_py.node.asked import Asked, ControlAnswer
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.shared_orders import SharedOrders
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,6 @@ class ClusterParts(Part):
     ) -> None:
         self._faults, self._key_file, self._config = faults, key_file, config
         self.peer, self.own, self.state_file = peer, own, state_file
-        self.label = config.cluster_name
         self._started_at = time.monotonic()
         if key_file is not None:
             key_file.changed = peer.sealer.rekey
@@ -132,6 +131,7 @@ class ClusterParts(Part):
         self.rates = TrafficRates()
         self._noted = Noted()
         peer.flushes.woken = port.poke
+        self.orders = SharedOrders(peer, port.poke, lambda: self.own[1] - config.worker_index)
         join = endpoints.join if (endpoints := gossip_endpoints(config)) is not None else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
 
@@ -146,7 +146,9 @@ class ClusterParts(Part):
             if self.state_file is not None:
                 nursery.start_soon(self._faults.keep, "state_file", self.state_file.run, self.peer.state)
             await nursery.start(self.discovery.run)
-            log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
+            log.info(
+                "gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self._config.cluster_name
+            )
             task_status.started()
 
     def moved(self, own: HostPort) -> None:
@@ -165,7 +167,7 @@ class ClusterParts(Part):
     def look(self) -> None:
         """Measure the traffic, and log problems that no peer reports and only an operator can solve. Call it often."""
         traffic, commands = self.port.counters, self.peer.features.signed_commands
-        for clocked in (commands, self.peer.features.revocations):
+        for clocked in (commands, self.peer.features.worker_commands, self.peer.features.revocations):
             clocked.set_wall_clock(wall_ms(), time.monotonic())
         if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
             return
@@ -206,18 +208,6 @@ class ClusterParts(Part):
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning("gossip.other_routes %s %s", record.name, why)
 
-    @property
-    def signs(self) -> bool:
-        """Whether orders for other nodes can be signed here."""
-        return bool(self._config.gossip_admin_key)
-
-    def order(self, verb: str, url: str, weight: float, name: str, options: CommandOptions) -> bool:
-        """Share an operator's command with the peers. Returns False if it stays on this node."""
-        shared = self.peer.features.signed_commands.give(verb, url, weight, name, time.monotonic(), options)
-        if shared:
-            self.port.poke()
-        return shared
-
     async def revoke(self, key_id: str, until_ms: int) -> bool:
         """Revoke a client's key on all nodes until this time of day; 0 takes that back. Returns False if that needs an
         admin key, or there are too many."""
@@ -251,7 +241,7 @@ class ClusterParts(Part):
         traffic = self.port.counters
         return {
             **peer_view(self.peer, now),
-            "label": self.label,
+            "label": self._config.cluster_name,
             "bytes_per_s": self.rates.per_s(now, traffic.bytes_sent, traffic.bytes_received),
             "traffic": values(traffic),
             **{name: values(counters) for name, counters in self._beside().items()},
@@ -334,5 +324,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         routes=routes,
         answers=answer_settings(config.responses),
         fingerprint_key=scheme.key,
+        worker_key=config.siblings_key or b"",
+        worker_ports=range(port - config.worker_index, port - config.worker_index + config.workers),
         admin_key=blake2b(admin.get_secret_value().encode(), person=b"orders").digest() if admin else b"",
     )

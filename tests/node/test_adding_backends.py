@@ -34,6 +34,7 @@ from ranvier_py.node.parts.backend_orders import BackendOrders
 from ranvier_py.node.parts.request_parts import RequestPath
 from ranvier_py.node.parts.router_parts import ShadowPolicies
 from ranvier_py.node.parts.upkeep import PeerFollower, Polls
+from ranvier_py.node.shared_orders import WantedBackend
 from ranvier_py.proxy.connection_pool import BackendAddress
 from tests.builders.built_nodes import built
 
@@ -52,25 +53,35 @@ def fail(*_: object, **__: object) -> Any:
 class Clustering(Part):
     """Peers, as far as commands go."""
 
-    def __init__(self, *commands: Command | None, is_shared: bool = True) -> None:
+    def __init__(self, *commands: Command, is_shared: bool = True) -> None:
         self.is_shared = is_shared
         self.ordered: list[object] = []
         self.failed: list[Command] = []
-        signed_commands = SimpleNamespace(failed=self.failed.append, take_new=self._take)
+        signed_commands = SimpleNamespace(followed=self._followed, take_new=self._take)
         keys = SimpleNamespace(key_of=lambda _: None)
         features = SimpleNamespace(
-            signed_commands=signed_commands, streams=StreamSharer(), verdicts=SimpleNamespace(), backends=keys
+            signed_commands=signed_commands,
+            worker_commands=SimpleNamespace(take_new=list),
+            streams=StreamSharer(),
+            verdicts=SimpleNamespace(),
+            backends=keys,
         )
         self.peer = SimpleNamespace(transitions=list, doubted=list, features=features)
-        self._commands = commands
+        self._commands, self.orders = commands, self
 
-    def _take(self) -> tuple[Command | None, ...]:
+    def _take(self) -> tuple[Command, ...]:
         commands, self._commands = self._commands, ()
         return commands
 
-    def order(self, verb: str, url: str, *_: object) -> bool:
-        self.ordered.append((verb, url))
-        return self.is_shared
+    def _followed(self, command: Command, why_not: str) -> None:
+        self.failed += [command] if why_not and command.options is not None else []
+
+    def order(self, wanted: WantedBackend, _: str, *, cluster: bool) -> list[str]:
+        self.ordered.append((wanted.verb, wanted.url))
+        return ["all"] if cluster and self.is_shared else []
+
+    def ordered_by(self, _: Command) -> str:
+        return "an operator of another node"
 
     def look(self) -> None: ...
 
@@ -121,7 +132,7 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
             assert node.registry.ids.find("second") is None
             assert probes == 0
             planted.undo()
-            assert admin.add(FIELDS)["name"] == "second"
+            assert admin.add(FIELDS).view["name"] == "second"
             assert known(node) == ([FIRST, FIELDS["url"]], [FIRST, FIELDS["url"]], 0)
             assert clustering.ordered == [("add", FIELDS["url"])]
 
@@ -134,10 +145,10 @@ async def test_a_node_with_backends_is_not_ready_before_its_public_port_is_open(
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_whoever_adds_or_removes_a_backend_learns_whether_the_peers_are_sent_it(is_shared: bool) -> None:
     async with polling(Clustering(is_shared=is_shared)) as node:
-        assert node.part(BackendOrders).add(FIELDS)["shared"] is is_shared
-        assert node.part(BackendOrders).remove("second")["shared"] is is_shared
+        assert bool(node.part(BackendOrders).add(FIELDS).asks) is is_shared
+        assert bool(node.part(BackendOrders).remove("second").asks) is is_shared
     async with polling() as node:
-        assert "shared" not in node.part(BackendOrders).add(FIELDS)
+        assert node.part(BackendOrders).add(FIELDS).asks is None
 
 
 @pytest.mark.parametrize(
@@ -148,8 +159,8 @@ async def test_a_command_of_a_peer_is_checked_like_any_other_input(
 ) -> None:
     commands = (
         Command(1, 1, "add", url, 1.0, "", b""),
-        None,
-        Command(1, 1, "add", "http://127.0.0.1:10", 1.0, "", b""),
+        Command(2, 1, "add", "http://127.0.0.1:9", 1.0, "", b"", None),  # type: ignore[arg-type]
+        Command(3, 1, "add", "http://127.0.0.1:10", 1.0, "", b""),
     )
     async with polling(clustering := Clustering(*commands)) as node:
         with trio.move_on_after(1):

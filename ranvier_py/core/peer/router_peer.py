@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from struct import Struct
 from typing import NamedTuple
@@ -33,9 +34,10 @@ from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSetting
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
 from ranvier_py.core.routing.backend_state.backend_sets import BackendSets
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
+from ranvier_py.core.routing.backend_state.order_notes import Carrier, Order, OrderNotes
 from ranvier_py.core.routing.backend_state.prefills import PrefillGossip
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
-from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands
+from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands, WorkerCommands
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.peers.route_gossip import RouteGossip
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
@@ -45,6 +47,7 @@ from ranvier_py.core.routing.router import Router
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
     *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip, Revocations),
+    *(WorkerCommands, OrderNotes),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -67,7 +70,8 @@ class GossipSettings(MeshSettings):
     """What one node is configured with about itself, its cluster and what it shares.
 
     `fingerprint_key` keys all fingerprints and is the same on all nodes. `state` is what `RouterPeer.state` returned
-    before a restart, or empty. With an empty `admin_key` no commands are shared.
+    before a restart, or empty. With an empty `admin_key` no commands are shared. `worker_key`: of the workers of one
+    node, and `worker_ports`: where these gossip.
     """
 
     fingerprint_key: bytes = field(kw_only=True)
@@ -75,6 +79,8 @@ class GossipSettings(MeshSettings):
     routes: RouteGossipSettings = field(default_factory=RouteGossipSettings)
     answers: PeerAnswerSettings = field(default_factory=PeerAnswerSettings)
     admin_key: bytes = b""
+    worker_key: bytes = b""
+    worker_ports: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class Features:
     facts: BackendFacts
     backends: RegistrySync
     signed_commands: SignedCommands
+    worker_commands: WorkerCommands
+    order_notes: OrderNotes
     route_sync: RouteSync
     routes: RouteGossip
     streams: SharedStreams
@@ -98,8 +106,8 @@ class Features:
     def machines(self) -> Sequence[Machine]:
         """Return them in the order in which they are called."""
         return (
-            *(self.routes, self.backends, self.signed_commands, self.revocations),
-            *(self.streams, self.streams.claims, self.streams.transfers),
+            *(self.routes, self.backends, self.order_notes, self.signed_commands, self.worker_commands),
+            *(self.revocations, self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
             Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
         )
@@ -239,7 +247,14 @@ def features_of(
     commands = SignedCommands(settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors)
     wall_ms, admin_key = settings.wall_ms, settings.admin_key
     revocations = Revocations(admin_key, outbox, rng, now, wall_ms=wall_ms, stored=revoked)
+    workers = WorkerCommands(
+        *(settings.worker_key, outbox, rng, now),
+        is_worker=lambda address: address[0] == peer.me.host and address[1] in settings.worker_ports,
+        wall_ms=wall_ms,
+    )
     backends = RegistrySync(router.registry, facts, settings.fingerprint_key)
+    notes = OrderNotes(outbox, partial(followed, backends, commands, workers), peer.name_of)
+    backends.drained_by = partial(notes.ordered_by, Carrier.DRAIN)
     route_sync = RouteSync(router.routes, backends, router.owners, router.checkpoints)
     streams = SharedStreams(session, backends, router.hasher, outbox, rng, now)
     routes = RouteGossip(session, route_sync, settings.routes, outbox, rng, now, round_trip_s=round_trip_s)
@@ -250,6 +265,8 @@ def features_of(
         facts=facts,
         backends=backends,
         signed_commands=commands,
+        worker_commands=workers,
+        order_notes=notes,
         route_sync=route_sync,
         routes=routes,
         streams=streams,
@@ -260,6 +277,14 @@ def features_of(
         limits=LimitGossip(session, outbox, rng, now, left=peer.has_left, name_of=peer.name_of),
         revocations=revocations,
     )
+
+
+def followed(backends: RegistrySync, commands: SignedCommands, workers: WorkerCommands, order: Order) -> str | None:
+    """Return why a peer's order is not followed; "" if it is, None: not yet."""
+    if order.change == Carrier.DRAIN:
+        return "" if backends.facts.of(order.subject).drain_clock >= order.clock else None
+    table = commands if order.change == Carrier.COMMAND else workers
+    return table.outcome(order.subject, order.clock)
 
 
 class SavedState(NamedTuple):

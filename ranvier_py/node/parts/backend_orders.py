@@ -12,24 +12,32 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
-from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, NO_OPTIONS, Command, CommandOptions
+from ranvier_py.core.routing.backend_state.order_notes import Given
+from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command, CommandOptions
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.backend_views import backend_view
+from ranvier_py.node.shared_orders import SharedOrders, WantedBackend
 
 log = logging.getLogger(__name__)
 
 SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
 FIELDS = ("url", "name", *SETTABLE)
-FROM_PEER = "an operator of another node"
+
+
+class CarriedOut(NamedTuple):
+    """What was carried out here: the backend's view, and who is asked whether they obeyed; None without gossip."""
+
+    view: Mapping[str, Any]
+    asks: Sequence[Given] | None
 
 
 class BackendOrders(Part):
@@ -38,7 +46,8 @@ class BackendOrders(Part):
     name = "backend_orders"
 
     def __init__(self, node: Node, names: NameParts, clustering: ClusterParts | None) -> None:
-        self._node, self._registry, self._names, self._clustering = node, node.registry, names, clustering
+        self._node, self._registry, self._names = node, node.registry, names
+        self._shared: SharedOrders | None = clustering.orders if clustering is not None else None
 
     def routes(self) -> Mapping[str, Handler]:
         """/…_worker answer as SGLang's router does."""
@@ -56,9 +65,9 @@ class BackendOrders(Part):
         body = dict(await asked.json(*FIELDS, "cluster", others=True))
         scope = self._scope(body.pop("cluster", None))
         await self._names.refuse_twin(body.get("url"))
-        return self.add(body, asked.caller, scope)
+        return await self._answered(*self.add(body, asked.caller, scope))
 
-    def add(self, fields: Mapping[str, Any], by: str = "", cluster: bool = True) -> Mapping[str, Any]:
+    def add(self, fields: Mapping[str, Any], by: str = "", cluster: bool = True) -> CarriedOut:
         """Add a backend with the configuration's fields. Raises ConfigError with all that is wrong; nothing changes."""
         spec = read_backend(fields)
         if spec.kv_index:
@@ -66,22 +75,22 @@ class BackendOrders(Part):
         with ExitStack() as undo:
             backend = self._node.sources.add(spec, by)
             undo.callback(self._node.sources.withdraw, backend.url)
-            view = {**self._view(backend), **self._give("add", spec, cluster)}
+            done = CarriedOut(self._view(backend), self._give("add", spec, by, cluster))
             undo.pop_all()
-        return view
+        return done
 
     async def _remove(self, asked: Asked) -> Mapping[str, Any]:
         named = asked.query.get("name") or asked.query.get("url")
         body = {} if named else await asked.json("url", "name", "cluster")
         given = {"true": True, "false": False, None: None}.get(asked.query.get("cluster"), "")
         scope = self._scope(given if named else body.get("cluster"))
-        return self.remove(named or named_in(body), asked.caller, scope)
+        return await self._answered(*self.remove(named or named_in(body), asked.caller, scope))
 
-    def remove(self, named: str, by: str = "", cluster: bool = True) -> Mapping[str, Any]:
+    def remove(self, named: str, by: str = "", cluster: bool = True) -> CarriedOut:
         backend = self._registry.ids.known(named)
         view, spec = self._view(backend), BackendSpec(url=backend.url)
         self._node.sources.remove(named, by)
-        return {**view, **self._give("remove", spec, cluster)}
+        return CarriedOut(view, self._give("remove", spec, by, cluster))
 
     async def _set(self, settable: Sequence[str], asked: Asked) -> Mapping[str, Any]:
         body = await asked.json("url", "name", *settable, "cluster")
@@ -89,14 +98,14 @@ class BackendOrders(Part):
         wanted = {name: value for name, value in body.items() if name in settable}
         if not wanted:
             raise BadRequest(f"there is nothing to set: expected {' or '.join(settable)}")
-        return self.set(backend, wanted, asked.caller, scope)
+        return await self._answered(*self.set(backend, wanted, asked.caller, scope))
 
-    def set(self, backend: Backend, fields: Mapping[str, Any], by: str, cluster: bool) -> Mapping[str, Any]:
+    def set(self, backend: Backend, fields: Mapping[str, Any], by: str, cluster: bool) -> CarriedOut:
         """Give a backend other options. Raises ConfigError with all that is wrong; nothing changes."""
         before = self._spec(backend)
         wanted = read_backend({**before.model_dump(), **fields})
         changed = self._become(backend, before, wanted, by)
-        return {**self._view(changed), **self._give("add", wanted, cluster)}
+        return CarriedOut(self._view(changed), self._give("add", wanted, by, cluster))
 
     def _spec(self, backend: Backend) -> BackendSpec:
         spec = self._node.sources.spec_of(backend.url) or BackendSpec(
@@ -124,7 +133,20 @@ class BackendOrders(Part):
         backend = self._registry.drain(named, draining)
         if before is not draining:
             log.info("backend.draining %s %s -> %s (ordered by %s)", backend.name, before, draining, asked.caller)
-        return self._view(backend)
+        asks = self._shared.drained(backend, asked.caller) if self._shared is not None else None
+        return await self._answered(self._view(backend), asks)
+
+    async def _answered(self, view: Mapping[str, Any], asks: Sequence[Given] | None) -> Mapping[str, Any]:
+        """Return the answer to an order. `shared`: whether it is sent to others, if there is gossip; `reached`: to
+        whom, and why these did not obey, if they did not."""
+        config, shared = self._node.config, self._shared
+        if shared is None or asks is None:
+            alone = {
+                "place": "other workers",
+                "why": "they do not gossip, so each must be asked at its own control port",
+            }
+            return {**view, "reached": [alone] if config.workers > 1 else []}
+        return {**view, "shared": bool(asks), "reached": await shared.answers(asks)}
 
     def _view(self, backend: Backend) -> dict[str, Any]:
         spec = self._node.sources.spec_of(backend.url)
@@ -136,18 +158,19 @@ class BackendOrders(Part):
         """Return whether an order goes to peers, too. Raises BadRequest where it is meant to and can't."""
         if cluster not in (None, True, False):
             raise BadRequest("cluster must be true or false")
-        if cluster and (self._clustering is None or not self._clustering.signs):
+        if cluster and (self._shared is None or not self._shared.signs):
             raise BadRequest("cluster: no order for other nodes without gossip and a gossip_admin_key, which signs it")
         return cluster is not False
 
-    def _give(self, verb: str, spec: BackendSpec, cluster: bool) -> Mapping[str, bool]:
-        """Share a command with the peers. `shared`: whether it is sent to them; empty if there is no gossip."""
-        if self._clustering is None:
-            return {}
+    def _give(self, verb: str, spec: BackendSpec, by: str, cluster: bool) -> Sequence[Given] | None:
+        """Share a command with the peers, or with the other workers. Returns who is asked to answer; None: nobody can
+        be, without gossip."""
+        if self._shared is None:
+            return None
         options = CommandOptions(HOSTED.index(spec.hosted), spec.any_model, spec.tls_name)
-        options = options if verb == "add" else NO_OPTIONS
-        weight, name = (spec.weight, spec.name) if verb == "add" else (1.0, "")
-        return {"shared": cluster and self._clustering.order(verb, spec.url, weight, name, options)}
+        given = (spec.weight, spec.name, options) if verb == "add" else ()
+        wanted = WantedBackend(verb, spec.url, *given)
+        return self._shared.order(wanted, by, cluster=cluster)
 
     async def _add_worker(self, asked: Asked) -> ControlAnswer:
         url = asked.worker_url()
@@ -160,9 +183,9 @@ class BackendOrders(Part):
         self.remove(url, asked.caller)
         return ControlAnswer(f"Successfully removed worker: {url}", kind=PLAIN)
 
-    def follow(self, command: Command) -> bool:
-        """Carry out a command that was given on another node. Returns False if that fails now."""
-        known, by = self._registry.ids.find(command.url), FROM_PEER
+    def follow(self, command: Command, by: str) -> str:
+        """Carry out a command that was given elsewhere. Returns why that fails now; "" if it does not."""
+        known = self._registry.ids.find(command.url)
         try:
             if command.verb == "remove" and known is not None:
                 self._node.sources.remove(command.url, by)
@@ -177,8 +200,8 @@ class BackendOrders(Part):
                     self._become(known, before, before.model_copy(update={"weight": wanted.weight, **fields}), by)
         except RanvierError as error:
             log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
-            return False
-        return True
+            return str(error)
+        return ""
 
 
 def named_in(body: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,8 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.peer.router_peer import Features
+from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands, by_clock
 from ranvier_py.core.routing.backends import Backend, ProbeResult
 from ranvier_py.core.routing.request_record import Header, scheme_mark
 from ranvier_py.io.engine_poller import EnginePoller
@@ -145,11 +147,18 @@ class PeerFollower(Part):
                 self._poller.probe_soon(backend)
             for backend in self._node.registry.names.unsure():
                 self._poller.moved(backend)
-            for command in peer.features.signed_commands.take_new():
-                with self._node.faults.caught("commands"):
-                    if not self._orders.follow(command):
-                        peer.features.signed_commands.failed(command)
+            self._follow(peer.features)
             self._clustering.look()
+
+    def _follow(self, features: Features) -> None:
+        """Carry out what operators ordered on other nodes and workers, in the order in which it was given."""
+        tables: Sequence[SignedCommands] = (features.signed_commands, features.worker_commands)
+        new = [(command, table) for table in tables for command in table.take_new()]
+        for command, table in sorted(new, key=lambda each: by_clock(each[0])):
+            why = "a bug there, which its log has"
+            with self._node.faults.caught("commands"):
+                why = self._orders.follow(command, self._clustering.orders.ordered_by(command))
+            table.followed(command, why)
 
 
 class Learner(Counted):

@@ -70,6 +70,7 @@ class RegistrySync(Machine):
         self.doubted: dict[BackendId, None] = {}  # backends that a peer calls ill, to be probed now; owner drains
         self.transitions: list[Transition] = []  # for the log; drained by the owner
         self.lacked: Callable[[float], object] = lambda _: None  # called when claims that were ignored can be taken
+        self.drained_by: Callable[[int, float], str] = lambda *_: ""  # who drained the backend with a key, if known
         self._key = key
         self.own: dict[int, Seen] = {}  # our backends by key; another dict whenever one comes or goes
         self._keys: dict[BackendId, int] = {}
@@ -232,7 +233,7 @@ class RegistrySync(Machine):
     def _apply(self, seen: Seen, change: FactChange, now: float) -> None:
         """Apply a change to a backend of ours. But for drains, none is of our engine where nodes reach several."""
         if isinstance(change, DrainChange):
-            self._drain(seen, draining=change.draining)
+            self._drain(seen, draining=change.draining, by=self.drained_by(change.backend, now))
         elif seen.backend.behind.names.strangers:
             pass
         elif isinstance(change, NewGeneration):
@@ -294,13 +295,13 @@ class RegistrySync(Machine):
             if (backend := self.registry.ids.current(changed)) is not None:
                 self._log(names.judge(backend, self.registry.ids.current, now))
 
-    def _drain(self, seen: Seen, *, draining: bool) -> None:
+    def _drain(self, seen: Seen, *, draining: bool, by: str) -> None:
         """Drain a backend, or end that, as an operator ordered on another node."""
         backend, before = seen.backend, seen.backend.origin.drained
         seen.draining = draining
         self.registry.drain(backend.url, draining)
         if before is not draining:
-            change = (str(before), str(draining), "ordered on another node")
+            change = (str(before), str(draining), f"ordered by {by}" if by else "ordered on another node")
             self.transitions.append(Transition(backend.id, backend.name, "draining", *change))
 
     def _log(self, transitions: list[Transition]) -> None:

@@ -10,16 +10,17 @@ decides, since nothing else outlives all nodes. Bounds: COMMANDS_MAX URLs, FLOOR
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import repeat
 from random import Random
 from struct import pack
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ranvier_py.core.mesh.join_table import ClockedTable
-from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
+from ranvier_py.core.mesh.membership.live_members import LivePeers
+from ranvier_py.core.mesh.mesh_values import Address, Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Codec, Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, parts_field
 from ranvier_py.core.mesh.wire.frame import amount, bad, text
@@ -34,8 +35,13 @@ RETRY_S = 300.0  # a failed command is tried again after this: a name that it ne
 RENEW_S = 1200.0  # two renewals may fail before the command expires
 SKEW_S = 300.0  # allowed difference between the clocks of two nodes
 CLOCK_AHEAD_MS = 86_400_000  # for a wrong clock where the command was given; no more, or one could exhaust it
-VERBS = ("add", "remove")
 COMMANDS_PER_MESSAGE = 64
+NODE = "node:"  # stands for a node itself in commands among its workers
+REFUSALS = {
+    "time": "it was signed long ago or in the future: do the clocks agree?",
+    "old": "it had a later one before its restart",
+    "full": f"it knows of {COMMANDS_MAX} engines already",
+}
 HOSTED = (None, False, True)
 TLS_NAME_BYTES_MAX = 253
 COMMAND_BYTES_MAX = (16, 512, NAME_CHARS_MAX)
@@ -73,6 +79,13 @@ class Commands(NamedTuple):
     options: tuple[CommandOptions, ...] = ()
 
 
+class OwnCommands(NamedTuple):
+    """The same among the workers of one node."""
+
+    commands: tuple[Command, ...]
+    options: tuple[CommandOptions, ...] = ()
+
+
 def read_command(
     clock: int, signed_ms: int, verb: bytes, url: bytes, weight: float, name: bytes, signature: bytes
 ) -> Command:
@@ -88,7 +101,7 @@ def read_options(hosted: int, any_model: int, tls_name: bytes) -> CommandOptions
     return CommandOptions(hosted, bool(any_model), text(tls_name, TLS_NAME_BYTES_MAX))
 
 
-def check(message: Commands) -> None:
+def check(message: Commands | OwnCommands) -> None:
     if message.options and len(message.options) != len(message.commands):
         bad("number of options")
 
@@ -96,6 +109,7 @@ def check(message: Commands) -> None:
 COMMANDS = parts_field("command", "Q Q *B *H d *B 32s", COMMANDS_PER_MESSAGE, read_command)
 OPTIONS = parts_field("options", "B B *B", COMMANDS_PER_MESSAGE, read_options)._replace(since=5)
 KIND = Kind("backends", 50, Commands, (COMMANDS, OPTIONS), check)
+OWN_KIND = Kind("backends", 55, OwnCommands, (COMMANDS, OPTIONS), check, since=5)
 
 
 class HeldCommand(NamedTuple):
@@ -115,10 +129,27 @@ class CommandCounters:
         self.refused.update(dict.fromkeys(("signature", "time", "old", "full", "wire"), 0))
 
 
+class CommandOutcomes:
+    """What became of commands: of COMMANDS_MAX URLs at most, and those that are tried again."""
+
+    def __init__(self, now: float) -> None:
+        self.failed: dict[str, Command] = {}  # by URL, until the next try
+        self.retry_at = now
+        self.of: dict[int, tuple[int, str]] = {}  # by digest of a URL: clock, and why it was not followed
+
+    def note(self, command: Command, why_not: str) -> None:
+        digest = digest_of(command.url)
+        if command.clock >= self.of.get(digest, (0, ""))[0]:
+            self.of[digest] = command.clock, why_not
+        if len(self.of) > COMMANDS_MAX:
+            del self.of[next(iter(self.of))]
+
+
 class SignedCommands(ClockedTable[str, Command]):
     """The commands that one node knows. With an empty `admin_key` none are given or taken."""
 
     kinds = (KIND,)
+    VERBS: ClassVar[Sequence[str]] = ("add", "remove")
     ROWS_MAX = COMMANDS_PER_MESSAGE
     REPEAT_S = REPAIR_INTERVAL_S
 
@@ -139,8 +170,7 @@ class SignedCommands(ClockedTable[str, Command]):
         self._floors = dict(floors)
         self._forgotten = 0  # the greatest clock of a removal that was replaced
         self._known: dict[str, HeldCommand] = {}
-        self._failed: dict[str, Command] = {}  # by URL, until the next try
-        self._retry_at = now
+        self._outcomes = CommandOutcomes(now)
 
     def counted(self) -> Mapping[str, Any]:
         return {"gossip_commands": self.counters}
@@ -155,18 +185,34 @@ class SignedCommands(ClockedTable[str, Command]):
         latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
         return dict(latest[:FLOORS_MAX])
 
+    @property
+    def signs(self) -> bool:
+        return bool(self._key)
+
+    def clock_of(self, url: str) -> int:
+        """Return the clock of the last command about this URL."""
+        held = self._known.get(url)
+        return held.command.clock if held is not None else max(self._forgotten, self._floors.get(digest_of(url), 0))
+
     def give(
-        self, verb: str, url: str, weight: float, name: str, now: float, options: CommandOptions = NO_OPTIONS
+        self,
+        verb: str,
+        url: str,
+        weight: float,
+        name: str,
+        now: float,
+        options: CommandOptions = NO_OPTIONS,
+        *,
+        above: int = 0,
     ) -> bool:
-        """Give an operator's command. False: it is not shared, because this node has no admin key or refused it."""
+        """Give an operator's command, with a clock `above` this one. False: it is not shared, because this node has no
+        key for that, or refused it."""
         if not self._key:
             return False
-        held = self._known.get(url)
-        last = held.command.clock if held is not None else max(self._forgotten, self._floors.get(digest_of(url), 0))
-        clock = max(last + 1, self._wall_ms(now))
+        clock = max(self.clock_of(url) + 1, above + 1, self._wall_ms(now))
         command = Command(clock, 0, verb, url, weight, name, bytes(SIGNATURE_BYTES), options)
         try:
-            Codec((KIND,)).encode(self._message((command,)))
+            Codec(self.kinds).encode(self._message((command,)))
         except ValueError:
             increment(self.counters.refused, "wire")
             return False
@@ -187,14 +233,23 @@ class SignedCommands(ClockedTable[str, Command]):
         new, self.new = sorted(self.new, key=by_clock), []
         return new
 
-    def failed(self, command: Command) -> None:
-        """Note that a command could not be followed. It is tried again after the next new one, and every RETRY_S."""
-        if self._holds(command):
-            self._failed[command.url] = command
+    def followed(self, command: Command, why_not: str = "") -> None:
+        """Note that a command was followed, or why not: it is tried again after the next new one, and every RETRY_S."""
+        self._outcomes.note(command, why_not)
+        if why_not and self._holds(command):
+            self._outcomes.failed[command.url] = command
+
+    def outcome(self, digest: int, clock: int) -> str | None:
+        """Return why the command with this clock about a URL was not followed; "": it, or a later one, was; None: not
+        yet. `digest`: of the URL."""
+        if not self._key:
+            return "it has no key for orders of others: gossip_admin_key"
+        at, why_not = self._outcomes.of.get(digest, (-1, ""))
+        return why_not if at >= clock else None
 
     def _try_again(self) -> None:
-        self.new += filter(self._holds, self._failed.values())
-        self._failed.clear()
+        self.new += filter(self._holds, self._outcomes.failed.values())
+        self._outcomes.failed.clear()
 
     def _holds(self, command: Command) -> bool:
         held = self._known.get(command.url)
@@ -203,24 +258,26 @@ class SignedCommands(ClockedTable[str, Command]):
     def tick(self, now: float) -> None:
         if now >= self._rounds.repeat_at:
             self._send(self._peers, self._renew(now))
-            if now >= self._retry_at and self._failed:
-                self._retry_at = now + RETRY_S
+            if now >= self._outcomes.retry_at and self._outcomes.failed:
+                self._outcomes.retry_at = now + RETRY_S
                 self._try_again()
         super().tick(now)
 
-    def receive(self, _peer: Peer, message: Commands, now: float) -> None:
+    def receive(self, _peer: Peer, message: Commands | OwnCommands, now: float) -> None:
         rows = zip(message.commands, message.options or repeat(NO_OPTIONS), strict=False)
         for command in [row._replace(options=options) for row, options in rows]:
             reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
             if reason:
                 increment(self.counters.refused, reason)
+                if reason != "signature":  # else anybody could say what this node refused
+                    self._outcomes.note(command, f"it refuses the command: {REFUSALS[reason]}")
             else:
                 self._take(command, now)
 
     def _refusal(self, command: Command, now: float) -> str:
         """Return why a command is refused; empty if it may be taken."""
         wall_ms = self._wall_ms(now)
-        if not self._key or command.verb not in VERBS:
+        if not self._key or command.verb not in self.VERBS:
             return "signature"
         if not hmac.compare_digest(signature_of(self._key, command), command.signature):
             return "signature"
@@ -278,10 +335,47 @@ class SignedCommands(ClockedTable[str, Command]):
         self._renew(now)
         return [held.command for held in self._known.values()]
 
-    def _message(self, rows: Sequence[Command]) -> Commands:
+    def _message(self, rows: Sequence[Command]) -> Commands | OwnCommands:
         options = tuple([row.options for row in rows])
         commands = tuple([row._replace(options=NO_OPTIONS) for row in rows])
-        return Commands(commands, options if any(each != NO_OPTIONS for each in options) else ())
+        message: Commands | OwnCommands = self.kinds[0].make(
+            commands, options if any(each != NO_OPTIONS for each in options) else ()
+        )
+        return message
+
+
+class WorkerCommands(SignedCommands):
+    """The commands among the workers of one node: signed with a key that these alone have, and sent to no one else.
+
+    They may concern the node itself, too: NODE in place of a URL. `is_worker`: whether one is at an address.
+    """
+
+    kinds = (OWN_KIND,)
+    VERBS = ("add", "remove", "drain", "undrain")
+
+    def __init__(
+        self,
+        key: bytes,
+        outbox: list[Outgoing],
+        rng: Random,
+        now: float,
+        *,
+        is_worker: Callable[[Address], bool],
+        wall_ms: int = 0,
+    ) -> None:
+        super().__init__(key, outbox, rng, now, wall_ms=wall_ms)
+        self._is_worker = is_worker
+
+    def counted(self) -> Mapping[str, Any]:
+        return {"gossip_worker_commands": self.counters}
+
+    def met(self, peers: LivePeers, now: float) -> None:
+        super().met(peers._replace(near=[peer for peer in peers.near if self._is_worker(peer.address)]), now)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The sessions of the other workers."""
+        return [peer.session for peer in self._peers]
 
 
 def by_clock(command: Command) -> tuple[int, str, float, str, CommandOptions]:

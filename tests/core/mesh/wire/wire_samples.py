@@ -26,8 +26,16 @@ from ranvier_py.core.response_cache.peers.peer_answers import AnswerDigest
 from ranvier_py.core.routing.backend_state.backend_sets import BackendSet
 from ranvier_py.core.routing.backend_state.facts import Fact, Facts
 from ranvier_py.core.routing.backend_state.loads import Loads
+from ranvier_py.core.routing.backend_state.order_notes import Order, OrderAnswer, OrderAnswers, Orders
 from ranvier_py.core.routing.backend_state.prefills import Prefills, SharedPrefill
-from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, NO_OPTIONS, Command, CommandOptions, Commands
+from ranvier_py.core.routing.backend_state.signed_commands import (
+    HOSTED,
+    NO_OPTIONS,
+    Command,
+    CommandOptions,
+    Commands,
+    OwnCommands,
+)
 from ranvier_py.core.routing.peers import route_messages as r
 
 U64_MAX = 2**64 - 1
@@ -78,9 +86,15 @@ EXAMPLES: tuple[m.Message, ...] = (
     LimitQuestion(2**32 - 1, (AskRow(11, 5, 24_000, 0, 1e9, 1e9, 7e8, 4105.0, 1e12),)),
     LimitAnswer(7, U64_MAX),
     Revoked((Revocation(U64_MAX, 1_795_000_000_000, 1, "ann", bytes(range(32))), Revocation(7, 0, 0, "", bytes(32)))),
+    OwnCommands(
+        (Command(3, 1_795_000_000_000, "undrain", "node:", 1.5, "engine-1", bytes(range(32))),),
+        (CommandOptions(1, True, "engine.internal"),),
+    ),
+    Orders((Order(1, 0, U64_MAX, 7, "ann"), Order(U64_MAX, 2, 1, U64_MAX, ""))),
+    OrderAnswers((OrderAnswer(1, ""), OrderAnswer(U64_MAX, "no key"))),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "3dcd0977910b0967"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "9ed63150caa767ab"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -136,6 +150,14 @@ def commands_of(rows: tuple[Any, ...]) -> Commands:
     return Commands(*zip(*rows, strict=True)) if rows else Commands(())
 
 
+def own_commands_of(rows: tuple[Any, ...]) -> OwnCommands:
+    return OwnCommands(*commands_of(rows))
+
+
+orders = st.builds(Order, u64, st.integers(0, 2), u64, u64, texts(64))
+answers = st.builds(OrderAnswer, u64, texts(200))
+
+
 standings = st.builds(ReaderClaim, u64, identities, u32, st.integers(0, 5))
 digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes(8, "little") for number in numbers))
 voided = st.builds(
@@ -174,6 +196,9 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Facts: st.builds(Facts, many(facts)),
     BackendSet: st.builds(BackendSet, u32, u64, st.booleans(), digests),
     Commands: many(st.tuples(commands, options), 3).map(commands_of),
+    OwnCommands: many(st.tuples(commands, options), 3).map(own_commands_of),
+    Orders: st.builds(Orders, many(orders)),
+    OrderAnswers: st.builds(OrderAnswers, many(answers)),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
     Voided: st.builds(Voided, many(voided, 3)),

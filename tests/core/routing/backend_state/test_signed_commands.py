@@ -232,7 +232,7 @@ def test_a_command_that_could_not_be_followed_is_tried_after_the_next_one() -> N
     taker, _ = node()
     taker.receive(PEER, c.Commands((command(2),)), 0.0)
     (failed,) = taker.take_new()
-    taker.failed(failed)
+    taker.followed(failed, "no room")
     assert not taker.take_new()
     taker.receive(PEER, c.Commands((command(1, "remove", url="http://10.0.0.9:1"),)), 1.0)
     assert [new.clock for new in taker.take_new()] == [1, 2]
@@ -244,13 +244,13 @@ def test_a_command_that_could_not_be_followed_is_tried_now_and_then_until_a_late
     taker, _ = node()
     taker.receive(PEER, c.Commands((command(1), command(2, url="http://10.0.0.9:1"))), 0.0)
     for failed in taker.take_new():
-        taker.failed(failed)
+        taker.followed(failed, "no room")
     tries = 0
     while (now := taker.wake_at) < 3600.0:
         taker.tick(now)
         for failed in taker.take_new():
             tries += 1
-            taker.failed(failed)
+            taker.followed(failed, "no room")
     assert 2 * 10 <= tries <= 2 * 13
     taker.receive(PEER, c.Commands((command(5, "remove"),)), 3600.0)
     assert [(new.clock, new.verb) for new in taker.take_new()] == [(2, "add"), (5, "remove")]
