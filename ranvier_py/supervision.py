@@ -39,15 +39,22 @@ class Faults:
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.counters = FaultCounters()
+        self._latest: dict[str, tuple[float, str]] = {}  # by place: when, and the kind of error
         self._clock = clock
         self._log_limit = LogLimit()
 
     def note(self, place: str, error: BaseException) -> None:
         """Count an error, and log it unless one of the same place was logged within LOG_INTERVAL_S."""
         increment(self.counters.unexpected_errors, place)
+        self._latest[place] = self._clock(), type(error).__name__
         suffix = self._log_limit.suffix(place, self._clock())
         if suffix is not None:
             log.error("unexpected.error in %s%s", place, suffix, exc_info=error)
+
+    def lately(self, within_s: float) -> Iterator[tuple[str, str]]:
+        """Yield where something went wrong so lately, with the kind of error."""
+        now = self._clock()
+        return ((place, kind) for place, (at, kind) in self._latest.items() if now - at < within_s)
 
     @contextmanager
     def caught(self, place: str) -> Iterator[None]:

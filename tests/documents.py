@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from ranvier_py.core.engine_cache.calibration.bias_findings import BIASES
 from tests.house import ROOT, everything, files, imports_of, module_of, nodes_of
 
 README = (ROOT / "README.md").read_text()
@@ -16,6 +17,8 @@ OPERATORS = "\n".join([README, *DOCS.values()])
 
 OTHERS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "cluster/README.md")
 PAGES = ("README.md", *(f"docs/{name}" for name in DOCS), *OTHERS)
+
+MAKERS_OF_FINDINGS = ("Finding", "of_engine")
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -101,3 +104,14 @@ def _imported_by() -> dict[str, set[str]]:
                     known[path.stem].add(module)
                     waiting.append(module)
     return known
+
+
+def kinds_of_findings() -> set[str]:
+    """The kinds that the parts of a node find: what `Finding` and its like are first given, and those of biases."""
+    found = {kind for kind, _, _ in BIASES.values()}
+    for path in (*files("ranvier_py/core"), *files("ranvier_py/node")):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS_OF_FINDINGS:
+                (first, *_) = node.args
+                found |= {str(first.value)} if isinstance(first, ast.Constant) else set()
+    return found

@@ -258,3 +258,10 @@ def test_a_rule_or_a_test_that_is_none_is_found() -> None:
     assert documents.missing_tests("test_tidy.py::test_there_is_no_lock") == []
     for wrong in ("test_tidy::test_there_is_no_clock", "test_untidy::test_there_is_no_lock"):
         assert documents.missing_tests(f"`{wrong}`") == [wrong]
+
+
+def test_every_kind_of_finding_has_its_row() -> None:
+    """So that who meets one can look it up, and no row is of a kind that is gone."""
+    text = next(part for part in re.split(r"(?m)^## ", DOCS["operating.md"]) if part.startswith("Findings"))
+    listed = [kind for row in tables(text)[0][2:] for kind in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(documents.kinds_of_findings())

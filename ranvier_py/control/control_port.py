@@ -36,6 +36,7 @@ from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.asked import Asked, ControlAnswer
 from ranvier_py.node.part import Handler, Node
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
+from ranvier_py.node.parts.verdict_parts import VerdictParts
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ OPERATING = (
 )
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
 
+VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
 
@@ -106,9 +108,10 @@ class ControlPort(KeyedPart):
             "GET /metrics": self._page,
         }
 
-    def _readyz(self, _: Asked) -> ControlAnswer:
+    def _readyz(self, asked: Asked) -> ControlAnswer:
         reason = self._node.unready()
-        return ControlAnswer({"ready": not reason, "reason": reason}, 503 if reason else 200)
+        verdict = self._node.part(VerdictParts).view() if VERBOSE in asked.query else {}
+        return ControlAnswer({"ready": not reason, "reason": reason, **verdict}, 503 if reason else 200)
 
     def _page(self, asked: Asked) -> ControlAnswer:
         body, kind = render([*self._node.metrics()], asked.field("accept"), self._node.config.metric_names)
@@ -146,7 +149,8 @@ class Guard:
         """Check the key, or the browser's fields if there is none. Raises Unauthorized, Forbidden or BadRequest."""
         settings = self._settings
         g.caller = ""
-        if request.path in OPEN_PATHS or (request.path == "/metrics" and settings.metrics_public):
+        is_open = request.path in OPEN_PATHS and VERBOSE not in request.args
+        if is_open or (request.path == "/metrics" and settings.metrics_public):
             return
         if settings.needs_key:
             g.caller, role = self._caller(bearer())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,6 +19,18 @@ def described(path: Path) -> str:
 
     found = x509.load_pem_x509_certificate(path.read_bytes())
     return f"valid until {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, sha256 {found.fingerprint(SHA256()).hex()}"
+
+
+def ends_of(paths: Iterable[Path]) -> dict[Path, float]:
+    """Return until when each file's first certificate is valid, in seconds of the wall clock; without files that have
+    none. Blocks for some small files."""
+    from cryptography import x509  # noqa: PLC0415  # only nodes with TLS need it
+
+    found = {}
+    for path in paths:
+        with suppress(ValueError, OSError):
+            found[path] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
+    return found
 
 
 def engine_context(authorities: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:

@@ -23,6 +23,7 @@ from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.clients.body_mender import OFF, BodyMender, TrialResult, rule_for
 from ranvier_py.core.clients.client_rules import Rule, RuleBook
 from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.prompts.body_json import load_object
@@ -42,6 +43,9 @@ BODY_BYTES_MAX = 256 * 1024  # a larger one would block the event loop too long
 PAUSE_SHARE = 20.0  # even under full load this takes at most a twentieth of the event loop, as learning does
 WORK_S_MAX = 0.0002  # of work before a pause, since requests wait meanwhile
 GATHER_S = 0.02  # to compare several prompts for one turn of the event loop: to wake for each costs more than comparing
+
+BREAK_TOKENS_MIN, BREAK_SHARE = 100_000, 0.05
+"""A client that sent less, or that computes less of it again, is not worth an operator's time."""
 
 
 @dataclass(slots=True)
@@ -153,6 +157,24 @@ class ClientReader(Part, Observer):
             "source": rule.source,
             "settings": [setting._asdict() for setting in self.book.settings if setting.rule == rule.name],
         }
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield the break of each client's prefixes that costs most, if it costs much."""
+        for client, counts in self.watch.clients.items():
+            if counts.prompt_tokens < BREAK_TOKENS_MIN or not counts.breaks:
+                continue
+            kind, each = max(counts.breaks.items(), key=lambda pair: pair[1].tokens)
+            if each.tokens < BREAK_SHARE * counts.prompt_tokens:
+                continue
+            rule = max(each.mendable, key=each.mendable.__getitem__, default="")
+            what = f"client {client} breaks its prefixes at {kind.path} ({kind.cause}): {each.tokens:,} tokens of "
+            what += f"{counts.prompt_tokens:,} were computed again, {each.seconds:.1f} s of prefill"
+            remedy = (
+                f"Turn the rule {rule} on: it mends this." if rule else "See where it does so, and mend the client."
+            )
+            yield Finding(
+                "prefix_breaks", Severity.NOTICE, what, client, f"requests of {client}", remedy, "ranvier clients"
+            )
 
     def metrics(self) -> Iterator[Sample]:
         yield from samples("clients", self.counters)

@@ -24,12 +24,14 @@ from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
 from ranvier_py.core.errors import NotFound
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.mesh.membership.profile import LAN, WAN
 from ranvier_py.core.mesh.mesh_values import MemberChange
 from ranvier_py.core.mesh.port_traffic import TrafficRates
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.mesh.wire.records import PUBLIC_BYTES_MAX
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.peer.peer_findings import PeerSigns, peer_findings
 from ranvier_py.core.peer.peer_view import peer_view
 from ranvier_py.core.peer.router_peer import GossipSettings, RouterPeer
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
@@ -100,6 +102,7 @@ class Noted:
     given_up: int = 0
     untimely: int = 0
     differing: Mapping[int, str] = field(default_factory=dict)
+    signs: PeerSigns = field(default_factory=PeerSigns)
 
 
 class ClusterParts(Part):
@@ -173,6 +176,7 @@ class ClusterParts(Part):
             return
         stranger, self.peer.wrong_key_source = self.peer.wrong_key_source, None
         if stranger is not None:
+            self._noted.signs.stranger, self._noted.signs.stranger_at = stranger, time.monotonic()
             text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
             self.port.complain("wrong_key", text)
         if others := self.peer.sessions.others.new:
@@ -183,10 +187,12 @@ class ClusterParts(Part):
         self._log_backend_sets()
         given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._noted.given_up:
+            self._noted.signs.blocked_at = time.monotonic()
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
             self.port.complain("datagrams", text)
         self._noted.given_up = given_up
         if commands.counters.refused["time"] > self._noted.untimely:
+            self._noted.signs.untimely_at = time.monotonic()
             text = "gossip.command_time peers sent commands signed long ago or in the future: do the clocks agree?"
             self.port.complain("command_time", text)
         self._noted.untimely = commands.counters.refused["time"]
@@ -231,6 +237,11 @@ class ClusterParts(Part):
             return
         left_at = self.peer.members.left_at
         await trio.sleep(max(0.0, min(left_at - time.monotonic(), LEAVE_S_MAX)))
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        endpoints = gossip_endpoints(self._config)
+        expected, age_s = endpoints is not None and bool(endpoints.join), now - self._started_at
+        return peer_findings(self.peer, self._noted.signs, now, expected=expected, age_s=age_s)
 
     def routes(self) -> Mapping[str, Handler]:
         return {"GET /admin/cluster": lambda _: self.view(), "GET /admin/cluster/sums": self._sums}

@@ -35,6 +35,7 @@ from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, R
 from ranvier_py.node.parts.router_parts import RouterParts, ShadowPolicies, make_router
 from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
+from ranvier_py.node.parts.verdict_parts import VerdictParts
 from ranvier_py.node.ranks.rank_parts import RankParts
 
 
@@ -108,6 +109,7 @@ def parts_of(
         reports,
         access,
         limits,
+        VerdictParts(node),
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]

@@ -21,6 +21,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample, samples, values
@@ -90,6 +91,10 @@ class Part:
     def server_info(self, backend: BackendId, caches: bool) -> None: ...
 
     def view(self) -> Any: ...
+    def findings(self, now: float) -> Iterable[Finding]:
+        """Return what is wrong here, for the operator; asked once a second."""
+        return ()
+
     def metrics(self) -> Iterable[Sample]:
         return ()
 

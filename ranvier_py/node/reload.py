@@ -24,6 +24,7 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config, with_values
 from ranvier_py.config.config_reference import toml_value
 from ranvier_py.config.config_values import BackendSpec, shown
 from ranvier_py.core.errors import ConfigError, NotFound
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
@@ -74,6 +75,9 @@ NEEDS_RESTART = frozenset(
 """They concern open sockets, processes and files, how fingerprints and routes are made, or what peers were given."""
 
 
+KEYS_SHOWN = 5  # of those that wait for a restart
+
+
 class Reloads(Part):
     """Reloads the configuration of one node. `source`: None if there is none to read again.
 
@@ -89,6 +93,8 @@ class Reloads(Part):
         self.counters = ReloadCounters()
         self._node, self._source, self._descriptors = node, source, descriptors
         self._config, self._contents = config, contents(config)
+        self._refused = ""  # the first problem of the last reload
+        self._waiting: Sequence[str] = ()  # keys that wait for a restart
         self._limiter = trio.CapacityLimiter(1)  # one at a time, in the order of the requests
 
     async def loop(self) -> None:
@@ -102,6 +108,21 @@ class Reloads(Part):
             async for _ in hang_ups:
                 with suppress(ConfigError):
                     await self.read(self._source, "SIGHUP")
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        cut, wanted = self._node.config.server.connections_max, self._config.server.connections_max
+        if cut < wanted:
+            what = f"this process may have {self._descriptors} files open: connections_max is {cut} instead of {wanted}"
+            remedy = "Raise the limit of files (LimitNOFILE, ulimit -n) and start it again, or lower connections_max."
+            yield Finding("descriptors", Severity.NOTICE, what, "", "clients beyond these", remedy, "ulimit -n")
+        if self._refused:
+            what = f"the configuration was read again and refused: {self._refused}"
+            remedy, whom = "Mend it and reload; the one before is in use.", "changes since the last reload"
+            yield Finding("config_refused", Severity.DEGRADED, what, "", whom, remedy, "ranvier config --check")
+        if self._waiting:
+            what = f"changes of the configuration wait for a restart: {', '.join(self._waiting[:KEYS_SHOWN])}"
+            remedy = "Restart this node; one after the other, if there are several."
+            yield Finding("restart_needed", Severity.NOTICE, what, "", "", remedy)
 
     def metrics(self) -> Iterable[Sample]:
         return samples("config", self.counters) if self._source is not None else ()
@@ -127,12 +148,15 @@ class Reloads(Part):
             answer = self.apply(source, loaded)
         except ConfigError as error:
             increment(self.counters.reloads, "refused")
+            self._refused = error.problems[0]
             log.error("config.refused by %s, going on as before: %s", cause, "; ".join(error.problems))
             raise
         increment(self.counters.reloads, "done")
+        self._refused = ""
         renewed = await trio.to_thread.run_sync(self._renewed, before, loaded.config, limiter=self._limiter)
         answer["renewed"] = [name for name in renewed if self.takes(name)]
         answer["restart_needed"] += [name for name in renewed if not self.takes(name)]
+        self._waiting = answer["restart_needed"]
         applied, restart = (", ".join(answer[name]) or "nothing" for name in ("applied", "restart_needed"))
         log.info("config.reloaded by %s: applied %s; restart needed for %s", cause, applied, restart)
         self._log_changes(before, loaded.config, answer)

@@ -192,6 +192,7 @@ class Call:
 
     def note(self, reason: str) -> None:
         assert self.attempt is not None
+        self.attempt.target.seen.complaint = reason[:ERROR_CHARACTERS_MAX]
         before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
         self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
 

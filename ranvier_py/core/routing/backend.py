@@ -204,6 +204,7 @@ class SeenOfBackend:
     key_refused: str = ""  # the pages that it refuses to our key, by the last probe
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     success_rate: float = 1.0
+    complaint: str = ""  # why a request there failed last
 
     def probe(self, result: ProbeResult) -> None:
         self.last_probe = result

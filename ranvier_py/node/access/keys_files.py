@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access.key_reader import read_keys
@@ -84,6 +85,13 @@ class KeyedPart(Part):
         if self.file is not None and path is not None:
             self.file.path = path
             self.file.look_soon()
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        if self.file is not None and (trouble := self.file.trouble):
+            kind, path = self.file.kind, str(self.file.path)
+            what = f"{kind} can't be used, so the keys before hold: {trouble}"
+            remedy, whom = "Mend its lines; it is read again by itself.", "keys that were added or taken out since"
+            yield Finding("keys_file", Severity.DEGRADED, what, path, whom, remedy, f"ranvier keys check {path}")
 
     def metrics(self) -> Iterator[Sample]:
         if self.file is not None:

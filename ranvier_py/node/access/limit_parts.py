@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_
 from ranvier_py.core.access.limits.limit_view import limits_view
 from ranvier_py.core.access.limits.limiter import Limiter
 from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.io.gossip.state_file import write_whole
 from ranvier_py.io.limit_file import LimitFile
@@ -26,6 +28,9 @@ from ranvier_py.node.part import Node, Part
 from ranvier_py.proxy.stages.reserve import ReserveStage
 
 SAVE_S = 5.0
+REFUSED_S, SCOPES_SHOWN = 30.0, 8
+"""A limit counts as reached for so long after its last refusal; so many tenants and keys are named at once."""
+
 LAST_SAVE_S = 1.0  # a hanging disk must not delay the end of the process
 
 
@@ -101,6 +106,17 @@ class LimitParts(Part):
     def reload(self, before: Config, after: Config) -> None:
         if self.limiter is not None:
             self.limiter.peers.keeps = after.limits.on_partition == KEEP
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield who was refused by a limit a moment ago; those refused last, where there are many."""
+        for scope, refused in islice(reversed(self.limiter.refusals.items() if self.limiter else ()), SCOPES_SHOWN):
+            if now - refused.at > REFUSED_S:
+                return
+            what = f"{scope} reached a limit: {refused.last}, {refused.times:,} requests refused here since the start"
+            remedy = "Leave it, or raise the limit in keys_file: it is read again by itself."
+            yield Finding(
+                "limit_reached", Severity.NOTICE, what, scope, f"requests of {scope}: 429", remedy, "ranvier access"
+            )
 
     def metrics(self) -> Iterator[Sample]:
         if self.limiter is not None and self._is_alone:  # among peers gossip shows them

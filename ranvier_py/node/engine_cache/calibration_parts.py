@@ -21,11 +21,13 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.answers.usage_injection import UsageAsker
+from ranvier_py.core.engine_cache.calibration.bias_findings import bias_finding
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.peer.router_peer import RouterPeer
@@ -49,11 +51,20 @@ STALE_INTERVALS = 3
 
 
 class Look(NamedTuple):
-    """The time of the last look at one engine, the requests there that no node sent, and those in its queue."""
+    """The time of the last look at one engine, the requests there that no node sent, those in its queue, the tokens
+    that it had generated, and how many it generated a second since the look before; None: it does not say."""
 
     at: float
     excess: int
     waiting: int
+    generated: int | None
+    generated_per_s: float | None
+
+    def rate(self, generated: int | None, now: float) -> float | None:
+        """Return the tokens a second until now; None if it does not say, or began anew."""
+        if self.generated is None or generated is None or generated < self.generated or now <= self.at:
+            return None
+        return (generated - self.generated) / (now - self.at)
 
 
 class CalibrationParts(Part):
@@ -171,16 +182,22 @@ class CalibrationParts(Part):
         slot = self._registry.ids.current(backend)
         if slot is None:
             return
-        before = self._looks.get(backend)
+        before, now, generated = self._looks.get(backend), self._clock(), metrics.generated_tokens
         sent = slot.work.own.inflight + slot.work.peers.requests
         excess = max(0, (metrics.requests or 0) - sent)
-        self._looks[backend] = Look(self._clock(), excess, metrics.waiting or 0)
+        per_s = before.rate(generated, now) if before is not None else None
+        self._looks[backend] = Look(now, excess, metrics.waiting or 0, generated, per_s)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         slot.work.room.cache_tokens = metrics.capacity_tokens
         slot.work.queue_read(metrics.running, metrics.waiting)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
         self._registry.changes.reconsider(slot)
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        for backend, known in self.calibration.backends().items():
+            for bias in known.biases if self._registry.ids.current(backend) is not None else ():
+                yield bias_finding(bias, known, name_of(self._registry, backend))
 
     def waiting(self, backend: BackendId) -> int:
         """Return how many requests wait in an engine's queue by the last look; 0 if there was none lately."""
@@ -225,7 +242,8 @@ class CalibrationParts(Part):
         return right / total if total else None
 
     def _backend_view(self, backend: BackendId, known: BackendPredictions) -> dict[str, Any]:
-        metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.counters.error_tokens
+        look, error = self._looks.get(backend), known.counters.error_tokens
+        metrics = known.reported if look is not None else EngineMetrics()
         hybrid = self._checkpoints.known.get(backend)
         return {
             "name": name_of(self._registry, backend),
@@ -243,8 +261,11 @@ class CalibrationParts(Part):
             "capacity_learned": known.capacity_learned_tokens,
             "lifetime_s": rounded(self.calibration.lifetime_s(backend, self._clock())),
             "refuted": known.counters.refuted,
+            "predicted_tokens": known.counters.predicted_tokens,
+            "cached_tokens": known.counters.cached_tokens,
             "running": metrics.running,
             "waiting": metrics.waiting,
+            "generated_per_s": rounded(look.generated_per_s) if look is not None else None,
             "cache_usage": rounded(metrics.usage),
             "engine_hit_share": rounded(hit_share(metrics)),
             "biases": [bias.value for bias in known.biases],

@@ -9,11 +9,18 @@ from dataclasses import asdict
 from typing import Any
 
 from ranvier_py.core.engine_cache.engine_caches import Source, SourceState
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
-from ranvier_py.core.routing.backends import Backend
+from ranvier_py.core.routing.backends import Backend, Health
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.event_reader import KnownEngine, name_of
 from ranvier_py.node.part import Handler, Part
+
+NAMES_SHOWN = 4  # of engines in one finding
+OF_RANKS, PEERS = "its ranks are backends of their own, which have its events", "a peer's to read"
+ELSEWHERE = (OF_RANKS, PEERS)
+"""Why an engine's events are not read here although nothing is wrong."""
 
 
 class EngineEventViews(Part):
@@ -40,6 +47,29 @@ class EngineEventViews(Part):
             "standby": [{**self._names_of(one.stream.source), **one.view(now)} for one in standby],
         }
 
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield one finding for all engines whose caches are known less than exactly for the same reason."""
+        engines: dict[tuple[Level, str, bool], list[str]] = {}
+        for backend in self._registry:
+            level, publishes = self._events.level(backend.id), bool(self._engine(backend).publishers)
+            is_here = not backend.behind.as_ranks and backend.health is not Health.UNHEALTHY
+            if level is not Level.EXACT and is_here and self._note(backend) not in ELSEWHERE:
+                engines.setdefault((level, self._why(backend), publishes), []).append(backend.name)
+        for (level, why, publishes), names in engines.items():
+            listed = ", ".join(names[:NAMES_SHOWN]) + (
+                f" and {len(names) - NAMES_SHOWN} more" * (len(names) > NAMES_SHOWN)
+            )
+            what = f"the cache of {listed} is known as {level.value}, not exactly: {why}"
+            remedy = "Let the engine publish KV events (vLLM: --kv-events-config, SGLang: the same)."
+            if publishes:
+                remedy = "See whether its event and replay ports are open from here; it is repaired by itself."
+            severity = Severity.DEGRADED if publishes else Severity.NOTICE  # estimates serve nearly as well
+            command = f"ranvier status --engine {names[0]}"
+            yield Finding("cache_level", severity, what, f"{level.value}: {why}", "hits", remedy, command)
+        if trouble := self._events.subscriptions.trouble:
+            what, remedy = f"no KV events can be read: {trouble}", "Mend that; until then caches are estimated."
+            yield Finding("events_unread", Severity.DEGRADED, what, "", "hits", remedy)
+
     def _line(self, backend: Backend) -> dict[str, Any]:
         totals = Counter(applied=0, gaps=0, restarts=0, blocks=0, prefixes=0)
         streams = self._events.streams.get(backend.id, {}).values()
@@ -53,8 +83,11 @@ class EngineEventViews(Part):
             "streams": len(self._engine(backend).publishers),
             "role": role,
             **totals,
-            "why": "; ".join([each for each in (self._reason(backend), self._note(backend)) if each]),
+            "why": self._why(backend),
         }
+
+    def _why(self, backend: Backend) -> str:
+        return "; ".join([each for each in (self._reason(backend), self._note(backend)) if each])
 
     def _reason(self, backend: Backend) -> str:
         """Return why an engine has its level."""
@@ -69,7 +102,7 @@ class EngineEventViews(Part):
         if not self._engine(backend).publishers:
             return ""
         if backend.behind.as_ranks:
-            return "its ranks are backends of their own, which have its events"
+            return OF_RANKS
         if backend.behind.processes > 1:
             return "several processes answer there, and the events are those of one"
         for one in self._events.streams.get(backend.id, {}).values():
@@ -81,7 +114,7 @@ class EngineEventViews(Part):
             )
         if self._engine(backend).lost_until:
             return "not to be reached from here"
-        return self._events.subscriptions.trouble or "a peer's to read"
+        return self._events.subscriptions.trouble or PEERS
 
     def _names_of(self, source: Source) -> dict[str, str]:
         return {"backend": name_of(self._registry, source.backend), "source": source.name}

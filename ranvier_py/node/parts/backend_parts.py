@@ -9,9 +9,11 @@ from typing import Any
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.engine_findings import engine_findings
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.backend_views import backend_metrics, backend_view
 from ranvier_py.node.ranks.rank_parts import RankParts
@@ -31,6 +33,9 @@ class BackendParts(Part):
 
     def unready(self) -> str:
         return "" if self._registry.pools.pool("", time.monotonic()).ids else "no backend can be asked"
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        return engine_findings(self._registry, now)
 
     def metrics(self) -> Iterator[Sample]:
         registry = self._registry

@@ -27,6 +27,7 @@ from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import listening_on
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.routing.backends import Backend
@@ -234,6 +235,10 @@ RESERVED_PER_BACKEND = 8
 """Sockets for a backend's events and replays, with those that ZeroMQ needs for them, and for polls of its pages."""
 
 
+NEARLY_FULL = 0.9
+"""Share of connections, or of requests in flight, from which on an operator should act: the next burst is refused."""
+
+
 class PublicPort(Part):
     """See the module. `drained` is set once no request is served any more, and the peers know it."""
 
@@ -326,6 +331,18 @@ class PublicPort(Part):
         self.server.tls, self.server.conversations.cors.origins = self._certificate, after.cors_origins
         self.server.conversations.limits = after.server
         self.server.conversations.report = self._pipeline.report = self._access.counted(request_line())
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield what the port is nearly full of."""
+        limits, counters = self.server.conversations.limits, self.server.counters
+        for name, used, most in (
+            ("connections_max", counters.connections, limits.connections_max),
+            ("in_flight_max", counters.in_flight, limits.in_flight_max),
+        ):
+            if used >= NEARLY_FULL * most:
+                what = f"{used} of {most} are in use: {name}"
+                remedy = f"Raise {name}, or add a node; see who sends so much: ranvier access."
+                yield Finding("node_full", Severity.DEGRADED, what, name, "new clients are refused beyond", remedy)
 
     def metrics(self) -> Iterator[Sample]:
         return samples("server", self.server.counters)

@@ -14,6 +14,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.errors import NotFound
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
@@ -90,6 +91,9 @@ def make_router(
 
 SWEEP_ROWS_MAX = 2000  # of each table, once a second
 TREE_ROUTES_MAX = 1000
+SHADOW_PLACED_MIN, SHADOW_SAVED_S_MIN = 1000, 0.005
+"""Requests, and seconds saved of each, from which on another policy is worth a change."""
+
 DECISIONS_MAX = 1000
 STRATEGIES = ("prefix_hash", "overflow", "fallback")
 """Decisions of Continuum Router's tier 1, the ring, in its own terms."""
@@ -308,6 +312,17 @@ class ShadowPolicies(Part):
 
     def view(self) -> Any:
         return [shadow_view(each) for each in self._all()]
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield the policy in the shadow that would have saved most, if it is worth a change."""
+        best = max(self._all(), key=lambda each: each.counters.saved_seconds, default=None)
+        if best is None or best.counters.placed < SHADOW_PLACED_MIN:
+            return
+        saved_s, placed, name = best.counters.saved_seconds, best.counters.placed, best.router.policy.name
+        if saved_s >= SHADOW_SAVED_S_MIN * placed:
+            what = f"policy {name} would have saved {saved_s:.0f} s of prefill in {placed:,} requests"
+            remedy = f"Replay your traffic with it, then set policy = {name}."
+            yield Finding("shadow_better", Severity.NOTICE, what, name, "first tokens", remedy, "ranvier replay TRACE")
 
     def metrics(self) -> Iterator[Sample]:
         for each in self._all():

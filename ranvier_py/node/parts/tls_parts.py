@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import trio
 
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.io.certificates import digests, engine_context
+from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.io.certificates import digests, ends_of, engine_context
 from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks at the files
+DAY_S = 86_400.0
+ENDS_S = 14 * DAY_S  # before its end a certificate is named: the usual ones are renewed 30 days before
 UPSTREAM = ("upstream_ca_file", "upstream_certificate_file", "upstream_key_file")
 PUBLIC = ("tls_certificate_file", "tls_key_file", "tls_client_ca_file")
 CONTROL = ("control_tls_certificate_file", "control_tls_key_file", "control_client_ca_file")
@@ -55,7 +59,8 @@ class TlsFiles(Part):
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._used = self._seen = digests(paths_of(node.config))
+        self._used = self._seen = digests(paths := paths_of(node.config))
+        self._ends = ends_of(paths) if paths else {}  # of certificates, in seconds of the wall clock
 
     async def loop(self) -> None:
         while True:
@@ -64,8 +69,25 @@ class TlsFiles(Part):
             found = await trio.to_thread.run_sync(digests, paths) if paths else {}
             if found == self._seen != self._used:
                 before, self._used = self._used, found
+                self._ends = await trio.to_thread.run_sync(ends_of, paths)
                 self._renew([path for path, digest in found.items() if digest != before.get(path)])
             self._seen = found
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """Yield which certificates end soon, or have ended."""
+        for path, end in self._ends.items():
+            left_s = end - time.time()
+            if left_s > ENDS_S:
+                continue
+            days = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else f"ended {-left_s / DAY_S:.0f} days ago"
+            whom = "nobody connects over TLS then" if path in self._own() else "engines are not reached then"
+            what, remedy = f"the certificate {path} {days}", "Renew the file: it is taken by itself, without a restart."
+            command = f"openssl x509 -enddate -noout -in {path}"
+            yield Finding("certificate_ends", Severity.DEGRADED, what, str(path), whom, remedy, command)
+
+    def _own(self) -> set[Any]:
+        """Return the files by which this node proves itself to clients and operators."""
+        return {KEYS[name].value_in(self._node.config) for name in (*PUBLIC[:2], *CONTROL[:2])}
 
     def _renew(self, paths: Sequence[Path]) -> None:
         config = self._node.config

@@ -97,10 +97,11 @@ class LimitCounters:
 
 
 class ScopeRefusals(NamedTuple):
-    """What is shown of one scope's refusals."""
+    """What is shown of one scope's refusals; `at`: when it was refused last."""
 
     times: int
     last: str
+    at: float
 
 
 class Limiter:
@@ -182,7 +183,7 @@ class Limiter:
                 asked = True
             found.append((meter, count, amount, fit is Fit.ASK))
         if full and (refusal := worst(full, self.counters)) is not None:
-            return self._refused(refusal)
+            return self._refused(refusal, now)
         entries = [ReservedRow(meter, counts.own(count, now), amount) for meter, count, amount, _ in found]
         grant = Grant(entries)
         if not asked:
@@ -231,7 +232,7 @@ class Limiter:
             if count is not None and not meter.shadow and self._room(meter.amount, count, now) < 1:
                 self.counts.count(meter, now)  # as of now
                 if self._room(meter.amount, count, now) < 1:
-                    return self._refused(Refusal(meter, self._wait_s(meter, count, 1.0, now)))
+                    return self._refused(Refusal(meter, self._wait_s(meter, count, 1.0, now)), now)
         return None
 
     # --- whether it fits --------------------------------------------------------------------------------------------
@@ -272,11 +273,11 @@ class Limiter:
             return count.frees_in(amount - self._room(meter.amount, count, now), now)
         return ends_at(meter.span, self.counts.window(meter.span, now)) - now - self.counts.wall_offset_s
 
-    def _refused(self, refusal: Refusal) -> Refusal:
+    def _refused(self, refusal: Refusal, now: float) -> Refusal:
         increment(self.counters.refused, refusal.meter.name)
         scope = refusal.meter.scope
         times = before.times if (before := self.refusals.get(scope)) else 0
-        self.refusals[scope] = ScopeRefusals(times + 1, str(refusal))
+        self.refusals[scope] = ScopeRefusals(times + 1, str(refusal), now)
         return refusal
 
     # --- asking a home ----------------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ class Limiter:
             question.outcome = self._granted(question.grant, now)
         else:
             question.outcome = self._refused(
-                Refusal(full.meter, self._wait_s(full.meter, full.row.count, full.amount, now))
+                Refusal(full.meter, self._wait_s(full.meter, full.row.count, full.amount, now)), now
             )
         question.decided()
         return question.outcome

@@ -232,6 +232,9 @@ class Pull:
         if differing is None:
             return
         self._counters.differing_buckets = len(differing)
+        if running.use is Use.AUDIT:
+            far = len(differing) > AUDIT_BUCKETS_MAX
+            self._counters.audits_differing = self._counters.audits_differing + 1 if far else 0
         if len(differing):
             self._ask(running, self._chosen(running.use, differing), now)
         else:

@@ -51,6 +51,7 @@ class RouteGossipCounters:
     logged: int = gauge("Route updates kept in the logs that peers read.")
     lazy_peers: int = gauge("Peers to whom no route updates are pushed until repair has brought them up to date.")
     differing_buckets: int = gauge("Buckets of 4096 in which two route tables differed at their last comparison.")
+    audits_differing: int = gauge("Audits in a row in which more than a sixteenth of the buckets differed.")
     own: int = counter("Route updates that this node made itself.")
     received: int = counter("Route updates that were new by their number.")
     new: int = counter("Route updates of peers that brought new rows.")

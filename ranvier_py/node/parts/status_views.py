@@ -1,0 +1,99 @@
+"""The status of a node in one answer: its verdict, a line for each engine, a line for each peer, and totals.
+
+`GET /admin/status` returns it, and `ranvier status --json` prints it. Rule: members may be added to it, and none is
+renamed or taken away (docs/operating.md lists them). None stands for what is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ranvier_py import __version__
+from ranvier_py.core.metrics import values
+from ranvier_py.core.routing.backends import Circuit, Health
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
+from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
+from ranvier_py.node.part import Node
+from ranvier_py.node.parts.backend_parts import BackendParts
+
+Row = Mapping[str, Any]
+
+WELL = "ok"
+OF_ENGINES = "engine_"  # kinds of findings that are an engine's state
+
+
+def status_view(node: Node, verdict: Row) -> dict[str, Any]:
+    why = node.unready()
+    cluster = next((part for part in node.parts if isinstance(part, ClusterParts)), None)
+    shown = cluster.view() if cluster is not None else None
+    return {
+        "node": shown["name"] if shown else node.config.node_name or "",
+        "release": __version__,
+        "ready": not why,
+        "reason": why,
+        **verdict,
+        "engines": [*engine_rows(node, verdict["findings"])],
+        "peers": [peer_row(each) for each in shown["members"]] if shown else [],
+        "requests": totals(node),
+    }
+
+
+def engine_rows(node: Node, findings: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each engine, those with findings first, then by load."""
+    about = [each for each in findings if each["kind"].startswith(OF_ENGINES) and each["about"]]  # the worst first
+    troubles = {each["about"]: each["kind"].removeprefix(OF_ENGINES) for each in reversed(about)}
+    known = by_name(node.part(CalibrationParts).view()["backends"])
+    caches = by_name(node.part(EngineEventViews).view()["engines"])
+    rows = [
+        engine_row(each, known.get(each["name"], {}), caches.get(each["name"], {}), troubles.get(each["name"], WELL))
+        for each in node.part(BackendParts).view()
+    ]
+    order = {name: place for place, name in enumerate(reversed(troubles))}
+    yield from sorted(rows, key=lambda row: (order.get(row["name"], len(order)), -row["load"], row["name"]))
+
+
+def by_name(rows: Iterable[Row]) -> dict[str, Row]:
+    return {row["name"]: row for row in rows}
+
+
+def engine_row(backend: Row, known: Row, cache: Row, trouble: str) -> dict[str, Any]:
+    never = backend["health"] == Health.UNKNOWN.value and backend["circuit"] == Circuit.CLOSED.value
+    return {
+        "name": backend["name"],
+        "url": backend["url"],
+        "state": "unknown" if never and trouble == WELL else trouble,
+        "models": backend["models"],
+        "level": cache.get("level"),
+        "why": cache.get("why", ""),
+        "load": backend["in_flight"] + backend["peer_load"],
+        "in_flight": backend["in_flight"],
+        "running": known.get("running"),
+        "waiting": known.get("waiting"),
+        "tokens_per_s": known.get("generated_per_s"),
+        "hit_share": known.get("engine_hit_share"),
+        "predicted_tokens": known.get("predicted_tokens", 0),
+        "cached_tokens": known.get("cached_tokens", 0),
+        "weight": backend["weight"],
+        "draining": backend["draining"],
+    }
+
+
+def peer_row(member: Row) -> dict[str, Any]:
+    names = ("name", "state", "address", "public", "release", "rtt_ms", "silent_s", "since_s", "routes")
+    return {name: member[name] for name in names}
+
+
+def totals(node: Node) -> dict[str, Any]:
+    router = node.router
+    counters, routes = router.counters, values(router.routes.counters)
+    prompt, counted = counters.prompt_tokens, counters.engine_prompt_tokens
+    return {
+        "policy": router.policy.name,
+        "outcomes": dict(counters.outcomes),
+        "prompt_tokens": prompt,
+        "predicted_share": counters.predicted_tokens / prompt if prompt else None,
+        "cached_share": counters.engine_cached_tokens / counted if counted else None,
+        "routes": routes["rows"],
+    }

@@ -1,0 +1,96 @@
+"""The verdict of a node: what its parts find wrong, the worst first, each with the time since when.
+
+Once a second every part is asked (`Part.findings`). A finding is logged once when it begins and once when it ends, is
+one of the metric `ranvier_finding`, and stands in /readyz?verbose and /admin/status, from which `ranvier status` is
+drawn. Rule: a part that raises is counted as a fault, and is itself a finding; the others are asked all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import trio
+
+from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_of
+from ranvier_py.core.metrics import Sample
+from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.status_views import status_view
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+
+FAILED_S = 600.0
+"""So long a fault of ours is named after it happened: its loop goes on, and nothing else shows that it was there."""
+
+HELP = "Findings of this kind now: what `ranvier status` names as wrong."
+
+
+class VerdictParts(Part):
+    """See the module."""
+
+    name = "verdict"
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._findings = node, Findings()
+        self._kinds: dict[str, None] = {}  # ever found, so that their metrics go back to 0
+
+    async def loop(self) -> None:
+        while True:
+            self.look(time.monotonic())
+            await trio.sleep(LOOK_S)
+
+    def look(self, now: float) -> None:
+        """Ask all parts, and log what has begun and what has ended."""
+        found: list[Finding] = []
+        for part in self._node.parts:
+            with self._node.faults.caught("findings"):
+                found += part.findings(now)
+        begun, ended = self._findings.look(found, now)
+        self._kinds |= dict.fromkeys(each.kind for each in found)
+        for each in begun:
+            level = logging.INFO if each.finding.severity is Severity.NOTICE else logging.WARNING
+            log.log(level, "finding.began %s %s: %s", each.finding.kind, each.finding.severity.label, each.finding.what)
+        for each in ended:
+            log.info("finding.ended %s after %.0f s: %s", each.finding.kind, now - each.since, each.finding.what)
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        for place, kind in self._node.faults.lately(FAILED_S):
+            what = f"{place} failed with {kind}, a bug of this node; it goes on"
+            remedy = "Report it with the lines of the log (unexpected.error), and restart the node if it comes again."
+            yield Finding("loop_failed", Severity.DEGRADED, what, place, f"what {place} does", remedy)
+
+    def view(self) -> Mapping[str, Any]:
+        now, found = time.monotonic(), self._findings.verdict()
+        worst = worst_of(each.finding for each in found)
+        return {
+            "severity": worst.label if worst is not None else "well",
+            "findings": [finding_view(each, now) for each in found],
+            "dropped": self._findings.dropped,
+        }
+
+    def metrics(self) -> Iterator[Sample]:
+        counts = Counter(each.finding.kind for each in self._findings.verdict())
+        for kind in self._kinds:
+            yield Sample("finding", "gauge", HELP, counts[kind], {"kind": kind})
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {"GET /admin/status": lambda _: status_view(self._node, self.view())}
+
+
+def finding_view(dated: Dated, now: float) -> dict[str, Any]:
+    found = dated.finding
+    return {
+        "kind": found.kind,
+        "severity": found.severity.label,
+        "what": found.what,
+        "about": found.about,
+        "since_s": round(now - dated.since, 1),
+        "whom": found.whom,
+        "remedy": found.remedy,
+        "command": found.command,
+    }

@@ -1,0 +1,114 @@
+"""Each state of an engine that an operator should act on is one finding, with whom it touches and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ranvier_py.core.findings import Severity
+from ranvier_py.core.routing.backends import Backend, Outcome, ProbeResult, Registry
+from ranvier_py.core.routing.blame.refusals import kind_of
+from ranvier_py.core.routing.engine_findings import engine_findings
+from tests.core.routing.test_backends import REFUSED, UP, cluster, serving
+
+SILENT = ProbeResult(False, detail="no answer", timed_out=True, latency_s=1.0)
+
+
+def probe(registry: Registry, backend: Backend, result: ProbeResult, times: int = 3, since: float = 10.0) -> None:
+    for number in range(times):
+        registry.changes.probed(backend.id, result, since + 10.0 * number)
+
+
+def finish(registry: Registry, backend: Backend, outcome: Outcome, times: int = 1) -> None:
+    for _ in range(times):
+        registry.dispatched(backend, 0.0)
+        registry.finished(backend, outcome, 0.0)
+
+
+def refuse(registry: Registry, backend: Backend) -> None:
+    kind = kind_of(b"/v1/chat/completions", "m")
+    for _ in range(8):
+        registry.refusals.refused(backend, kind, 404, 0.0)
+        registry.refusals.contradicted(backend, kind, 404, 0.0)
+
+
+def without_caching(registry: Registry, backend: Backend) -> None:
+    backend.reuse.page_read(caches=False, hit_tokens=None)
+
+
+STATES: dict[str, Callable[[Registry, Backend], object]] = {
+    "engine_draining": lambda registry, backend: registry.drain(backend.name, True),
+    "engine_down": lambda registry, backend: probe(registry, backend, REFUSED),
+    "engine_hangs": lambda registry, backend: probe(registry, backend, SILENT, since=50.0),
+    "engine_key_refused": lambda registry, backend: probe(
+        registry, backend, replace(UP, key_refused="401 of /v1/models"), times=1
+    ),
+    "engine_fails": lambda registry, backend: finish(registry, backend, Outcome.SERVER_ERROR, 5),
+    "engine_refuses": refuse,
+    "engine_busy": lambda registry, backend: registry.pauses.begin(backend.id, 200.0),
+    "engine_reuses_nothing": without_caching,
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_each_state_of_an_engine_is_one_finding_of_that_engine(kind: str) -> None:
+    registry = cluster(3)
+    for backend in registry:
+        probe(registry, backend, UP)
+    assert not [*engine_findings(registry, 100.0)]
+    chosen = next(iter(registry))
+    STATES[kind](registry, chosen)
+    (found,) = engine_findings(registry, 100.0)
+    assert (found.kind, found.about) == (kind, chosen.name)
+    assert found.severity is (Severity.NOTICE if kind == "engine_draining" else Severity.DEGRADED)
+    assert chosen.name in found.what
+    assert found.remedy
+
+
+def test_an_engine_that_fails_now_and_then_is_named_with_its_last_reason() -> None:
+    registry = cluster(1)
+    (backend,) = registry
+    backend.seen.complaint = "it answered 500, within a 200"
+    for _ in range(15):
+        finish(registry, backend, Outcome.BROKEN)
+        finish(registry, backend, Outcome.SUCCESS)
+    (found,) = engine_findings(registry, 0.0)
+    assert found.kind == "engine_fails"
+    assert "15 broken" in found.what
+    assert "within a 200" in found.what
+    finish(registry, backend, Outcome.SUCCESS, 100)
+    assert not [*engine_findings(registry, 0.0)]
+
+
+def test_who_does_not_answer_is_not_blamed_for_its_circuit() -> None:
+    registry = cluster(2)
+    first, _ = registry
+    finish(registry, first, Outcome.CONNECT_ERROR, 5)
+    probe(registry, first, REFUSED)
+    assert [each.kind for each in engine_findings(registry, 100.0)] == ["engine_down"]
+
+
+@pytest.mark.parametrize("kind", ["engine_down", "engine_hangs", "engine_fails", "engine_draining"])
+def test_a_fleet_of_which_nobody_serves_is_down(kind: str) -> None:
+    registry = cluster(2)
+    for backend in registry:
+        STATES[kind](registry, backend)
+    fleet, *each = engine_findings(registry, 0.0)
+    assert (fleet.kind, fleet.severity) == ("no_engine", Severity.DOWN)
+    assert kind in fleet.what
+    assert [one.kind for one in each] == [kind, kind]
+
+
+def test_a_model_that_no_engine_serves_any_more_is_named() -> None:
+    registry = cluster(3)
+    for backend, model in zip(registry, ("big", "big", "small"), strict=True):
+        probe(registry, backend, serving(model), times=2)
+    first, second, _ = registry
+    probe(registry, first, REFUSED)
+    assert [each.kind for each in engine_findings(registry, 100.0)] == ["engine_down"]
+    probe(registry, second, REFUSED)
+    lost = next(each for each in engine_findings(registry, 100.0) if each.kind == "model_down")
+    assert "big" in lost.what
+    assert "small" not in lost.what
