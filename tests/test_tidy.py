@@ -53,10 +53,11 @@ LIBRARIES = {
     ),
     "zmq": ("zmq_sockets",),
     "redis": ("redis_pool",),
+    "dns": ("dns_lookups",),
     "yaml": ("yaml_file",),
     "cryptography": ("seal", "certificates"),
     "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames", "redis_entries"),
-    "pydantic": ("config_model", "config_loader", "config_values", "model_tables"),
+    "pydantic": ("config_model", "discovery_settings", "config_loader", "config_values", "model_tables"),
 }
 """Files that may import a foreign library, by name."""
 

@@ -55,6 +55,10 @@ class DnsFaultKind(Enum):
     OTHER = "other"  # `addresses`, whatever the name has: those of another cluster, or old ones
     SLOW = "slow"  # the right answer, after `delay_s`
     SERVFAIL = "servfail"
+    NXDOMAIN = "nxdomain"
+
+
+CODES = {DnsFaultKind.SERVFAIL: Rcode.SERVFAIL, DnsFaultKind.NXDOMAIN: Rcode.NXDOMAIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,16 @@ class DnsFault:
     count: int = 1
     delay_s: float = 5.0
     addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """What one SRV record has. `host` is a name of the zone, whose addresses go with the answer if they are shown."""
+
+    host: str
+    port: int
+    priority: int = 0
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,8 @@ class Zone:
         self.zone = zone.lower()
         self.ttl_s = ttl_s
         self.names: dict[str, tuple[str, ...]] = {}
+        self.services: dict[str, tuple[ServiceRecord, ...]] = {}
+        self.shows_hosts = True  # whether the addresses of services go with their answer
         self.faults: dict[tuple[str, str], Sequence[DnsFault | None]] = {}
         self.turns: dict[tuple[str, str], int] = {}
         self.lookups: dict[tuple[str, RdataType], int] = {}
@@ -93,6 +109,11 @@ class Zone:
         if not self.contains(name):
             raise ValueError(f"{name} is not in the zone {self.zone}")
         self.names[name] = tuple(str(ip_address(address)) for address in addresses)
+
+    def serve(self, name: str, services: Sequence[ServiceRecord]) -> None:
+        """Set the SRV records of a name."""
+        self.set(name, self.names.get(name.lower(), ()))
+        self.services[name.lower()] = tuple(services)
 
     def contains(self, name: str) -> bool:
         return name == self.zone or name.endswith(f".{self.zone}")
@@ -133,6 +154,8 @@ class Zone:
         if addresses:
             found = dns.rrset.from_text_list(question.name, self.ttl_s, "IN", question.rdtype, addresses)
             reply.answer.append(found)
+            if question.rdtype == RdataType.SRV and self.shows_hosts:
+                reply.additional += self.hosts_of(name)
         elif code in (Rcode.NOERROR, Rcode.NXDOMAIN):  # the SOA says how long a resolver may cache the empty answer
             start = f"ns.{self.zone}. lab.{self.zone}. 1 60 60 60 {self.ttl_s}"
             reply.authority.append(dns.rrset.from_text(f"{self.zone}.", self.ttl_s, "IN", "SOA", start))
@@ -147,15 +170,27 @@ class Zone:
         return faults[turn % len(faults)]
 
     def decide(self, name: str, kind: RdataType, fault: DnsFault | None, asker: str) -> tuple[Rcode, Sequence[str]]:
-        if fault is not None and fault.kind is DnsFaultKind.SERVFAIL:
-            return Rcode.SERVFAIL, ()
+        if fault is not None and fault.kind in CODES:
+            return CODES[fault.kind], ()
         if not self.contains(name):
             return Rcode.REFUSED, ()
         if name not in self.names:
             return (Rcode.NOERROR if name == self.zone else Rcode.NXDOMAIN), ()
+        if kind == RdataType.SRV:
+            listed = () if fault is not None and fault.kind is DnsFaultKind.EMPTY else self.services.get(name, ())
+            return Rcode.NOERROR, [f"{each.priority} {each.weight} {each.port} {each.host}." for each in listed]
         version = {RdataType.A: 4, RdataType.AAAA: 6}.get(kind)
         fitting = [each for each in self.addresses(name, fault, asker) if ip_address(each).version == version]
         return Rcode.NOERROR, self.rotated(name, kind, fitting, fault)
+
+    def hosts_of(self, name: str) -> list[dns.rrset.RRset]:
+        """Return the addresses of a name's services."""
+        return [
+            dns.rrset.from_text_list(f"{host}.", self.ttl_s, "IN", kind, fitting)
+            for host in dict.fromkeys(each.host for each in self.services[name])
+            for version, kind in ((4, RdataType.A), (6, RdataType.AAAA))
+            if (fitting := [each for each in self.names.get(host, ()) if ip_address(each).version == version])
+        ]
 
     def addresses(self, name: str, fault: DnsFault | None, asker: str) -> Sequence[str]:
         """Return the addresses that the name resolves to under this fault, before rotation."""

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from random import Random
 from typing import Any
 
 import trio
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.config.source_targets import DnsTarget
+from ranvier_py.core.addresses import parse_host_port
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.core.routing.wanted.source_set import SourceSet
+from ranvier_py.node.discovery.dns_source import DnsSource
 from ranvier_py.node.discovery.file_source import FileSource
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
 from ranvier_py.node.part import Handler, Node, Part
 
+DNS_PORT = 53
 LEFT_OUT_MAX = 20  # sentences about entries that can't be used, of one source in one view
 
 
@@ -30,7 +35,7 @@ class DiscoveryParts(Part):
 
     def __init__(self, node: Node) -> None:
         self._node, self._sources = node, node.sources
-        self._wanted = followers_of(node.config)
+        self._wanted = followers_of(node.config, node.rng)
         self._followers: dict[SourceName, SourceFollower] = {}
         self._scopes: dict[SourceName, trio.CancelScope] = {}
         self._changed = trio.Event()
@@ -65,7 +70,7 @@ class DiscoveryParts(Part):
             follower.look_soon()
 
     def reload(self, before: Config, after: Config) -> None:
-        self._wanted = followers_of(after)
+        self._wanted = followers_of(after, self._node.rng)
         self._changed.set()
 
     def sweep(self, now: float) -> None:
@@ -93,11 +98,13 @@ class DiscoveryParts(Part):
             yield from samples("backend_source", source.counters, {"source": str(name)})
 
 
-def followers_of(config: Config) -> dict[SourceName, SourceFollower]:
+def followers_of(config: Config, rng: Random) -> dict[SourceName, SourceFollower]:
     """Return what follows the sources of a configuration, by name."""
     options, followers = config.discovery, list[SourceFollower]()
     if options.backends_file is not None:
         followers.append(FileSource(options.backends_file))
+    server = parse_host_port(options.backend_dns_server, DNS_PORT) if options.backend_dns_server else None
+    followers += [DnsSource(DnsTarget.parse(text), server, rng) for text in options.backend_dns]
     return {follower.name: follower for follower in followers}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from ranvier_py.config.backend_files import read_backend_file
+from ranvier_py.config.config_loader import load
 
 PAGE = Path(__file__).parents[3] / "docs" / "fleet.md"
 
@@ -25,3 +26,9 @@ def test_its_files_are_read(tmp_path: Path) -> None:
         path.write_text(example(beginning))
         (found,) = read_backend_file(path).found
         assert (found.url, found.spec.weight) == ("http://10.0.0.1:8000", weight)
+
+
+def test_its_names_of_dns_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "ranvier.toml"
+    path.write_text(example("backend_dns"))
+    assert len(load(file=path).config.discovery.backend_dns) == 2

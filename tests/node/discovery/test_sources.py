@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ DEADLINE_S = 30
 MakeLab = Callable[[Path], AbstractAsyncContextManager[SourceLab]]
 
 
-async def until_serving(node: Node, engines: list[str]) -> None:
+async def until_serving(node: Node, source: SourceLab, engines: Sequence[str]) -> None:
     """Until these and no others get requests."""
+    urls = sorted(map(source.url_of, engines))
 
     def holds(answer: dict[str, Any]) -> bool:
-        return sorted(each["url"] for each in answer["backends"] if not each["draining"]) == sorted(engines)
+        return sorted(each["url"] for each in answer["backends"] if not each["draining"]) == urls
 
     await node.until("/admin/backends", holds)
 
@@ -43,20 +44,20 @@ async def test_engines_come_and_go_as_their_source_names_them(make: MakeLab, tmp
     async with opened(Lab, 3, DEADLINE_S) as place, make(tmp_path) as source:
         await source.give(place.engines[:2])
         node = await place.start(backend=[], **source.settings)
-        await until_serving(node, place.engines[:2])
+        await until_serving(node, source, place.engines[:2])
         assert (await node.chat()).status_code == 200
         assert {tuple(each["wanted_by"]) for each in await node.backends()} == {(source.name.partition(" ")[0],)}
         await source.give(place.engines[1:])
-        await until_serving(node, place.engines[1:])
+        await until_serving(node, source, place.engines[1:])
         await source.give([])
-        await until_serving(node, [])
+        await until_serving(node, source, [])
 
 
 async def test_a_source_that_fails_keeps_its_engines_and_names_why(make: MakeLab, tmp_path: Path) -> None:
     async with opened(Lab, 3, DEADLINE_S) as place, make(tmp_path) as source:
         await source.give(place.engines[:2])
         node = await place.start(backend=[], **source.settings)
-        await until_serving(node, place.engines[:2])
+        await until_serving(node, source, place.engines[:2])
         await source.fail()
         assert (await until_state(node, source, "failing"))["why"]
         assert len(await node.backends()) == 2
@@ -64,7 +65,7 @@ async def test_a_source_that_fails_keeps_its_engines_and_names_why(make: MakeLab
         page = (await node.http.get(f"{node.control}/metrics")).text
         assert f'ranvier_backend_source_failing{{source="{source.name}"}} 1.0' in page
         await source.give(place.engines[2:])
-        await until_serving(node, place.engines[2:])
+        await until_serving(node, source, place.engines[2:])
         assert (await until_state(node, source, "good"))["why"] == ""
         assert await node.faults() == {}
 
@@ -73,7 +74,7 @@ async def test_an_empty_set_after_a_failure_is_not_obeyed(make: MakeLab, tmp_pat
     async with opened(Lab, 2, DEADLINE_S) as place, make(tmp_path) as source:
         await source.give(place.engines)
         node = await place.start(backend=[], **source.settings)
-        await until_serving(node, place.engines)
+        await until_serving(node, source, place.engines)
         await source.fail()
         await until_state(node, source, "failing")
         await source.give([])
@@ -82,22 +83,24 @@ async def test_an_empty_set_after_a_failure_is_not_obeyed(make: MakeLab, tmp_pat
             return "not obeyed" in answer["sources"][source.name]["why"]
 
         await node.until("/admin/sources", ignored)
-        await until_serving(node, place.engines)
+        await until_serving(node, source, place.engines)
 
 
 async def test_a_node_whose_source_fails_from_the_start_serves_what_it_is_configured_with(
     make: MakeLab, tmp_path: Path
 ) -> None:
     async with opened(Lab, 2, DEADLINE_S) as place, make(tmp_path) as source:
+        await source.give(place.engines[:1])
         await source.fail()
-        node = await place.start(backend=place.engines[:1], **source.settings)
+        first = source.url_of(place.engines[0])
+        node = await place.start(backend=[first], **source.settings)
         await until_state(node, source, "failing")
         assert (await node.chat()).status_code == 200
         await source.give(place.engines)
-        await until_serving(node, place.engines)
+        await until_serving(node, source, place.engines)
         wanted_by = {each["url"]: each["wanted_by"] for each in await node.backends()}
         kind = source.name.partition(" ")[0]
-        assert wanted_by == {place.engines[0]: ["static", kind], place.engines[1]: [kind]}
+        assert wanted_by == {first: ["static", kind], source.url_of(place.engines[1]): [kind]}
 
 
 __all__ = ["quick"]
