@@ -17,11 +17,13 @@ from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.access.limits.meters import IdentityMeters, Meter
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.models.model_rules import Served
+from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
@@ -37,6 +39,9 @@ ERROR_CHARACTERS_MAX = 500  # of the reasons of failed attempts in one line; the
 
 HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
 """What the response cache did with a request, as the field X-Cache names it."""
+
+UNDECIDED = Decision(BackendId(-1), "", "", "", 0, 0, "", (), (), ())
+"""Of a request that went to no backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +226,18 @@ class Call:
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""
         request, attempt = self.request, self.attempt
-        decision = attempt.decision if attempt is not None else None
+        decision = attempt.decision if attempt is not None else UNDECIDED
         return RequestSummary(
             id=self.id.decode("latin-1"),
             method=request.method.decode("latin-1"),
             path=request.path.decode("latin-1"),
             status=self.status,
             outcome=self.outcome,
-            backend=decision.backend_name if decision is not None else "",
-            policy=decision.policy if decision is not None else "",
-            reason=decision.reason if decision is not None else "cache" if self.cached == HIT else "",
-            source=decision.source if decision is not None else "",
-            matched_tokens=decision.matched_tokens if decision is not None else 0,
+            backend=decision.backend_name,
+            policy=decision.policy,
+            reason=decision.reason or ("cache" if self.cached == HIT else ""),
+            source=decision.source,
+            matched_tokens=decision.matched_tokens,
             prompt_tokens=attempt.prompt_tokens if attempt is not None else 0,
             tries=self.tries,
             first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,

@@ -24,8 +24,16 @@ from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
 from ranvier_py.proxy.driver import Driver
-from ranvier_py.proxy.error_answers import JSON, api_of, error_response, own_head, response_head
-from ranvier_py.proxy.http_values import NO_REQUEST, Fields, HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.error_answers import api_of, error_response
+from ranvier_py.proxy.http_values import (
+    NO_REQUEST,
+    Fields,
+    HttpRequest,
+    HttpResponseHead,
+    WaitPhase,
+    own_head,
+    response_head,
+)
 from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import PlainTransport
 
@@ -154,7 +162,7 @@ class Client:
         status: int,
         body: bytes,
         headers: Fields = (),
-        content_type: bytes = JSON,
+        content_type: bytes = b"application/json",
         *,
         chunked: bool = False,
     ) -> None:

@@ -1,12 +1,10 @@
-"""Heads and bodies of answers to clients, and the one mapping from errors to statuses.
+"""Errors as answers to clients: the one mapping to statuses, and the bodies.
 
 Errors have the shape that the client's library expects: OpenAI's, or Anthropic's under /v1/messages and for who sends
 `anthropic-version`. An answer reveals nothing of the node but the error's own text.
 """
 
 from __future__ import annotations
-
-from http import HTTPStatus
 
 import orjson
 
@@ -19,9 +17,7 @@ from ranvier_py.core.errors import (
     UpgradeRefused,
 )
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, RESPONSES_PATH, meant_path
-from ranvier_py.proxy.http_values import Fields, Headers, HttpRequest, HttpResponseHead
-
-JSON = b"application/json"
+from ranvier_py.proxy.http_values import Headers, HttpRequest
 
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -33,8 +29,6 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 """Anthropic's error types by status, docs.anthropic.com/en/api/errors; the one for their 529 serves for our 503."""
-
-REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Headers, bytes]:
@@ -89,25 +83,3 @@ def api_of(request: HttpRequest) -> str:
     """Return whose error shape the client expects, also of a path that lacks its /v1."""
     path = meant_path(request.path) or request.path
     return "anthropic" if request.fields.is_anthropic or path.startswith(MESSAGES_PATH) else "openai"
-
-
-def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:
-    """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))]
-    lines += [b"%b: %b\r\n" % field for field in headers]
-    if status not in (204, 304):
-        length = b"transfer-encoding: chunked" if body_bytes is None else b"content-length: %d" % body_bytes
-        lines.append(b"content-type: %b\r\n%b\r\n" % (content_type, length))
-    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(lines)
-
-
-def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> bytes:
-    """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `extra`.
-    `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
-    `connection: close`."""
-    lines = [head.fields.lines]
-    for name, value in extra:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"connection: close\r\n\r\n" if close or head.framing == "close" else b"\r\n")
-    return b"".join(lines)

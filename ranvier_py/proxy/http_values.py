@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
 from typing import NamedTuple
 
 from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
@@ -72,6 +73,8 @@ LOCATING = frozenset((b"location", b"content-location", b"refresh", b"link"))
 
 PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
 """Fields of answers that only the client gets that asked."""
+
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
@@ -298,3 +301,25 @@ class HttpResponseHead:
     def __post_init__(self) -> None:
         if self.fields is NO_RESPONSE_FIELDS:
             self.fields = ResponseFields.of(self)
+
+
+def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:
+    """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))]
+    lines += [b"%b: %b\r\n" % field for field in headers]
+    if status not in (204, 304):
+        length = b"transfer-encoding: chunked" if body_bytes is None else b"content-length: %d" % body_bytes
+        lines.append(b"content-type: %b\r\n%b\r\n" % (content_type, length))
+    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+    return b"".join(lines)
+
+
+def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> bytes:
+    """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `extra`.
+    `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
+    `connection: close`."""
+    lines = [head.fields.lines]
+    for name, value in extra:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"connection: close\r\n\r\n" if close or head.framing == "close" else b"\r\n")
+    return b"".join(lines)

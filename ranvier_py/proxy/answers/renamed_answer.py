@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from ranvier_py.core.answers.chunked import LAST_CHUNK, ChunkedReader, in_chunk, unchunked
 from ranvier_py.core.answers.model_renames import HELD_BYTES_MAX, ModelRenames
-from ranvier_py.proxy.error_answers import response_head
-from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpResponseHead
+from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpResponseHead, response_head
 
 
 class RenamedAnswer:

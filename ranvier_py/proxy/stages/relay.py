@@ -17,8 +17,8 @@ from ranvier_py.proxy.answers.locations import Places
 from ranvier_py.proxy.call import Call, PipelineLimits
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.error_answers import error_event, response_head
-from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.error_answers import error_event
+from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase, response_head
 from ranvier_py.proxy.realtime import Realtime, Splice
 from ranvier_py.proxy.stages.learn import AnswerProof, LearnStage
 from ranvier_py.proxy.upstream import UPGRADE, Exchange

@@ -74,7 +74,7 @@ class Affinity(Policy):
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
-            return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
+            return Choice(candidates[0].id, "only", match.holders[0].tokens if match.holders else 0)
         if match.holders:
             choice = (self.choose_own if self.is_own(match) else self.choose_shared)(match, candidates, rng)
         elif match.home == UNKNOWN:

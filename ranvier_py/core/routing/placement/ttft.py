@@ -28,7 +28,6 @@ from ranvier_py.core.routing.placement import (
     PolicyLearner,
     Service,
 )
-from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
 from ranvier_py.core.routing.rates.evictions import Evictions
@@ -151,7 +150,7 @@ class Ttft(Policy):
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         holders = match.holders
         if len(candidates) == 1:
-            return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
+            return Choice(candidates[0].id, "only", holders[0].tokens if holders else 0)
         weighed = self.weigh(range(len(candidates)), match, holders, candidates)
         if holders:
             position, reason = self.warm(match, weighed, holders, rng)
