@@ -259,7 +259,7 @@ async def test_the_refusal_of_a_request_does_not_bear_the_id_of_the_one_before_i
         await client.send(post(chat(), b"x-request-id: first"))
         assert (await client.response())[1]["x-request-id"] == "first"
         await client.send(b"nonsense\r\n\r\n")
-        assert "x-request-id" not in (await client.response())[1]
+        assert (await client.response())[1]["x-request-id"] not in ("", "first")
 
 
 async def test_a_prompt_without_a_template_for_it_is_placed_by_load_and_not_refused() -> None:
