@@ -23,6 +23,7 @@ from ranvier_py.core.errors import ConfigError
 COMMANDS = {
     "serve": "run a node, or several on one port",
     "config": "print every key with its help and default",
+    "check": "is all there that a node with this configuration needs: engines, peers, ports, keys, tokenizers",
     "keys": "make a key of a client, or list or check a file of keys",
     "backend": "the engines of a node, or of all: list, add, drain, undrain, weight, set, remove",
     "access": "who may use a node, what is left of limits, and keys that are revoked on all nodes",

@@ -68,7 +68,7 @@ def test_every_flag_of_every_command_is_known() -> None:
 
 
 def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
-    commands_with_flags = ("serve", "config", "keys", "access", "backend", "replay", "status", "reporter")
+    commands_with_flags = ("serve", "config", "keys", "access", "backend", "replay", "status", "reporter", "check")
     known = {flag for name in commands_with_flags for flag in flags(reported(cli.main, name))}
     named = set(re.findall(r"`(--[a-z][a-z-]+)", OPERATORS))
     assert len(named) > 15

@@ -44,6 +44,7 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
     "httpx": (
+        "engine_asker",
         "engine_poller",
         "control_client",
         "run_lint",

@@ -22,14 +22,15 @@ def described(path: Path) -> str:
 
 
 def ends_of(paths: Iterable[Path]) -> dict[Path, float]:
-    """Return until when each file's first certificate is valid, in seconds of the wall clock; without files that have
+    """Return until when all certificates of each file are valid, in seconds of the wall clock; without files that have
     none. Blocks for some small files."""
     from cryptography import x509  # noqa: PLC0415  # only nodes with TLS need it
 
     found = {}
     for path in paths:
         with suppress(ValueError, OSError):
-            found[path] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
+            chain = x509.load_pem_x509_certificates(path.read_bytes())
+            found[path] = min(each.not_valid_after_utc.timestamp() for each in chain)
     return found
 
 

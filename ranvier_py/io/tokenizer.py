@@ -46,6 +46,7 @@ from ranvier_py.core.prompts.templates import (
     tail_pieces,
 )
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.core.tokenize.tokenizer_probe import PROBE_CHAT, PROBE_TEXT, ProbeTokens
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class ChatTokenizer:
             hoists_system=self.profile.hoists_system,
             reasoning_moves=self.profile.reasoning_moves,
             results=self.profile.results,
+            probe=self._probe_tokens(),
         )
 
     @classmethod
@@ -276,6 +278,18 @@ class ChatTokenizer:
         if not tokens:
             raise ConfigError(["tokenizer: its vocabulary is empty: no text has tokens"])
         return len(MEASURE) / len(tokens)
+
+    def _probe_tokens(self) -> ProbeTokens:
+        """Return the tokens of what engines are asked to tokenize as well."""
+
+        def tokens_of(text: Callable[[], str]) -> Sequence[int]:
+            try:
+                return tuple(self._encode([text()])[0])
+            except TemplateRefused:  # the template, or the vocabulary, was not made for such texts
+                return ()
+
+        chat = self._normalised(Chat(PROBE_CHAT))
+        return ProbeTokens(tokens_of(lambda: PROBE_TEXT), tokens_of(lambda: self._render(chat, generation=True)))
 
     def _report(self) -> str:
         profile = self.profile

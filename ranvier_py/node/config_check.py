@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from ranvier_py.config.backend_files import read_backend_file
 from ranvier_py.config.config_endpoints import numbered
 from ranvier_py.config.config_loader import Loaded
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
@@ -33,6 +34,21 @@ KEY_FILES = (
 )
 
 
+def check_backends(path: Path, key: str) -> None:
+    """Raise ConfigError if backends can't be read from this file."""
+    try:
+        read_backend_file(path)
+    except ConfigError as error:
+        raise ConfigError([f"{key}: {problem}" for problem in error.problems]) from error
+
+
+READERS: Mapping[str, Callable[[Path, str], object]] = {
+    "keys_file": read_key_file,
+    "control_keys_file": read_key_file,
+    "backends_file": check_backends,
+}
+
+
 def file_problems(config: Config) -> Iterator[str]:
     """Yield «key: what is wrong» for each file or URL that can't be used, of the keys that are good."""
     checks: list[Callable[[], object]] = [partial(redis_pools_of, config), partial(check_upstream, config)]
@@ -43,9 +59,9 @@ def file_problems(config: Config) -> Iterator[str]:
             checks.append(partial(tls_context, config, names))
         else:
             checks += [partial(check_readable, config, name) for name in names]
-    for kind in ("keys_file", "control_keys_file"):
+    for kind, read in READERS.items():
         if (path := KEYS[kind].value_in(config)) is not None:
-            checks.append(partial(read_key_file, path, kind))
+            checks.append(partial(read, path, kind))
     if config.cluster_key_file is not None:
         checks.append(partial(read_keys, config.cluster_key_file))
     for index in range(config.workers):

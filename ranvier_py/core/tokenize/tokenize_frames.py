@@ -23,6 +23,7 @@ from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import MediaState, Segment, TokenState
 from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob, TokenizeResult, TokenizerFacts
+from ranvier_py.core.tokenize.tokenizer_probe import ProbeTokens
 
 FRAME_HEAD = Struct("<I")
 FRAME_BYTES_MAX = 64 << 20  # a batch of jobs, or of results, is far below it
@@ -101,8 +102,9 @@ def decode_start(payload: bytes) -> tuple[Sequence[str], Sequence[str], Tokenize
         problems, warnings, fields = msgpack.unpackb(payload)
         facts = None
         if not problems:
-            *plain, results = fields
-            facts = replace(TokenizerFacts(*plain), results=tuple((begin, end) for begin, end in results))
+            *plain, results, (text, chat) = fields
+            pairs = tuple((begin, end) for begin, end in results)
+            facts = replace(TokenizerFacts(*plain), results=pairs, probe=ProbeTokens(tuple(text), tuple(chat)))
     except (ValueError, TypeError, msgpack.UnpackException) as failure:
         raise BadResults("no facts") from failure
     return problems, warnings, facts

@@ -21,6 +21,7 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.prompts.fingerprint import Segment, TokenState
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.tokenize.tokenizer_probe import NO_TOKENS, ProbeTokens
 
 TOKENS_MAX = 1 << 19
 """Tokens, as estimated, of one prompt and of one batch: the tokenizer takes about 200 bytes for each while it works. A
@@ -49,6 +50,7 @@ class TokenizerFacts:
         reasoning_moves, results: which reasoning later turns leave out, see `templates.TemplateProfile`.
         chars_per_token: characters of English and code per token.
         probe_report: one line for the log: what was found and why.
+        probe: the tokens of what engines are asked to tokenize as well.
     """
 
     identity: str
@@ -59,6 +61,7 @@ class TokenizerFacts:
     hoists_system: bool = False
     reasoning_moves: bool = False
     results: Sequence[tuple[str, str]] = ()
+    probe: ProbeTokens = NO_TOKENS
 
 
 class TokenizeJob(NamedTuple):

@@ -353,13 +353,24 @@ def within_descriptors(config: Config, descriptors: int) -> Config:
 
     At most half of the descriptors stay in reserve; if there are many, as many as the rest of a node may need.
     """
-    server = config.server
-    reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
-    free = descriptors - min(reserved, descriptors // 2)
-    clients = max(free - server.in_flight_max, free // 2, 1)
+    server, clients = config.server, clients_within(config, descriptors)
     if clients < server.connections_max:
         text = "node.connections_cut connections_max %d -> %d: this process may have %d files open"
         log.warning(text, server.connections_max, clients, descriptors)
         server = replace(server, connections_max=clients)
     upstream = replace(config.upstream, open_max=min(server.in_flight_max, server.connections_max))
     return replace(config, server=server, upstream=upstream)
+
+
+def clients_within(config: Config, descriptors: int) -> int:
+    """Return how many clients a process that may have so many descriptors has room for."""
+    reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
+    free = descriptors - min(reserved, descriptors // 2)
+    return max(free - config.server.in_flight_max, free // 2, 1)
+
+
+def descriptors_for(config: Config) -> int:
+    """Return how many descriptors all clients that are to be taken need."""
+    reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
+    clients = config.server.connections_max
+    return reserved + clients + min(config.server.in_flight_max, clients)

@@ -1,4 +1,4 @@
-"""What a node answers by itself: its health, the models that it serves, and what no engine behind it can do.
+"""What a node answers by itself: health and time, the models that it serves, and what no engine behind it can do.
 
 Rules: one model is found however its id is spelled in a path, with its slashes or as SDKs escape them (`a%2Fb`). Who
 sends `anthropic-version` is answered in the shape of Anthropic's API. As long as no engine has listed its models, one
@@ -10,6 +10,7 @@ asks for a path with too little or too much before it is told which one he means
 from __future__ import annotations
 
 from collections.abc import Callable
+from email.utils import formatdate
 from urllib.parse import unquote_to_bytes
 
 import orjson
@@ -21,6 +22,7 @@ from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PA
 from ranvier_py.proxy.admission.request_target import misleads
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.http_values import Fields
 from ranvier_py.proxy.stages.resolve_model import ResolveStage, tenant_of
 
 MODELS_PATH = b"/v1/models"
@@ -40,13 +42,13 @@ def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
         return answer_one(resolve, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
     body = own_answer(resolve, call, may_use)
     if body is not None:
-        answer(call, body)
+        answer(call, body, ((b"date", formatdate(usegmt=True).encode()),) if path in ALIVE else ())
     return None
 
 
-def answer(call: Call, body: bytes) -> None:
+def answer(call: Call, body: bytes, fields: Fields = ()) -> None:
     call.status = 200
-    call.client.respond(200, body)
+    call.client.respond(200, body, fields)
     call.outcome = "success"
 
 

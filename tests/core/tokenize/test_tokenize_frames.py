@@ -24,6 +24,7 @@ from ranvier_py.core.tokenize.tokenize_frames import (
     frame_length,
 )
 from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob, TokenizeResult, TokenizerFacts
+from ranvier_py.core.tokenize.tokenizer_probe import ProbeTokens
 
 U64 = st.integers(0, 2**64 - 1)
 TOKENS = st.integers(0, 2**32 - 1)
@@ -91,6 +92,7 @@ def test_facts_or_problems_arrive_as_they_left() -> None:
         *("identity", True, False, 4.5, "why", True),
         reasoning_moves=True,
         results=(("<tool_response>", "</tool_response>"),),
+        probe=ProbeTokens((1, 2), (3,)),
     )
     assert decode_start(body(encode_start(facts, ["slow hub"]))) == ([], ["slow hub"], facts)
     none = encode_start(None, ["slow hub"], ["no such file"])
