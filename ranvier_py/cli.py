@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "is all there that a node with this configuration needs: engines, peers, ports, keys, tokenizers",
     "keys": "make a key of a client, or list or check a file of keys",
     "backend": "the engines of a node, or of all: list, add, drain, undrain, weight, set, remove",
+    "node": "the nodes that a node knows; drain: be unready, so that no new clients are sent to it",
     "access": "who may use a node, what is left of limits, and keys that are revoked on all nodes",
     "explain": "where would this request go, and why (body on stdin)",
     "status": "backends, health, load, routes and requests of a node",
@@ -35,7 +36,9 @@ COMMANDS = {
     "reporter": "report what an engine holds to routers, by its KV events",
     "version": "print the version",
 }
-"""What each command does. Its module is `ranvier_py.commands.run_NAME`."""
+"""What each command does. Its module is `run_NAME` of `ranvier_py.commands`, or the one that MODULES has."""
+
+MODULES = {"backend": "fleet.run_backend", "node": "fleet.run_nodes"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +96,7 @@ def make_parser(called: str) -> argparse.ArgumentParser:
     for name, meaning in COMMANDS.items():
         command = commands.add_parser(name, help=meaning)
         if name == called:
-            module = import_module(f"ranvier_py.commands.run_{name}")
+            module = import_module(f"ranvier_py.commands.{MODULES.get(name, f'run_{name}')}")
             module.add_flags(command)
             command.set_defaults(run=module.run, flags=partial(flags_of, command))
     return parser

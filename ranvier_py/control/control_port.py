@@ -48,7 +48,7 @@ INTERNAL = "/internal/"
 
 READ, OPERATE, ADMIN = ROLES
 OPERATING = (
-    *("/admin/backends/drain", "/admin/backends/weight"),
+    *("/admin/backends/drain", "/admin/backends/weight", "/admin/node/drain"),
     *("/admin/kv-index/clear", "/admin/response-cache/invalidate", INTERNAL),
 )
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""

@@ -30,6 +30,7 @@ from ranvier_py.node.part import Counted, Node, Part
 from ranvier_py.node.parts.backend_orders import BackendOrders
 from ranvier_py.node.parts.backend_parts import BackendParts
 from ranvier_py.node.parts.model_parts import ModelLooks
+from ranvier_py.node.parts.node_orders import NodeOrders
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
 from ranvier_py.node.parts.response_parts import INDEX_REDIS, RESPONSES_REDIS, Responses, redis_pools_of
 from ranvier_py.node.parts.router_parts import RouterParts, ShadowPolicies, make_router
@@ -77,7 +78,7 @@ def parts_of(
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
-    learner, orders = Learner(worker), BackendOrders(node, names, clustering)
+    learner, orders, drains = Learner(worker), BackendOrders(node, names, clustering), NodeOrders(node, clustering)
     return [
         Counted("resolver", lambda: resolver.counters, resolver.run),
         Counted("tokenizer", lambda: tokenizer.counters, tokenizer.run, "tokenizer_process"),
@@ -86,14 +87,15 @@ def parts_of(
         Counted("logs", log_counters),
         RouterParts(node, [learner, *recorder, shadows]),
         ranks,
-        BackendParts(node, ranks),
+        BackendParts(node, ranks, clustering),
         orders,
+        drains,
         DiscoveryParts(node),
         Sweep(node),
         clients,
         *recorder,
         shadows,
-        *([NoCluster()] if clustering is None else [clustering, PeerFollower(node, clustering, polls, orders)]),
+        *([NoCluster()] if clustering is None else [clustering, PeerFollower(node, clustering, polls, orders, drains)]),
         index,
         responses,
         models,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import trio
 
+from ranvier_py.config.config_model import Config
 from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.core.routing.backend_state.order_notes import Carrier, Given
 from ranvier_py.core.routing.backend_state.signed_commands import (
@@ -26,6 +27,12 @@ from ranvier_py.core.routing.backends import Backend
 ANSWERS_S = 2.0  # peers answer within FOLLOW_S of theirs, or never
 FROM_PEER = "an operator of another node"
 NO_ANSWER = f"no answer in {ANSWERS_S:g} s"
+
+
+def without_gossip(config: Config) -> Sequence[Mapping[str, str]]:
+    """Return where an order does not go on a node that does not gossip, and why."""
+    why = "they do not gossip, so each must be asked at its own control port"
+    return [{"place": "other workers", "why": why}] if config.workers > 1 else []
 
 
 class WantedBackend(NamedTuple):

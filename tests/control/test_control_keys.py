@@ -27,6 +27,8 @@ KEYS = {role: f"rk-{role}-of-an-operator" for role in (READ, OPERATE, ADMIN)}
 LEAST = {
     "POST /explain": READ,
     "POST /admin/backends/drain": OPERATE,
+    "POST /admin/backends/weight": OPERATE,
+    "POST /admin/node/drain": OPERATE,
     "POST /admin/kv-index/clear": OPERATE,
     "POST /admin/response-cache/invalidate": OPERATE,
     "POST /internal/events": OPERATE,

@@ -14,6 +14,7 @@ DEADLINE_S = 60.0
 ROUTES = (
     *("GET /healthz", "GET /readyz", "GET /metrics", "GET /admin/backends", "POST /admin/backends"),
     *("DELETE /admin/backends", "POST /admin/backends/drain", "GET /admin/routes", "GET /admin/routes/abc"),
+    *("POST /admin/backends/set", "POST /admin/backends/weight", "POST /admin/node/drain", "GET /admin/sources"),
     *("GET /admin/decisions", "GET /admin/config", "GET /admin/clients", "GET /admin/engine-cache"),
     *("GET /admin/calibration", "GET /admin/prefix-routing/stats", "GET /admin/response-cache/stats"),
     "POST /admin/response-cache/invalidate",

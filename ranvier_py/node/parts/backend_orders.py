@@ -25,12 +25,12 @@ from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.backend_views import backend_view
-from ranvier_py.node.shared_orders import SharedOrders, WantedBackend
+from ranvier_py.node.shared_orders import SharedOrders, WantedBackend, without_gossip
 
 log = logging.getLogger(__name__)
 
 SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
-FIELDS = ("url", "name", *SETTABLE)
+FIELDS = ("url", "weight", "name", *SETTABLE[1:])
 
 
 class CarriedOut(NamedTuple):
@@ -139,13 +139,9 @@ class BackendOrders(Part):
     async def _answered(self, view: Mapping[str, Any], asks: Sequence[Given] | None) -> Mapping[str, Any]:
         """Return the answer to an order. `shared`: whether it is sent to others, if there is gossip; `reached`: to
         whom, and why these did not obey, if they did not."""
-        config, shared = self._node.config, self._shared
+        shared = self._shared
         if shared is None or asks is None:
-            alone = {
-                "place": "other workers",
-                "why": "they do not gossip, so each must be asked at its own control port",
-            }
-            return {**view, "reached": [alone] if config.workers > 1 else []}
+            return {**view, "reached": without_gossip(self._node.config)}
         return {**view, "shared": bool(asks), "reached": await shared.answers(asks)}
 
     def _view(self, backend: Backend) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.engine_findings import engine_findings
+from ranvier_py.core.routing.wanted.source_set import Belief
+from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
-from ranvier_py.node.parts.backend_views import backend_metrics, backend_view
+from ranvier_py.node.parts.backend_views import backend_metrics, backend_view, reaches_engine
 from ranvier_py.node.ranks.rank_parts import RankParts
 
 
@@ -25,14 +27,23 @@ class BackendParts(Part):
     name = "backends"
     keys = ("backend", "health", "reload_allow_empty")
 
-    def __init__(self, node: Node, ranks: RankParts) -> None:
-        self._node, self._registry, self._ranks = node, node.registry, ranks
+    def __init__(self, node: Node, ranks: RankParts, clustering: ClusterParts | None) -> None:
+        self._node, self._registry, self._ranks, self._clustering = node, node.registry, ranks, clustering
 
     def probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self._registry.changes.probed(backend, result, time.monotonic()))
 
     def unready(self) -> str:
-        return "" if self._registry.pools.pool("", time.monotonic()).ids else "no backend can be asked"
+        """No engine may be there: then a 503 with Retry-After helps clients more than a node that is gone."""
+        sources = self._node.sources.reconciler.sources
+        waiting = [str(name) for name, source in sources.items() if source.state is Belief.STARTING]
+        if not self._registry.ids.by_url and waiting:
+            return f"waiting for the first backends of {', '.join(waiting)}"
+        if reaches_engine(self._registry) or self._clustering is None:
+            return ""
+        peer = self._clustering.peer
+        session = peer.features.facts.doubts.well_at(time.monotonic())
+        return "" if session is None else f"it reaches no engine, and {peer.name_of(session)} calls one healthy"
 
     def findings(self, now: float) -> Iterator[Finding]:
         return engine_findings(self._registry, now)

@@ -10,6 +10,11 @@ from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
 
 
+def reaches_engine(registry: Registry) -> bool:
+    """Whether any engine answers this node, drained ones included."""
+    return any(backend.vitals.admits or backend.vitals.silent for backend in registry)
+
+
 def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:
     probe = backend.seen.last_probe
     return {

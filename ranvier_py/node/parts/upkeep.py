@@ -18,7 +18,7 @@ from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operat
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.peer.router_peer import Features
-from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands, by_clock
+from ranvier_py.core.routing.backend_state.signed_commands import NODE, SignedCommands, by_clock
 from ranvier_py.core.routing.backends import Backend, ProbeResult
 from ranvier_py.core.routing.request_record import Header, scheme_mark
 from ranvier_py.io.engine_poller import EnginePoller
@@ -29,6 +29,8 @@ from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts, loo
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.part import Counted, Node, Part, log_transitions
 from ranvier_py.node.parts.backend_orders import BackendOrders
+from ranvier_py.node.parts.backend_views import reaches_engine
+from ranvier_py.node.parts.node_orders import NodeOrders
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.hangs.hang_watch import HangWatch
 
@@ -110,6 +112,7 @@ def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
     return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
 
 
+ASK_INTERVAL_S = 1.0  # between two questions to peers whether they reach an engine, by a node that reaches none
 FOLLOW_INTERVAL_S = 0.25  # between two transfers of peers' doubts and commands to the poller and the registry
 SWEEP_INTERVAL_S = 1.0  # expired routes are never matched; the sweep only frees their memory
 
@@ -135,8 +138,11 @@ class PeerFollower(Part):
 
     name = "follow"
 
-    def __init__(self, node: Node, clustering: ClusterParts, polls: Polls, orders: BackendOrders) -> None:
+    def __init__(
+        self, node: Node, clustering: ClusterParts, polls: Polls, orders: BackendOrders, node_orders: NodeOrders
+    ) -> None:
         self._node, self._clustering, self._poller, self._orders = node, clustering, polls.poller, orders
+        self._node_orders, self._asked_at = node_orders, -ASK_INTERVAL_S
 
     async def loop(self) -> None:
         peer = self._clustering.peer
@@ -148,6 +154,10 @@ class PeerFollower(Part):
             for backend in self._node.registry.names.unsure():
                 self._poller.moved(backend)
             self._follow(peer.features)
+            if not reaches_engine(self._node.registry) and time.monotonic() - self._asked_at >= ASK_INTERVAL_S:
+                self._asked_at = time.monotonic()
+                peer.features.facts.doubts.wanted = True
+                self._clustering.port.poke()
             self._clustering.look()
 
     def _follow(self, features: Features) -> None:
@@ -157,7 +167,8 @@ class PeerFollower(Part):
         for command, table in sorted(new, key=lambda each: by_clock(each[0])):
             why = "a bug there, which its log has"
             with self._node.faults.caught("commands"):
-                why = self._orders.follow(command, self._clustering.orders.ordered_by(command))
+                orders = self._node_orders if command.url == NODE else self._orders
+                why = orders.follow(command, self._clustering.orders.ordered_by(command))
             table.followed(command, why)
 
 

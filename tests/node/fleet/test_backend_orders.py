@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.node.access.key_lab import bearer, value_of
-from tests.node.node_lab import Lab, Node, opened
+from tests.node.node_lab import Lab, Node, cluster_lab, opened
 
 OPERATOR, ADMIN = "rk-operator-key-of-a-person", "rk-admin-key-of-a-person"
 
@@ -23,9 +23,9 @@ async def ordered(node: Node, path: str, key: str = "", method: str = "POST", **
     return await node.http.request(method, f"{node.control}/admin/backends{path}", json=body, headers=headers)
 
 
-async def command(node: Node, *words: str, status: int = 0) -> str:
+async def command(node: Node, *words: str, called: str = "backend", status: int = 0) -> str:
     """What the command prints."""
-    line = [sys.executable, "-m", "ranvier_py", "backend", *words, "--control", node.control]
+    line = [sys.executable, "-m", "ranvier_py", called, *words, "--control", node.control]
     done = await trio.run_process(line, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == status, done.stdout.decode()
     return done.stdout.decode()
@@ -139,3 +139,26 @@ async def test_the_command_lists_adds_weighs_drains_changes_and_removes() -> Non
         assert "409" in await command(node, "add", first, status=1)
         assert "gossip_admin_key" in await command(node, "weight", "one", "2", "--cluster", status=1)
         assert "needs a name" in await command(node, "drain", status=2)
+
+
+async def test_a_node_is_drained_and_listed_by_command(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with opened(Lab, 1, 30) as place:
+        node = await place.start()
+        assert "ready" in await command(node, "list", called="node")
+        assert "unready" in await command(node, "drain", called="node")
+        assert (await node.ask("/readyz"))["reason"] == "drained by -"
+        assert (await node.chat()).status_code == 200
+        assert "not ready: drained by -" in await command(node, called="node")
+        assert "again" in await command(node, "undrain", called="node")
+        assert (await node.ask("/readyz"))["ready"] is True
+    assert "node.drained False -> True (ordered by -)" in caplog.messages
+
+
+async def test_the_nodes_of_a_cluster_are_listed(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, engines=1) as place:
+        first = await place.start(node_name="first")
+        await place.start(node_name="second")
+        await first.sees(1)
+        lines = (await command(first, called="node")).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["node", "first", "second"]

@@ -90,12 +90,18 @@ async def test_an_order_reaches_both_workers_and_one_that_is_restarted_later(tmp
             wanted = [("one", 3.0, False), ("three", 1.0, True)]
             for worker in (0, 1):
                 assert sorted(await seen_by(node, worker)) == wanted
+            drained = await node.http.post(f"{one}/admin/node/drain", json={})
+            assert drained.json() == {"draining": True, "reached": obeyed}
+            for control in node.control:
+                assert (await node.http.get(f"{control}/readyz")).json()["reason"].startswith("drained by -")
+            assert (await node.http.get(f"{node.url}/health")).status_code == 200
             children = await trio.run_process(["pgrep", "-P", str(node.process.pid)], capture_stdout=True)
             os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
             await logged(node, b"worker.started", 3)
             for worker in (0, 1):
                 while sorted(await seen_by(node, worker)) != wanted:  # noqa: ASYNC110  # another process
                     await trio.sleep(BETWEEN_LOOKS_S)
+            assert (await node.http.post(f"{one}/admin/node/drain", json={"draining": False})).is_success
 
 
 async def test_workers_that_do_not_gossip_are_named_as_not_reached(tmp_path: Path) -> None:

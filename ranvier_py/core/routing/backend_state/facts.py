@@ -37,6 +37,7 @@ COUNT_MAX = 2**32 - 1  # of generations and drain clocks: the wire's limit
 COUNT_STEP_MAX = 2**16  # most that one fact may raise a count: honest ones rise by one, and nobody may exhaust it
 IDLE_S_MAX = 2**16 - 1
 DOUBT_S = 3.0  # for two observers of one illness: Lifeguard's independent confirmation, applied to backends
+WELL_S = 5.0  # a node that reaches no engine asks its peers again and again (`wanted`)
 VERDICT_MAX = 3
 FACTS_MAX = 512  # in a message, 24 kB: taking in one takes some 20 µs
 GENERATION_BITS = 8  # bits of a generation in a route update
@@ -175,14 +176,20 @@ class MissingCounts:
 
 
 class Doubts:
-    """When each peer last called a backend ill."""
+    """When each peer last called a backend ill, and when it last called any healthy."""
 
     def __init__(self) -> None:
         self.of: dict[int, dict[int, float]] = {}  # by backend and session
+        self.well: dict[int, float] = {}  # by session
+        self.wanted = False  # peers are to be asked at once for all that they know, their verdicts as well
 
     def count(self, backend: int, now: float) -> int:
         """Return how many peers called this backend ill within DOUBT_S."""
         return sum(now - at <= DOUBT_S for at in self.of.get(backend, {}).values())
+
+    def well_at(self, now: float) -> int | None:
+        """Return the session of a peer that called a backend healthy within WELL_S."""
+        return next((session for session, at in self.well.items() if now - at <= WELL_S), None)
 
 
 class BackendFacts(JoinTable[int, Fact]):
@@ -300,6 +307,8 @@ class BackendFacts(JoinTable[int, Fact]):
 
     @property
     def wake_at(self) -> float:
+        if self.doubts.wanted:
+            return 0.0
         return min(super().wake_at, self.loads.wake_at, self._missing.wake_at if self._peers else inf)
 
     def met(self, peers: LivePeers, now: float) -> None:
@@ -312,6 +321,7 @@ class BackendFacts(JoinTable[int, Fact]):
 
     def forgotten(self, session: int, now: float) -> None:  # noqa: ARG002  # as of all machines
         self.loads.forget(session)
+        self.doubts.well.pop(session, None)
         for observers in self.doubts.of.values():
             observers.pop(session, None)
 
@@ -326,6 +336,10 @@ class BackendFacts(JoinTable[int, Fact]):
         if self._peers and self._missing.is_due(now, self._rng):
             peer = self._rng.choice(self._peers)
             self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, Facts(())))
+        if self.doubts.wanted:
+            self.doubts.wanted = False
+            for peer in self._some(self._peers):
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, Facts(())))
 
     def receive(self, peer: Peer, message: Facts | Loads, now: float) -> None:
         if isinstance(message, Loads):
@@ -375,6 +389,8 @@ class BackendFacts(JoinTable[int, Fact]):
             self.changes.append(Doubt(fact.backend, self.doubts.count(fact.backend, now)))
         else:
             self.doubts.of.get(fact.backend, {}).pop(peer.session, None)
+            if fact.verdict == Verdict.HEALTHY:
+                self.doubts.well[peer.session] = now
 
     def _merge_generation(self, fact: Fact, known: KnownBackend) -> None:
         """Merge: the greater number wins; of two processes with one number the one that started later gets the next."""

@@ -114,5 +114,8 @@ def places_of(answer: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
 def report_of(action: str, answer: Mapping[str, Any]) -> Iterator[str]:
     done = {"add": "added", "remove": "removed", "drain": "drained", "undrain": "gets requests again"}
     yield f"{answer['name']} at {answer['url']}: {done.get(action, 'set')}"
-    for each in places_of(answer):
-        yield f"  {each['place']}: {each['why'] or 'done'}"
+    yield from reached_of(answer)
+
+
+def reached_of(answer: Mapping[str, Any]) -> Sequence[str]:
+    return [f"  {each['place']}: {each['why'] or 'done'}" for each in places_of(answer)]

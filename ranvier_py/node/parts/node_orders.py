@@ -1,0 +1,58 @@
+"""What operators order of a node itself: to be unready, so that whoever spreads clients over nodes sends it none.
+
+Rules: a drained node goes on serving what comes, since its clients may know no other. All of its workers follow. It is
+ready again at an order or a restart. Each change is a line of the log with who ordered it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.routing.backend_state.signed_commands import NODE, Command
+from ranvier_py.node.asked import Asked
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.shared_orders import SharedOrders, WantedBackend, without_gossip
+
+log = logging.getLogger(__name__)
+
+
+class NodeOrders(Part):
+    """See the module. `drained_by`: who ordered that; "" if nobody did."""
+
+    name = "node_orders"
+
+    def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
+        self._node, self.drained_by = node, ""
+        self._shared: SharedOrders | None = clustering.orders if clustering is not None else None
+
+    def unready(self) -> str:
+        return f"drained by {self.drained_by}" if self.drained_by else ""
+
+    def routes(self) -> Mapping[str, Handler]:
+        return {"POST /admin/node/drain": self._ordered}
+
+    async def _ordered(self, asked: Asked) -> Mapping[str, Any]:
+        """Drain this node, or end that, on all of its workers."""
+        draining = (await asked.json("draining")).get("draining", True)
+        if not isinstance(draining, bool):
+            raise BadRequest("draining must be true or false")
+        self._drain(draining, asked.caller)
+        if self._shared is None:
+            return {"draining": draining, "reached": without_gossip(self._node.config)}
+        order = WantedBackend("drain" if draining else "undrain", NODE)
+        reached = await self._shared.answers(self._shared.order(order, asked.caller, cluster=False))
+        return {"draining": draining, "reached": reached}
+
+    def follow(self, command: Command, by: str) -> str:
+        """Carry out what another worker was ordered. It does not fail: returns ""."""
+        self._drain(command.verb == "drain", by)
+        return ""
+
+    def _drain(self, draining: bool, by: str) -> None:
+        before, self.drained_by = bool(self.drained_by), by if draining else ""
+        if before is not draining:
+            log.info("node.drained %s -> %s (ordered by %s)", before, draining, by)
