@@ -7,6 +7,7 @@ tokenizer process use this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import trio
@@ -24,6 +25,7 @@ from ranvier_py.core.tokenize.tokenize_frames import (
 )
 from ranvier_py.core.tokenize.tokenize_job import TokenizeJob, TokenizerFacts
 from ranvier_py.core.tokenize.tokenize_service import Tokenizer, TokenizeService
+from ranvier_py.core.tokenize.tokenizer_probe import NO_TOKENS
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.fingerprints import tokenizer_process
@@ -72,8 +74,9 @@ def embedded() -> ChatTokenizer:
 
 
 def local_tokenizer(config: Config, key: bytes) -> TokenizerProcess:
-    """Return the embedded tokenizer in this process; a configured tokenizer or template runs in its own process."""
+    """Return the embedded tokenizer in this process; a configured tokenizer or template runs in its own process. Its
+    tokens are not compared with those of engines, which mostly have bytes here."""
     made = tokenizer_process(config, key)
     if config.tokenizer != "embedded" or config.chat_template:
         return made
-    return LocalTokenizer(made.setup, embedded(), embedded().facts)
+    return LocalTokenizer(made.setup, embedded(), replace(embedded().facts, probe=NO_TOKENS))

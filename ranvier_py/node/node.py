@@ -16,6 +16,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.access.limit_parts import LimitParts
+from ranvier_py.node.checks.tokenizer_fit import TokenizerFit
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
 from ranvier_py.node.discovery.discovery_parts import DiscoveryParts
@@ -105,6 +106,7 @@ def parts_of(
         events,
         EngineEventViews(events),
         HangParts(node, path.pipeline.serving, polls, calibration, events),
+        TokenizerFit(node, tokenizer.facts.probe),
         EngineTls(node, [path.upstream.trust, polls.poller.trust, index.trust]),
         TlsFiles(node),
         calibration,

@@ -29,16 +29,13 @@ from ranvier_py.core.routing.models.served_apis import lacked_by_cards
 from ranvier_py.core.routing.processes.ranks import without_rank
 from ranvier_py.core.routing.request_paths import CHAT_PATH
 from ranvier_py.core.tokenize.tokenizer_probe import (
-    TEXT_DIFFERS,
-    TOKENIZE_PATH,
     ProbeTokens,
     misfit,
-    probe_bodies,
-    tokens_in,
 )
 from ranvier_py.io.engine_asker import EngineAsker, EngineReply
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.node.checks.host_checks import ending
+from ranvier_py.node.checks.tokenizer_fit import misfit_finding, tokens_of
 from ranvier_py.node.parts.tls_parts import engine_context_of
 
 AT_ONCE = 16
@@ -154,32 +151,6 @@ class EngineCheck:
             self.found.append(misfit_finding(self._about, differs, card, self._config.tokenizer))
         elif not theirs.text and self._config.tokenizer in ("", "embedded"):
             self.found.append(misfit_finding(self._about, "", card, self._config.tokenizer))
-
-
-async def tokens_of(ask: Any, model: str) -> ProbeTokens:
-    """Return how an engine tokenizes what is compared; empty where it does not say."""
-    found: list[Sequence[int]] = []
-    for body in probe_bodies(model):
-        reply = await ask(TOKENIZE_PATH, body)
-        found.append(tokens_in(reply.page.body) if reply.page.status == 200 else ())
-    return ProbeTokens(*found)
-
-
-def misfit_finding(about: str, differs: str, card: Mapping[str, Any], tokenizer: str) -> Finding:
-    """Return what is to be said of an engine that tokenizes otherwise. `differs`: as `misfit` names it; "": the
-    embedded tokenizer is used, and the engine does not say."""
-    root = card.get("root") or card.get("id")
-    if not differs:
-        what = "does not say how it tokenizes, and the embedded tokenizer of this node is for trials"
-    elif differs == TEXT_DIFFERS:
-        what = f"tokenizes otherwise than {tokenizer!r}, so matches by tokens and what they predict are wrong"
-    else:
-        what = "renders chats otherwise than this node, so that no tokens match behind the first difference"
-    if differs in ("", TEXT_DIFFERS):
-        remedy = f"Set tokenizer to that of its model: tokenizer = {str(root)!r}."
-    else:
-        remedy = "Set chat_template to the file that it was started with (--chat-template), or its model's."
-    return Finding("engine_tokenizer", Severity.DEGRADED, f"engine {about} {what}", about, "hits", remedy)
 
 
 def clock_difference(date: str, now: float) -> float:
