@@ -219,14 +219,6 @@ def quotes_no_rank(request: HttpRequest) -> bool:
     return request.fields.readable and not any(RANK_WORDS.search(text) for text in texts)
 
 
-def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transition]:
-    """Note that a backend serves what it or others may have refused. Returns what this changes."""
-    refusals = registry.refusals
-    if not (refusals or refusals.rows) or not attempt.judged:
-        return ()
-    return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)
-
-
 def outcome_of_error(error: NodeExhausted | UpstreamError) -> Outcome:
     if isinstance(error, NodeExhausted):
         return Outcome.NOT_SENT

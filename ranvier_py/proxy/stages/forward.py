@@ -31,8 +31,9 @@ from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.error_answers import api_of, error_response
-from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, serves, waited_long
+from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, waited_long
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.stages.learn import serves
 from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.stages.resolve_model import ResolveStage

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, AnswerReader
 from ranvier_py.core.answers.answer_stream import counted_prompt, has_finished
 from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import Outcome, Transition
+from ranvier_py.core.routing.backends import Outcome, Registry, Transition
+from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.call import Call, PromptTokenizer
-from ranvier_py.proxy.failed_tries import serves
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -72,3 +72,11 @@ class AnswerProof:
             self._stage.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and self._call.sent_bytes <= CAPTURE_BYTES_MAX:
             self._stage.tokenizer.finish(attempt, raw, chunked=chunked)
+
+
+def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transition]:
+    """Note that a backend serves what it or others may have refused. Returns what this changes."""
+    refusals = registry.refusals
+    if not (refusals or refusals.rows) or not attempt.judged:
+        return ()
+    return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)
