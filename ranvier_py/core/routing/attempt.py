@@ -105,6 +105,10 @@ class Observer:
         """The attempt ended."""
 
 
+UsedPrefix: TypeAlias = tuple[int, int, float]
+"""(depth in tokens, second of that route's evidence, tokens that its engine has used since that second)."""
+
+
 @dataclass(slots=True, eq=False)
 class BackendReply:
     """What is known so far of a backend's answer to one attempt."""
@@ -113,6 +117,7 @@ class BackendReply:
     sent_bytes: int = 0  # to the client
     counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
     completion_tokens: int = 0  # by the engine's count; 0: not known
+    decoded: Decoded | None = None  # set at the attempt's end: how long it took; its tokens once they are known
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +133,7 @@ class Attempt:
     sent_at: float
     reply: BackendReply = field(default_factory=BackendReply)
     service: Service | None = None  # set at its first token, if the answer is a stream
-    decoded: Decoded | None = None  # set at its end: how long the answer took; its tokens once they are known
+    uses: Sequence[UsedPrefix] | None = None  # of what its backend held then, deepest first; None: not looked up
     checkpoint: tuple[int, float] | None = None  # deepest one it should find: position, others used since (Checkpoints)
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
     announced: bool = False  # observers were notified that it was sent
@@ -257,16 +262,17 @@ def learn_counts(attempt: Attempt, computed_tokens: int, policy: Policy) -> None
     ):  # its time is that of what was computed, not of what was believed
         more = computed_tokens - attempt.decision.computed_tokens
         attempt.target.work.own.computed += more
-        if attempt.decoded is not None:
-            attempt.decoded = attempt.decoded._replace(computed=max(0, attempt.decoded.computed + more))
+        if (decoded := attempt.reply.decoded) is not None:
+            attempt.reply.decoded = decoded._replace(computed=max(0, decoded.computed + more))
 
 
 def learn_length(attempt: Attempt, lengths: AnswerLengths, policy: Policy) -> None:
     """Once both the end and the length of an answer are known, learn how long it is and how long it took."""
-    decoded, tokens = attempt.decoded, attempt.reply.completion_tokens
+    reply = attempt.reply
+    decoded, tokens = reply.decoded, reply.completion_tokens
     if decoded is None or not tokens:
         return
-    attempt.decoded = None
+    reply.decoded = None
     lengths.observe(attempt.prompt.end.first.text, tokens)
     if attempt.target.generation == attempt.generation:
         policy.learner.decoded(decoded._replace(tokens=max(1, tokens - attempt.prompt.stream)))

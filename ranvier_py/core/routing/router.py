@@ -314,7 +314,7 @@ class Router:
             attempt.target.work.prefilled(attempt.work, now)
         transitions = self.registry.finished(attempt.target, outcome, now, attempt.work, judged=attempt.judged)
         if outcome is Outcome.SUCCESS:
-            attempt.decoded = decoded_by(attempt, now)
+            attempt.reply.decoded = decoded_by(attempt, now)
             learn_length(attempt, self.lengths, self.policy)
         return transitions
 

@@ -519,9 +519,9 @@ def test_what_an_engine_computed_for_a_whole_answer_is_learned_as_it_counts_and_
     attempt = start_attempt(router, chat("one", "two"))
     router.first_token(attempt, 1.0)
     router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
-    assert attempt.decoded is not None
-    believed, computed = attempt.decision.computed_tokens, attempt.decoded.computed
+    assert attempt.reply.decoded is not None
+    believed, computed = attempt.decision.computed_tokens, attempt.reply.decoded.computed
     counted = Answer(prompt_tokens=believed, cached_tokens=believed - 20)
     router.answered(attempt, attempt.prompt.end, counted, 2.0)
-    assert attempt.decoded.computed == computed - believed + 20
+    assert attempt.reply.decoded.computed == computed - believed + 20
     assert attempt.target.work.own.computed == 20

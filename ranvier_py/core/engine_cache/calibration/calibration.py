@@ -5,7 +5,7 @@ which is always computed again. At level ESTIMATED an answer colder than predict
 routes that the engine has probably evicted are hidden (`tick`); when the limit moves, they return by themselves.
 Hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would have
 predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction.
-Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
+Bound: one BackendPredictions for each backend id; what was looked up of an attempt goes with it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from math import inf
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.calibration.biases import Bias, present
 from ranvier_py.core.engine_cache.calibration.predictions import (
-    AttemptSample,
     BackendPredictions,
     BiasChange,
     CalibrationCounters,
-    UsedPrefix,
     spans,
 )
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
-from ranvier_py.core.routing.attempt import Attempt, Observer
+from ranvier_py.core.routing.attempt import Attempt, Observer, UsedPrefix
 from ranvier_py.core.routing.backends import Backend, Outcome
 from ranvier_py.core.routing.capacity import EVERY_SECOND, CapacityEstimate
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
@@ -39,9 +37,6 @@ SAMPLES_PER_S_MAX = 32
 
 WALKS_MAX = 2 * SAMPLES_PER_S_MAX
 """Prompts between two ticks whose uses are dated prefix by prefix; further ones are dated by their deepest one."""
-
-ATTEMPTS_MAX = 4096
-"""Samples that wait for their answer. Beyond that the oldest is dropped, as if its answer were lost."""
 
 FRESH_SHARE = 0.1
 """A prompt was used "moments ago" if the engine has since used no more than this share of its capacity."""
@@ -94,7 +89,7 @@ class Calibration(Observer):
         self._hybrids = checkpoints.known if checkpoints is not None else {}
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
-        self.samples: dict[int, AttemptSample] = {}  # by id() of the attempt, which may be reused
+        self.running: dict[Attempt, int] = {}  # between first token and end: in which second its prompt was used last
         self._second = -1
         self._sampled = 0  # attempts, in this second
         self._walked = 0  # prompts, since the last tick
@@ -115,27 +110,19 @@ class Calibration(Observer):
             return
         self.counters.sampled += 1
         found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.target.id, attempt.generation)
-        prefixes = [(tokens, second, known.clock.distance(second)) for tokens, second in found]
-        self.samples[id(attempt)] = AttemptSample(attempt.sent_at, prefixes)
-        if len(self.samples) > ATTEMPTS_MAX:
-            del self.samples[next(iter(self.samples))]
+        attempt.uses = [(tokens, second, known.clock.distance(second)) for tokens, second in found]
 
     def started(self, attempt: Attempt, now: float) -> None:
-        sample = self._sample(attempt)
-        if sample is not None:
-            sample.used_at, sample.running = int(now), attempt
+        if attempt.uses is not None:
+            self.running[attempt] = int(now)
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002
-        sample = self._sample(attempt)
-        if sample is not None:
-            sample.running = None
-            if outcome is not Outcome.SUCCESS:
-                del self.samples[id(attempt)]  # its answer will not be read
+        self.running.pop(attempt, None)
+        if outcome is not Outcome.SUCCESS:
+            attempt.uses = None  # its answer will not be read
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        sample = self._sample(attempt)
-        if sample is not None:
-            del self.samples[id(attempt)]
+        uses, attempt.uses = attempt.uses or (), None
         if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
         known = self._known(attempt)
@@ -151,7 +138,7 @@ class Calibration(Observer):
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
-        prefixes = usable_prefixes(known, sample, answer.prompt_tokens)
+        prefixes = usable_prefixes(known, uses, answer.prompt_tokens)
         if attempt.target.id not in self._hybrids and attempt.generation == attempt.target.generation:
             self._judge_reuse(known, attempt, prefixes, cached)
         if cached is None:
@@ -209,9 +196,8 @@ class Calibration(Observer):
         the table ignores evidence, and a maximum depth for each of the next ones: a match pays one or two look-ups.
         """
         self._walked = 0
-        for sample in self.samples.values():
-            if sample.running is not None:
-                self._renew(sample, sample.running, now)
+        for attempt, used_at in self.running.items():
+            self._renew(attempt, used_at, now)
         for backend, known in self._backends.items():
             known.estimated = self._estimated(backend)
             second, learned = self._hidden_to(backend, known), known.estimate.learned
@@ -255,10 +241,6 @@ class Calibration(Observer):
         reported = [known.estimate.reported for known in self._backends.values() if known.estimate.reported is not None]
         self._fleet.reported = max(reported, default=None)
 
-    def _sample(self, attempt: Attempt) -> AttemptSample | None:
-        sample = self.samples.get(id(attempt))
-        return sample if sample is not None and sample.sent_at == attempt.sent_at else None
-
     def _used(
         self,
         prompts: Sequence[Sequence[PrefixKey]],
@@ -285,20 +267,21 @@ class Calibration(Observer):
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         known.clock.add(tokens_below + new_tokens + again, second)
 
-    def _renew(self, sample: AttemptSample, attempt: Attempt, now: float) -> None:
+    def _renew(self, attempt: Attempt, used_at: int, now: float) -> None:
         known = self._known(attempt)
         limit = known.estimate.limit
         if (
             limit == inf
             or known.generation != attempt.generation
-            or known.clock.distance(sample.used_at) < RENEW_SHARE * limit
+            or known.clock.distance(used_at) < RENEW_SHARE * limit
         ):
             return
-        sample.used_at, uses = int(now), self._routes.uses
+        self.running[attempt] = second = int(now)
+        uses = self._routes.uses
         key = uses.deepest_held(attempt.prompt.end.chain(), attempt.target.id, attempt.generation)
         if key is not None:
-            self._used(((key,),), attempt.target.id, attempt.generation, sample.used_at)
-            uses.renew(key, attempt.target.id, attempt.generation, sample.used_at)
+            self._used(((key,),), attempt.target.id, attempt.generation, second)
+            uses.renew(key, attempt.target.id, attempt.generation, second)
 
     def _compare(self, known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
         predicted = known.usable(attempt.decision.matched_tokens, prompt_tokens)
@@ -379,12 +362,9 @@ class Calibration(Observer):
             self._changes.append(BiasChange(backend, bias, not before, known.detail_of(bias)))
 
 
-def usable_prefixes(
-    known: BackendPredictions, sample: AttemptSample | None, prompt_tokens: int
-) -> Sequence[UsedPrefix]:
+def usable_prefixes(known: BackendPredictions, uses: Sequence[UsedPrefix], prompt_tokens: int) -> Sequence[UsedPrefix]:
     """Return the prefixes of a prompt that the engine had used before, those too short for its blocks left out."""
-    sampled = sample.prefixes if sample is not None else ()
-    prefixes = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sampled]
+    prefixes = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in uses]
     return [prefix for prefix in prefixes if prefix[0]]
 
 

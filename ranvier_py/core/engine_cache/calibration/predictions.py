@@ -1,6 +1,6 @@
-"""What calibration knows of one backend, and of one attempt at it.
+"""What calibration knows of one backend.
 
-Bound: one BackendPredictions of fixed size for each backend; a sample has one prefix for each age of a prompt's routes.
+Bound: one BackendPredictions of fixed size for each backend.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Histogram, counter, histogram
-from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.attempt import UsedPrefix
 from ranvier_py.core.routing.capacity import CapacityEstimate, StackClock
 
 ERROR_BUCKETS_TOKENS = (
@@ -23,9 +23,6 @@ ERROR_BUCKETS_TOKENS = (
 )
 """Cached minus predicted tokens. Negative: the prediction was too high; positive: the engine held more than we knew.
 The bucket up to 0 holds exact predictions."""
-
-UsedPrefix = tuple[int, int, float]
-"""(depth in tokens, second of that route's evidence, tokens that its engine has used since that second)."""
 
 
 class BiasChange(NamedTuple):
@@ -44,16 +41,6 @@ class CalibrationCounters:
     withdrawn: int = counter("Routes withdrawn because an answer was cold.")
     appeared: int = counter("Times that predictions for a backend became wrong in one way.")
     changes_dropped: int = counter("Changes of biases dropped because the log did not take them in time.")
-
-
-@dataclass(slots=True)
-class AttemptSample:
-    """What was looked up when one attempt was sent."""
-
-    sent_at: float
-    prefixes: Sequence[UsedPrefix]  # deepest first
-    used_at: int = -1  # second in which its prompt counts as used; -1 before its first token
-    running: Attempt | None = None  # between first token and end
 
 
 @dataclass(slots=True)

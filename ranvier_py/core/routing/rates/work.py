@@ -224,12 +224,10 @@ class Unseen:
         if work.burst > 1:
             guess = Load(self.peers, self.peers, self.peers * tokens)
             work.guess(guess, 1)
-            self._push(now + UNREPORTED_S, work, guess)
+            self.add(work, guess, now + UNREPORTED_S)
 
-    def add(self, work: Work, request: InFlight, expected_at: float) -> None:
-        self._push(expected_at, work, request)
-
-    def _push(self, at: float, work: Work, what: InFlight | Load) -> None:
+    def add(self, work: Work, what: InFlight | Load, at: float) -> None:
+        """Count at this time a first token, or what peers were taken to have sent."""
         self._added += 1
         heappush(self._due, (at, self._added, work, what))
         self.due_at = self._due[0][0]
