@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ranvier_py import __version__
 from ranvier_py.commands.exit_codes import EXIT_CODES, EXIT_CONFIG, EXIT_FAILED, EXIT_OK, CommandError
 from ranvier_py.core.errors import ConfigError
 
@@ -83,15 +84,27 @@ def open_standard_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for good
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names the closest of the words that are possible, where one is not."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message:
+            from ranvier_py.commands.unknown_arguments import closest
+
+            message += closest(message)
+        super().error(message)
+
+
 def make_parser(called: str) -> argparse.ArgumentParser:
     """Return the parser. Of the commands, only the one that is `called` has its flags."""
     style: Any = partial(
-        argparse.ArgumentParser,
+        Parser,
         allow_abbrev=False,  # --control-key must not mean --control-key-file
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=EXIT_CODES,
     )
     parser: argparse.ArgumentParser = style(prog="ranvier", description="A cache-aware router for LLM engines.")
+    parser.add_argument("--version", action="version", version=f"ranvier {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=style)
     for name, meaning in COMMANDS.items():
         command = commands.add_parser(name, help=meaning)

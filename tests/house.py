@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 80_039, "cluster": 14_448, "benchmarks": 8_865, "tests": 90_726}
+LINES_REACHED = {"ranvier_py": 80_167, "cluster": 14_448, "benchmarks": 8_865, "tests": 90_809}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -85,7 +85,7 @@ ALLOWED = {
     "commands.run_lint": ("commands", "config", "replay"),
     "commands.run_replay": ("replay",),
     "commands.run_reporter": ("commands", "reporter"),
-    "cli": ("core", "commands"),
+    "cli": ("", "core", "commands"),
     "__main__": ("cli",),
 }
 """What each package may import from the others, lowest first. Inside itself each may import freely, in no circle."""

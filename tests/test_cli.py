@@ -545,3 +545,75 @@ def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
     done = subprocess.run(command, shell=True, stderr=-1, text=True, check=False, cwd=ROOT)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+# --- what all commands share ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("statuss", "status"), ("chekc", "check"), ("backend drian a", "drain"), ("backend lst", "list")],
+)
+def test_a_typo_of_a_command_or_of_what_it_does_is_named(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == exit_codes.EXIT_CONFIG
+    assert capsys.readouterr().err.rstrip().endswith(f"; did you mean {meant}?")
+
+
+def test_the_version_is_a_flag_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"ranvier {__version__}\n")
+
+
+def test_the_help_of_every_flag_has_its_default_and_what_its_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert " X " not in text
+    defaults = Config().shown()
+    for name, form in {
+        "listen": "HOST:PORT",
+        "workers": "N",
+        "probe_interval_s": "SECONDS",
+        "policy": "POLICY",
+    }.items():
+        found = re.search(rf"{flag_of(name)} {form} (?:(?! --).)*? Default: ([^ ]+)\.", text)
+        assert found is not None, name
+        assert found[1] == f"{defaults[name]}"
+    assert "--log-format text|json" in text
+    assert "--tls-key-file FILE" in text
+
+
+TOOLS = {"status": (), "clients": (), "access": (), "backend": ("list",), "explain": (), "node": ("list",)}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_finds_the_control_port_and_its_key_alike(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: PageServer
+) -> None:
+    port, key_file, body = control.server_address[1], tmp_path / "key", tmp_path / "body"
+    key_file.write_text(KEY)
+    body.write_text("{}")
+    config = tmp_path / "ranvier.toml"
+    config.write_text(f'control = "0.0.0.0:{port}"\ncontrol_key_file = "{key_file}"\n')
+    words = [tool, *TOOLS[tool], *([str(body)] if tool == "explain" else [])]
+    named: Sequence[tuple[Sequence[str], Mapping[str, str]]] = (
+        (["--control", f"127.0.0.1:{port}", "--control-key-file", str(key_file)], {}),
+        ([], {"RANVIER_CONTROL": f"0.0.0.0:{port}", "RANVIER_CONTROL_KEY": KEY}),
+        ([], {"RANVIER_CONTROL": f"http://localhost:{port}", "RANVIER_CONTROL_KEY_FILE": str(key_file)}),
+        (["--config", str(config)], {}),
+        ([], {"RANVIER_CONFIG": str(config)}),
+        (["--control", f"127.0.0.1:{port}"], {"RANVIER_CONFIG": str(config), "RANVIER_CONTROL": "127.0.0.1:1"}),
+    )
+    for flags, variables in named:
+        control.asked.clear()
+        with monkeypatch.context() as environment:
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            cli.main([*words, *flags])  # whatever this stub of a node answers to it
+        assert control.asked, (flags, variables)
+        assert {asked[1] for asked in control.asked} == {f"Bearer {KEY}"}, (flags, variables)

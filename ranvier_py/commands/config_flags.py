@@ -9,7 +9,7 @@ from typing import Any
 from ranvier_py.config.config_loader import Loaded, load
 from ranvier_py.config.config_model import KEYS, SECRETS
 from ranvier_py.config.config_names import FILE_VARIABLE, RENAMED, flag_of
-from ranvier_py.config.config_reference import help_of
+from ranvier_py.config.config_reference import flag_help, placeholder_of
 from ranvier_py.core.errors import ConfigError
 
 MORE_FLAGS = {"record_file": ("--record",), **{key: (flag_of(name),) for name, key in RENAMED.items()}}
@@ -27,13 +27,18 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
             continue
         section = key.option.section
         group = groups[section] = groups.get(section) or parser.add_argument_group(section)
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(key).replace("%", "%%")}
+        options: dict[str, Any] = {
+            "dest": name,
+            "default": argparse.SUPPRESS,
+            "help": flag_help(key).replace("%", "%%"),
+        }
+        form = placeholder_of(key)
         if key.annotation is bool:
             group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **options)
         elif isinstance(key.option.default, tuple):
-            group.add_argument(flag_of(name), action="append", metavar="X", **options)
+            group.add_argument(flag_of(name), action="append", metavar=form, **options)
         else:
-            group.add_argument(flag_of(name), *MORE_FLAGS.get(name, ()), metavar="X", **options)
+            group.add_argument(flag_of(name), *MORE_FLAGS.get(name, ()), metavar=form, **options)
 
 
 def load_from(options: argparse.Namespace, file: Path | None = None, **more: Any) -> Loaded:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from ranvier_py.commands.bearer_keys import bearer_key
 from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_UNREACHABLE, CommandError
-from ranvier_py.config.config_names import variable_of
+from ranvier_py.config.config_names import FILE_VARIABLE, variable_of
+from ranvier_py.config.secret_files import read_secret_file
 
 ADMIN_TIMEOUT_S = 10.0
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
+NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where a node listens that listens on all addresses
 
 
 def add_control_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--control", default=DEFAULT_CONTROL, metavar="URL", help=f"control port ({DEFAULT_CONTROL})")
+    variables = f"${variable_of('control')}, else the control of the configuration, else {DEFAULT_CONTROL}"
+    parser.add_argument("--control", metavar="URL", help=f"control port; else {variables}")
+    config = f"the node's configuration, for its control port and key; else ${FILE_VARIABLE} names it"
+    parser.add_argument("--config", dest="control_config", type=Path, metavar="FILE", help=config)
     parser.add_argument("--control-ca", metavar="FILE", help="PEM authorities that it must prove; the system's without")
     parser.add_argument("--control-certificate", metavar="FILE", help="PEM certificate and key to prove oneself to it")
     add_control_key_flag(parser)
@@ -31,14 +37,41 @@ def add_control_key_flag(parser: argparse.ArgumentParser) -> None:
         "--control-key-file",
         type=Path,
         metavar="FILE",
-        help=f"its key; ${variable_of('control_key')} holds one, or ${variable_of('control_key_file')} names a file",
+        help=f"its key; else ${variable_of('control_key')} is it, or ${variable_of('control_key_file')} names a file",
     )
+
+
+class OfConfig(NamedTuple):
+    """What the configuration of a node has for its tools; each may be empty."""
+
+    control: str = ""
+    key: str = ""
+    key_file: str = ""
+
+
+def of_config(file: Path | None) -> OfConfig:
+    """Read it from this file, else from the one in the environment. Whatever else is in it is the node's matter."""
+    named = os.environ.get(FILE_VARIABLE)
+    if file is None and not named:
+        return OfConfig()
+    from ranvier_py.config.config_loader import FoundValues, read_file
+
+    values, _ = read_file(file or Path(named or ""), FoundValues())
+    control, key, key_file = (str(values.get(name) or "") for name in ("control", "control_key", "control_key_file"))
+    scheme = "https://" if control and values.get("control_tls_certificate_file") else ""
+    return OfConfig(scheme + control, key, key_file)
 
 
 def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
     """Return a client for `address`, else --control. Raises CommandError or ConfigError; no message shows the key."""
-    key = bearer_key(variable_of("control_key"), options.control_key_file)
-    url = control_url(options.control if address is None else address)
+    found = of_config(getattr(options, "control_config", None))
+    key = bearer_key(variable_of("control_key"), options.control_key_file) or found.key
+    if not key and found.key_file:
+        key = read_secret_file(Path(found.key_file))
+    given = getattr(options, "control", None)
+    if given is None:
+        given = os.environ.get(variable_of("control")) or found.control or DEFAULT_CONTROL
+    url = control_url(given if address is None else address)
     headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
     return httpx.Client(
         base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False, verify=trusted(options)
@@ -64,7 +97,7 @@ def control_url(address: str) -> httpx.URL:
     with suppress(httpx.InvalidURL, ValueError):
         url = httpx.URL(address if "://" in address else f"http://{address}")
         if url.scheme in ("http", "https") and url.host:
-            return url
+            return url.copy_with(host=NEAR.get(url.host, url.host))
     raise CommandError(f"{address!r} is no control port, expected one like {DEFAULT_CONTROL}", EXIT_CONFIG)
 
 

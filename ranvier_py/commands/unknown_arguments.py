@@ -1,12 +1,21 @@
-"""Says what is wrong with arguments that no flag takes."""
+"""What is wrong with arguments that no flag, and no command, takes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ranvier_py.config.config_model import SECRETS
 from ranvier_py.config.config_names import flag_of, variable_of
 from ranvier_py.config.config_values import did_you_mean
+
+CHOICE = re.compile(r"'([^']*)'")
+
+
+def closest(message: str) -> str:
+    """Return the end of argparse's message about a word, the first that it quotes, which is none of the others."""
+    word, *known = CHOICE.findall(message) or [""]
+    return did_you_mean(word, known)
 
 
 def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[str]:

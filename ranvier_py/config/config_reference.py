@@ -9,11 +9,55 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from typing import Any, Literal, get_args, get_origin
 
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key
+from ranvier_py.config.config_values import (
+    Address,
+    Backends,
+    Isolation,
+    Label,
+    LiteralPlace,
+    Networks,
+    OptionalLabel,
+    OptionalPath,
+    Origins,
+    Place,
+    Places,
+    PolicyName,
+    PolicyNames,
+    PolicyOptions,
+    RuleSettings,
+    jsonable,
+)
+from ranvier_py.config.discovery_settings import DnsTexts
+from ranvier_py.config.model_tables import Models
 from ranvier_py.core.routing.placement.policies import option_reference
 
 WIDTH_CHARACTERS = 110
+FORMS: Sequence[tuple[Any, str]] = (
+    (OptionalPath, "FILE"),
+    (Address, "HOST:PORT"),
+    (Place, "HOST:PORT"),
+    (LiteralPlace, "IP:PORT"),
+    (Places, "HOST:PORT"),
+    (Backends, "URL"),
+    (Models, "NAME=MODEL"),
+    (Origins, "ORIGIN"),
+    (Networks, "NETWORK"),
+    (DnsTexts, "NAME:PORT"),
+    (Label, "NAME"),
+    (OptionalLabel, "NAME"),
+    (Isolation, "WHOSE"),
+    (RuleSettings, "RULE=MODE"),
+    (PolicyName, "POLICY"),
+    (PolicyNames, "POLICY"),
+    (PolicyOptions, "OPTION=VALUE"),
+    (int, "N"),
+    (float, "NUMBER"),
+)
+"""What the value of a flag is called, by the type of its key."""
+
 BARE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a key of TOML
 
 
@@ -87,6 +131,26 @@ def help_of(key: Key) -> str:
     """Return the meaning of a key, with its unit."""
     unit = unit_of(key.name)
     return f"{key.option.meaning} In {unit}." if unit else key.option.meaning
+
+
+def flag_help(key: Key) -> str:
+    """Return the meaning of a key with its unit, and its default if it has one that counts."""
+    default = jsonable(key.option.default)
+    return f"{help_of(key)} Default: {shown(default)}." if default not in (None, "", [], False) else help_of(key)
+
+
+def shown(value: object) -> str:
+    return value if isinstance(value, str) else toml_value(value)
+
+
+def placeholder_of(key: Key) -> str:
+    """Return what the value of a flag is, in one word."""
+    kind, unit = key.annotation, unit_of(key.name)
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if unit:
+        return unit.split()[0].upper()
+    return next((form for each, form in FORMS if each == kind), "TEXT")
 
 
 def wrapped(text: str, width: int = WIDTH_CHARACTERS) -> list[str]:

@@ -11,14 +11,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ranvier_py import __version__
 from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control import control_server
 from ranvier_py.control.control_port import make_app
 from ranvier_py.control.control_server import DeadlineStream, serve_app
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.node.asked import Asked, ControlAnswer
 from ranvier_py.node.part import Handler
 from tests.node.node_lab import chat, lab, turn
-from tests.proxy.wire import NO_TLS
+from tests.proxy.wire import GOOD, NO_TLS, Scripted
 
 KEY = "the-key-of-the-control-port"
 DEADLINE_S = 10.0
@@ -426,3 +428,9 @@ async def test_an_address_in_use_is_an_error_at_once(served: Served) -> None:
     taken = ControlSettings(host="127.0.0.1", port=int(served.url.rpartition(":")[2]))
     with pytest.raises(OSError, match="in use"):
         await serve_app(None, taken, shutdown=trio.Event())
+
+
+async def test_the_release_and_the_protocol_are_a_metric() -> None:
+    async with lab(Scripted(GOOD)) as node:
+        page = (await node.http.get(f"{node.control}/metrics")).text
+    assert f'ranvier_build_info{{protocol="{PROTOCOL_VERSION}",version="{__version__}"}} 1.0' in page

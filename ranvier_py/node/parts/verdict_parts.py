@@ -15,7 +15,9 @@ from typing import Any
 
 import trio
 
+from ranvier_py import __version__
 from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_of
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.status_views import status_view
@@ -27,6 +29,7 @@ LOOK_S = 1.0
 FAILED_S = 600.0
 """So long a fault of ours is named after it happened: its loop goes on, and nothing else shows that it was there."""
 
+BUILD = "Always 1: the labels are the release of this node and the highest gossip protocol that it speaks."
 HELP = "Findings of this kind now: what `ranvier status` names as wrong."
 
 
@@ -74,6 +77,7 @@ class VerdictParts(Part):
         }
 
     def metrics(self) -> Iterator[Sample]:
+        yield Sample("build_info", "gauge", BUILD, 1, {"version": __version__, "protocol": str(PROTOCOL_VERSION)})
         counts = Counter(each.finding.kind for each in self._findings.verdict())
         for kind in self._kinds:
             yield Sample("finding", "gauge", HELP, counts[kind], {"kind": kind})
