@@ -41,6 +41,7 @@ from ranvier_py.config.config_values import (
 from ranvier_py.config.discovery_settings import DiscoveryOptions
 from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
 from ranvier_py.config.port_security import PortSecurity
+from ranvier_py.config.state_options import StateOptions
 from ranvier_py.core.access.limits.shares import LimitOptions
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
@@ -176,6 +177,7 @@ class Config(Options):
         "auto: read what engines publish of their KV caches, so that the router knows what they hold. Needs "
         "ranvier-py[zmq]. off: no engine is asked for its events, and none are read.",
     )
+    state: StateOptions = part(StateOptions)
     polls: PollOptions = part(PollOptions)
     ranks: RankOptions = part(RankOptions)
     health: BackendLimits = part(BackendLimits)
@@ -196,9 +198,7 @@ class Config(Options):
     tokenizer: Text = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
     )
-    chat_template: OptionalPath = key(
-        None, "Tokens", "File with the chat template, where the tokenizer's own is not used."
-    )
+    chat_template: OptionalPath = key(None, "Tokens", "File with the chat template, if not the tokenizer's own.")
     block_size_tokens: int = key(
         default_of(TokenHasher, "block_tokens"),
         "Tokens",

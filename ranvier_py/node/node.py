@@ -20,6 +20,7 @@ from ranvier_py.node.checks.tokenizer_fit import TokenizerFit
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, NoCluster
 from ranvier_py.node.discovery.discovery_parts import DiscoveryParts
+from ranvier_py.node.discovery.kept_orders import KeptOrders
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
@@ -68,7 +69,6 @@ def parts_of(
     ranks, polls = RankParts(node), Polls(node, clustering)
     streams = clustering.peer.features.streams if clustering is not None else None
     events = EngineEvents(router, rng, polled=polls.poller, sharing=streams, faults=node.faults)
-    reports = WorkerReports(router, events.engine_caches, inbox, faults=node.faults)
     calibration = CalibrationParts(
         router, asking, events, metrics_interval_s=config.polls.metrics_interval_s, polls=polls
     )
@@ -79,7 +79,8 @@ def parts_of(
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
-    learner, orders, drains = Learner(worker), BackendOrders(node, names, clustering), NodeOrders(node, clustering)
+    learner, kept, drains = Learner(worker), KeptOrders(node), NodeOrders(node, clustering)
+    orders = BackendOrders(node, names, clustering, kept)
     return [
         Counted("resolver", lambda: resolver.counters, resolver.run),
         Counted("tokenizer", lambda: tokenizer.counters, tokenizer.run, "tokenizer_process"),
@@ -90,6 +91,7 @@ def parts_of(
         ranks,
         BackendParts(node, ranks, clustering),
         orders,
+        kept,
         drains,
         DiscoveryParts(node),
         Sweep(node),
@@ -110,7 +112,7 @@ def parts_of(
         EngineTls(node, [path.upstream.trust, polls.poller.trust, index.trust]),
         TlsFiles(node),
         calibration,
-        reports,
+        WorkerReports(router, events.engine_caches, inbox, faults=node.faults),
         access,
         limits,
         VerdictParts(node),

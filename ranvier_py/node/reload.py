@@ -59,7 +59,7 @@ class ReloadCounters:
 NEEDS_RESTART = frozenset(
     """
     listen control workers
-    kv_events
+    kv_events state_folder
     tokenizer chat_template block_size_tokens
     route_capacity route_eviction tenant_isolation cluster_secret cluster_secret_file
     response_cache_backend response_cache_redis_url response_cache_redis_url_file response_cache_redis_prefix

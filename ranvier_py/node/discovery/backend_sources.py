@@ -131,7 +131,11 @@ class BackendSources:
     def settle(self, ordered: Mapping[str, str] = {}) -> Mapping[str, RanvierError]:
         """Do what is to be done now. `ordered`: by whom, by URL. Returns what could not be done."""
         errors: dict[str, RanvierError] = {}
+        before = [*self.reconciler.overrides]
         effects = self.reconciler.effects(time.monotonic(), self._is_busy)
+        for url in before:
+            if url not in self.reconciler.overrides:
+                log.warning("orders.outdated %s: its sources, edited since an operator changed it, hold", url)
         try:
             for effect in effects:
                 try:

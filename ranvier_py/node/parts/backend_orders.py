@@ -22,6 +22,7 @@ from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Comman
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.discovery.kept_orders import KeptOrders
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.backend_views import backend_view
@@ -45,8 +46,8 @@ class BackendOrders(Part):
 
     name = "backend_orders"
 
-    def __init__(self, node: Node, names: NameParts, clustering: ClusterParts | None) -> None:
-        self._node, self._registry, self._names = node, node.registry, names
+    def __init__(self, node: Node, names: NameParts, clustering: ClusterParts | None, kept: KeptOrders) -> None:
+        self._node, self._registry, self._names, self._kept = node, node.registry, names, kept
         self._shared: SharedOrders | None = clustering.orders if clustering is not None else None
 
     def routes(self) -> Mapping[str, Handler]:
@@ -138,8 +139,8 @@ class BackendOrders(Part):
 
     async def _answered(self, view: Mapping[str, Any], asks: Sequence[Given] | None) -> Mapping[str, Any]:
         """Return the answer to an order. `shared`: whether it is sent to others, if there is gossip; `reached`: to
-        whom, and why these did not obey, if they did not."""
-        shared = self._shared
+        whom, and why these did not obey, if they did not; `kept`: whether it outlives a restart."""
+        view, shared = {**view, "kept": await self._kept.save()}, self._shared
         if shared is None or asks is None:
             return {**view, "reached": without_gossip(self._node.config)}
         return {**view, "shared": bool(asks), "reached": await shared.answers(asks)}
@@ -172,11 +173,13 @@ class BackendOrders(Part):
         url = asked.worker_url()
         await self._names.refuse_twin(url)
         self.add({"url": url}, asked.caller)
+        await self._kept.save()
         return ControlAnswer(f"Successfully added worker: {url}", kind=PLAIN)
 
-    def _remove_worker(self, asked: Asked) -> ControlAnswer:
+    async def _remove_worker(self, asked: Asked) -> ControlAnswer:
         url = asked.worker_url()
         self.remove(url, asked.caller)
+        await self._kept.save()
         return ControlAnswer(f"Successfully removed worker: {url}", kind=PLAIN)
 
     def follow(self, command: Command, by: str) -> str:
