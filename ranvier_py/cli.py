@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ranvier_py import __version__
-from ranvier_py.commands.exit_codes import EXIT_CODES, EXIT_CONFIG, EXIT_FAILED, EXIT_OK, CommandError
+from ranvier_py.commands.exit_codes import (
+    EXIT_CODES,
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STATUS_UNKNOWN,
+    CommandError,
+)
 from ranvier_py.core.errors import ConfigError
 
 COMMANDS = {
@@ -47,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     called = next((word for word in words if not word.startswith("-")), "")
-    options, extra = make_parser(called).parse_known_args(words)
+    failed = EXIT_STATUS_UNKNOWN if called == "status" else None  # its other codes are a node's state
+    try:
+        options, extra = make_parser(called).parse_known_args(words)
+    except SystemExit as ended:
+        raise SystemExit(failed if failed and ended.code == EXIT_CONFIG else ended.code) from None
     try:
         options.problems = unknown(extra, options.flags()) if extra else []
         if options.problems and not hasattr(options, "config"):
@@ -60,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "\n".join(["ranvier: the configuration has problems:", *(f"  {line}" for line in error.problems)]),
             file=sys.stderr,
         )
-        return EXIT_CONFIG
+        return failed or EXIT_CONFIG
     except CommandError as error:
         print(f"ranvier: {error}", file=sys.stderr)
-        return error.code
+        return failed or error.code
     except KeyboardInterrupt:
         return EXIT_OK
     except BrokenPipeError:  # `ranvier status | head`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import subprocess
@@ -16,55 +15,14 @@ from typing import Any
 import pytest
 
 from ranvier_py import __version__, cli
-from ranvier_py.commands import exit_codes, run_serve, run_status
+from ranvier_py.commands import exit_codes, run_serve
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_names import flag_of
-from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, ListenError
+from tests.fake_control import KEY, FakeControl
 from tests.pages import Pages, PageServer, serving
 
-KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
-BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
-ENGINE_CACHE = {"name": "a", "level": "exact", "role": "reader", "applied": 12, "gaps": 1, "blocks": 90}
-ENGINE_CACHES = {"engines": [ENGINE_CACHE], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""}
-
-CALIBRATION = {
-    "route_precision": 0.98,
-    "route_recall": None,
-    "backends": [{"name": "a", "precision": 0.98, "recall": None, "answers": 40, "biases": ["salt"]}],
-    "asking": {"asked": 3, "own": 1},
-    "polls": {"probes": 7},
-}
-
-
-class FakeControl(Pages):
-    """Answers as the control port does. What it was sent is kept in the server's `asked`."""
-
-    def answer(self, status: int, value: Mapping[str, Any]) -> None:
-        self.reply(status, json.dumps(value).encode())
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("authorization"), b""))
-        answers = {
-            "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
-            "/admin/backends": (200, {"backends": [BACKEND]}),
-            "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
-            "/admin/engine-cache": (200, ENGINE_CACHES),
-            "/admin/calibration": (200, CALIBRATION),
-            "/admin/access": (200, {"needs_key": False}),
-            "/admin/response-cache/stats": (200, {"enabled": False}),
-            "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
-        }
-        self.answer(*answers[self.path])
-
-    def do_POST(self) -> None:
-        body = self.sent()
-        self.server.asked.append((self.path, self.headers.get("authorization"), body))
-        if body == b"no":
-            self.answer(400, {"error": {"message": "the body is not JSON"}})
-        else:
-            self.answer(200, {"chosen": "a"})
 
 
 @pytest.fixture
@@ -164,7 +122,8 @@ def test_every_problem_of_a_command_line_is_reported_at_once(capsys: pytest.Capt
 def test_who_mistypes_a_flag_is_shown_the_right_one(
     command: str, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*command.split(), typed, "3"]) == exit_codes.EXIT_CONFIG
+    wrong = exit_codes.EXIT_STATUS_UNKNOWN if command == "status" else exit_codes.EXIT_CONFIG
+    assert cli.main([*command.split(), typed, "3"]) == wrong
     assert f"{typed}: no such flag; did you mean {meant}?" in capsys.readouterr().err
 
 
@@ -229,7 +188,8 @@ def test_an_address_that_is_no_control_port_is_named_so(
             self.reply(200, page)
 
     with serving(Other) as place:
-        assert cli.main([*command, place.url]) == exit_codes.EXIT_FAILED
+        codes = {"status": exit_codes.EXIT_STATUS_UNKNOWN}
+        assert cli.main([*command, place.url]) == codes.get(command[0], exit_codes.EXIT_FAILED)
     assert f"{place.url} answers, but not as the control port of a node" in capsys.readouterr().err
 
 
@@ -263,8 +223,9 @@ def test_a_command_may_be_started_without_its_standard_streams(closed: str) -> N
 def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"{}")))
-    assert cli.main([command, "--control", "http://127.0.0.1:1"]) == exit_codes.EXIT_UNREACHABLE
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"{}"), isatty=lambda: False))
+    codes = {"status": exit_codes.EXIT_STATUS_UNKNOWN, "explain": exit_codes.EXIT_UNREACHABLE}
+    assert cli.main([command, "--control", "http://127.0.0.1:1"]) == codes[command]
     assert "can't be reached" in capsys.readouterr().err
 
 
@@ -275,7 +236,7 @@ def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
 def test_an_address_that_is_none_is_reported_in_one_line(
     flag: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["status", flag, address]) == exit_codes.EXIT_CONFIG
+    assert cli.main(["status", flag, address]) == exit_codes.EXIT_STATUS_UNKNOWN
     reported = capsys.readouterr().err
     assert reported == f"ranvier: {address!r} is no control port, expected one like http://127.0.0.1:9180\n"
 
@@ -287,7 +248,7 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
     assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_OK
     assert {key.encode("latin-1").decode() for _, key, _ in control.asked} == {"Bearer schl\u00fcssel"}
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "two\nlines")
-    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_CONFIG
+    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_STATUS_UNKNOWN
     reported = capsys.readouterr().err
     assert "RANVIER_CONTROL_KEY must be one line of text" in reported
     assert "lines" not in reported
@@ -316,7 +277,7 @@ def test_tools_take_their_key_from_where_a_node_would(
     flags = ["--control-key-file", str(tmp_path / flag)] if flag else []
     code = cli.main(["status", "--control", control.url, *flags])
     if used == "nothing":
-        assert (code, cli.main(["config", "--check"])) == (exit_codes.EXIT_CONFIG, exit_codes.EXIT_CONFIG)
+        assert (code, cli.main(["config", "--check"])) == (exit_codes.EXIT_STATUS_UNKNOWN, exit_codes.EXIT_CONFIG)
     else:
         assert code == exit_codes.EXIT_OK
         assert {key for _, key, _ in control.asked} == {used and f"Bearer {used}"}
@@ -326,143 +287,6 @@ def test_a_variable_of_the_reporter_keeps_no_node_from_starting(monkeypatch: pyt
     for name in ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE"):
         monkeypatch.setenv(name, "x")
     assert cli.main(["config", "--check"]) == exit_codes.EXIT_OK
-
-
-def test_status_is_one_page_about_the_node(
-    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
-    assert cli.main(["status", "--control", control.url]) == exit_codes.EXIT_OK
-    assert {key for _, key, _ in control.asked} == {f"Bearer {KEY}"}
-    assert capsys.readouterr().out.splitlines() == [
-        f"{control.url}  not ready: no backend can be asked",
-        "",
-        "Backends",
-        "  name  url         health   draining  weight  probe_ms",
-        "  a     http://a:1  healthy  no             1         -",
-        "",
-        "Engine caches",
-        "  name  level  role    applied  gaps  blocks",
-        "  a     exact  reader       12     1      90",
-        "  routes  confirmed=7",
-        "",
-        "Predictions against answers",
-        "  name  precision  answers  biases",
-        "  a          0.98       40  salt",
-        "  route_precision  0.98",
-        "  asking           asked=3 own=1",
-        "  polls            probes=7",
-        "",
-        "Routes and requests",
-        "  rows             3",
-        "  decisions        holder=5",
-        "  predicted_share  0.875",
-        "",
-    ]
-
-
-def test_a_node_that_restarts_is_watched_on(
-    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who watches a roll should not have to begin again with each node. One that never answered is a mistake."""
-    asked, rounds = run_status.asked, iter(range(4))
-
-    def pause(_: float) -> None:
-        now = next(rounds)
-        if now == 3:
-            raise KeyboardInterrupt
-        monkeypatch.setattr(run_status, "asked", away if now == 0 else asked)
-
-    def away(*_: Any, **__: Any) -> Any:
-        raise exit_codes.CommandError(f"{control.url} can't be reached: refused", exit_codes.EXIT_UNREACHABLE)
-
-    monkeypatch.setattr(run_status.time, "sleep", pause)
-    assert cli.main(["status", "--watch", "--control", control.url]) == exit_codes.EXIT_OK
-    sent = capsys.readouterr().out
-    assert (sent.count("Backends"), sent.count("can't be reached")) == (3, 1)
-    monkeypatch.setattr(run_status, "asked", away)
-    assert cli.main(["status", "--watch", "--control", control.url]) == exit_codes.EXIT_UNREACHABLE
-
-
-@pytest.mark.parametrize(("given", "waited_s"), [("0.5", 0.5), ("-3", 0.1), ("nan", 0.1), ("inf", 86_400.0)])
-def test_status_can_be_watched_until_it_is_interrupted(
-    given: str,
-    waited_s: float,
-    control: PageServer,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_status.time, "sleep", pause)
-    assert cli.main(["status", "--watch", "--interval-s", given, "--control", control.url]) == exit_codes.EXIT_OK
-    assert pauses == [waited_s] * 3
-    assert capsys.readouterr().out.count("Backends") == 3
-
-
-def test_status_shows_who_the_peers_are_and_what_was_stated() -> None:
-    member = {"name": "b", "state": "suspect", "address": "10.0.0.2:7946", "incarnation": 3, "routes": False}
-    cluster = {
-        "name": "a",
-        "address": "10.0.0.1:7946",
-        "incarnation": 1,
-        "members": [member],
-        "topics": {"routes": {"sent": {"packets": 7, "bytes": 700}, "received": {"packets": 8, "bytes": 800}}},
-        "routes": {"announced": 5, "dropped": 0},
-        "route_sync": {},
-        "facts": {},
-        "sessions": {"replay": 2},
-        "lag_ms": {"p50": 21.5, "p99": 48.0},
-        "bytes_per_s": {"datagram": {"sent": 150.5, "received": 149.0}},
-        "refused": {"tag": 4},
-    }
-    page = status_page(NodeStatus("n", True, "", [], {}, cluster, divergence(b"\0" * 16, b"\0" * 15 + b"\1")))
-    assert "Cluster: a at 10.0.0.1:7946, incarnation 1" in page
-    assert "suspect" in page
-    assert "routes             7         700                 8             800" in page
-    assert "announced=5" in page
-    assert "dropped" not in page
-    assert "p50=21.5 p99=48" in page
-    assert re.search(r"datagram +150\.5 +149$", page, re.MULTILINE)
-    assert "tag=4" in page
-    assert "1 of 2 buckets differ" in page
-
-
-def test_tables_with_other_buckets_can_not_be_compared() -> None:
-    assert "not comparable" in divergence(b"\0" * 16, b"\0" * 8)
-
-
-def test_nothing_a_node_answers_can_play_with_the_terminal() -> None:
-    page = status_page(NodeStatus("n", True, "", [{"name": "\x1b[2Jx", "models": ["m" * 90]}], {"none": None}))
-    assert "\x1b" not in page
-    assert max(map(len, page.splitlines())) < 80
-
-
-def test_what_to_do_about_a_backend_is_a_sentence_below_the_table() -> None:
-    advice = (
-        "its engine is listed by another URL as well (node b): list it once, by a URL that is the same on all nodes"
-    )
-    backends = [{**BACKEND, "advice": ""}, {**BACKEND, "name": "b", "advice": advice}]
-    lines = status_page(NodeStatus("n", True, "", backends, {})).splitlines()
-    assert f"  b: {advice}" in lines
-    assert sum("advice" in line or "listed" in line for line in lines) == 1
-
-
-def test_a_node_without_backends_states_how_to_add_one() -> None:
-    assert "none; add one" in status_page(NodeStatus("n", True, "", [], {}))
-
-
-def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
-    shadows = [{"policy": "ttft", "placed": 10, "saved_s": 1.5}, {"policy": "random", "placed": 10, "saved_s": -3.0}]
-    page = status_page(NodeStatus("n", True, "", [], {"rows": 3, "shadows": shadows}))
-    assert "Shadows: what other policies would have done" in page
-    assert re.search(r"random\s+10\s+-3", page)
-    assert "rows  3" in page
 
 
 # --- serve ----------------------------------------------------------------------------------------------------------

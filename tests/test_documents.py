@@ -87,7 +87,7 @@ def test_every_path_of_the_control_port_is_served() -> None:
     assert {path for path in named if path not in served} == set()
 
 
-NO_KEYS = frozenset({"older_than_s", "api_key_file", "model_in_answer"})
+NO_KEYS = frozenset({"older_than_s", "api_key_file", "model_in_answer", "since_s", "silent_s", "tokens_per_s"})
 """Of a request to the control port, of a table of a model."""
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
+EXIT_STATUS_UNKNOWN = 3
+"""Of `ranvier status`, whose codes up to 2 are the state of a node: there is none to be had."""
+
 EXIT_CODES = """exit codes:
   0  done, or stopped by a signal after draining
   1  failed while running, or the node refused what was asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio
 from ranvier_py.core.peer import peer_findings
 from ranvier_py.core.routing.backend_state import backend_sets
 from ranvier_py.node.parts import verdict_parts
+from tests.documents import DOCS, tables
 from tests.node.node_lab import KEY, Lab, Node, cluster_lab, lab, opened, start_engine
 
 DEADLINE_S = 30.0
@@ -163,3 +165,17 @@ async def test_a_node_that_finds_none_of_its_peers_is_degraded(tmp_path: Path, m
     async with cluster_lab(tmp_path) as place:
         node = await place.start(join=["127.0.0.1:1"])
         assert (await until_found(node, "no_peer"))["severity"] == "degraded"
+
+
+async def test_the_status_has_the_members_that_the_documents_list(tmp_path: Path) -> None:
+    """Programs read them."""
+    text = DOCS["operating.md"].partition("## Status")[2].partition("\n## ")[0]
+    rows = [row.split("|") for row in tables(text)[0][2:]]
+    listed = {name: row[2] for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    async with cluster_lab(tmp_path, engines=1) as place:
+        node, _ = await place.cluster(2)
+        status = await until_found(node, "cache_level")
+        assert sorted(status) == sorted(listed)
+        for name in ("findings", "engines", "peers"):
+            assert sorted(status[name][0]) == sorted(re.findall(r"`(\w+)`", listed[name])), name
+        assert sorted(status["requests"]) == sorted(re.findall(r"`(\w+)`", listed["requests"]))

@@ -91,7 +91,8 @@ def silence(backend: Backend) -> Finding | None:
         remedy = "Look at its log and its GPU; restart it. Requests go there only if no other engine is left."
         return of_engine("engine_hangs", Severity.DEGRADED, backend, what, served_by_others(backend), remedy, look)
     if vitals.dead or vitals.silent:
-        why = "as its peers report" if vitals.by_report else (probe.detail if probe is not None else "")
+        why = "as peers report" if vitals.by_report else (probe.detail if probe is not None else "")
+        why = "its port refuses connections" if probe is not None and probe.refused else why
         what = f"engine {backend.name} does not answer" + (f": {why[:DETAIL_CHARACTERS_MAX]}" if why else "")
         remedy = "See whether its process runs and its port is open from here; it is asked again by itself."
         return of_engine("engine_down", Severity.DEGRADED, backend, what, served_by_others(backend), remedy, look)

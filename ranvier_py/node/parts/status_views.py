@@ -6,6 +6,7 @@ renamed or taken away (docs/operating.md lists them). None stands for what is no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from ranvier_py.node.parts.backend_parts import BackendParts
 Row = Mapping[str, Any]
 
 WELL = "ok"
+UNHEARD = ("down", "hangs")  # states in which nothing comes from an engine
 OF_ENGINES = "engine_"  # kinds of findings that are an engine's state
 
 
@@ -51,7 +53,12 @@ def engine_rows(node: Node, findings: Iterable[Row]) -> Iterator[dict[str, Any]]
         for each in node.part(BackendParts).view()
     ]
     order = {name: place for place, name in enumerate(reversed(troubles))}
-    yield from sorted(rows, key=lambda row: (order.get(row["name"], len(order)), -row["load"], row["name"]))
+    yield from sorted(rows, key=lambda row: (order.get(row["name"], len(order)), -row["load"], natural(row["name"])))
+
+
+def natural(name: str) -> tuple[Any, ...]:
+    """Return by what names are sorted as people do: w2 before w10."""
+    return tuple((1, int(part)) if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name))
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, Row]:
@@ -59,6 +66,7 @@ def by_name(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def engine_row(backend: Row, known: Row, cache: Row, trouble: str) -> dict[str, Any]:
+    asked = trouble not in UNHEARD  # else its counts are those of before
     never = backend["health"] == Health.UNKNOWN.value and backend["circuit"] == Circuit.CLOSED.value
     return {
         "name": backend["name"],
@@ -69,9 +77,9 @@ def engine_row(backend: Row, known: Row, cache: Row, trouble: str) -> dict[str, 
         "why": cache.get("why", ""),
         "load": backend["in_flight"] + backend["peer_load"],
         "in_flight": backend["in_flight"],
-        "running": known.get("running"),
-        "waiting": known.get("waiting"),
-        "tokens_per_s": known.get("generated_per_s"),
+        "running": known.get("running") if asked else None,
+        "waiting": known.get("waiting") if asked else None,
+        "tokens_per_s": known.get("generated_per_s") if asked else None,
         "hit_share": known.get("engine_hit_share"),
         "predicted_tokens": known.get("predicted_tokens", 0),
         "cached_tokens": known.get("cached_tokens", 0),
