@@ -51,6 +51,7 @@ LIBRARIES = {
         "run_status",
         "router_link",
         "sse_source",
+        "kubernetes_api",
     ),
     "zmq": ("zmq_sockets",),
     "redis": ("redis_pool",),

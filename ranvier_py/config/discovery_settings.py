@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
-from ranvier_py.config.config_values import OptionalPath, Place, key, split_text
-from ranvier_py.config.source_targets import dns_text
+from ranvier_py.config.config_values import OptionalPath, Place, empty_is_none, key, split_text
+from ranvier_py.config.source_targets import dns_text, kubernetes_text
+from ranvier_py.core.addresses import checked_url
 from ranvier_py.core.options import Options
 
+
+def api_url(text: str | None) -> str | None:
+    if text is not None:
+        checked_url(text, ("http", "https"))
+    return text
+
+
 DnsTexts = Annotated[tuple[Annotated[str, AfterValidator(dns_text)], ...], BeforeValidator(split_text)]
+KubernetesTexts = Annotated[tuple[Annotated[str, AfterValidator(kubernetes_text)], ...], BeforeValidator(split_text)]
+OptionalUrl = Annotated[str | None, AfterValidator(api_url), BeforeValidator(empty_is_none)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +45,20 @@ class DiscoveryOptions(Options):
     )
     backend_dns_server: Place = key(
         None, "Backends", "HOST:PORT of the server of names for backend_dns; not set: those of /etc/resolv.conf."
+    )
+    backend_kubernetes: KubernetesTexts = key(
+        (),
+        "Backends",
+        "What chooses engines in Kubernetes: service=NAME, by its EndpointSlices; pods=LABEL=VALUE&LABEL=VALUE; or "
+        "pool=NAME, an InferencePool. May follow: namespace, port (its name or number), family, scheme, and options of "
+        "backends: service=vllm,port=http,weight=2. Annotations of pods go before these. The flag repeats; the "
+        "variable separates by blanks.",
+    )
+    kubernetes_api: OptionalUrl = key(
+        None, "Backends", "URL of the API server of Kubernetes; not set: the one of the cluster that the node runs in."
+    )
+    kubernetes_credentials: Path = key(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        "Backends",
+        "Folder with token, ca.crt and namespace for the API server, each read again as it rotates.",
     )

@@ -5,6 +5,7 @@ Each is a text of a place and options, which all its backends have in common: "e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,17 @@ from ranvier_py.core.addresses import PORT_MAX, checked_host, is_address, spelle
 
 SCHEMES = ("http", "https")
 OPTIONS = frozenset(BackendSpec.model_fields) - {"url", "name", "kv_index"}
+OBJECT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+PORT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,13}[a-z0-9])?")
+LABEL = r"[A-Za-z0-9][-A-Za-z0-9._/]{0,316}=[-A-Za-z0-9._]{0,63}"
+
+CHOSEN_BY = {
+    "service": (OBJECT_NAME, "service must be the name of one"),
+    "pool": (OBJECT_NAME, "pool must be the name of an InferencePool"),
+    "pods": (re.compile(f"{LABEL}(?:&{LABEL})*"), "pods must be labels, as app=vllm&tier=gpu"),
+}
+"""Kinds of objects of Kubernetes that choose engines."""
+
 ANY_URL = "https://192.0.2.1:1"  # https, with which all options go
 
 
@@ -85,4 +97,45 @@ def common_of(fields: dict[str, str], *, tls_name: str = "") -> Common:
 
 def dns_text(text: str) -> str:
     DnsTarget.parse(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesTarget:
+    """What chooses engines in Kubernetes: a Service, an InferencePool, or labels of pods. `namespace` "": the node's
+    own. `port`: by name or number; "" if there is only one."""
+
+    text: str
+    kind: str
+    name: str  # of labels: as the API writes a selector
+    namespace: str = ""
+    port: str = ""
+    family: int = 0
+    common: Common = field(default_factory=Common)
+
+    @classmethod
+    def parse(cls, text: str) -> KubernetesTarget:
+        """Read `service=NAME`, `pods=LABEL=VALUE&LABEL=VALUE` or `pool=NAME`, and what follows. Raises ValueError."""
+        place, *items = text.split(",")
+        kind, equals, name = place.partition("=")
+        fields = fields_of(items)
+        if kind not in CHOSEN_BY or not equals or not name:
+            raise ValueError(f"must begin with {', '.join(f'{each}=' for each in CHOSEN_BY)} and a name")
+        pattern, words = CHOSEN_BY[kind]
+        if not pattern.fullmatch(name):
+            raise ValueError(words)
+        family = {"": 0, "4": 4, "6": 6}.get(fields.pop("family", ""))
+        if family is None:
+            raise ValueError("family must be 4 or 6")
+        namespace, port = fields.pop("namespace", ""), fields.pop("port", "")
+        if namespace and not OBJECT_NAME.fullmatch(namespace):
+            raise ValueError("namespace must be the name of one")
+        if port and not (0 < int(port) <= PORT_MAX if port.isdecimal() else PORT_NAME.fullmatch(port)):
+            raise ValueError("port must be the name or the number of one")
+        shown = f"{kind}/{namespace}/{name}" if namespace else f"{kind}/{name}"
+        return cls(shown, kind, name.replace("&", ","), namespace, port, family, common_of(fields))
+
+
+def kubernetes_text(text: str) -> str:
+    KubernetesTarget.parse(text)
     return text

@@ -5,6 +5,7 @@ Rule: a reload begins to follow new sources and forgets those that are gone; oth
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -13,14 +14,16 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.config.source_targets import DnsTarget
-from ranvier_py.core.addresses import parse_host_port
+from ranvier_py.config.source_targets import DnsTarget, KubernetesTarget
+from ranvier_py.core.addresses import parse_host_port, spelled
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.core.routing.wanted.source_set import SourceSet
+from ranvier_py.io.sources.kubernetes_api import KubernetesApi
 from ranvier_py.node.discovery.dns_source import DnsSource
 from ranvier_py.node.discovery.file_source import FileSource
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
+from ranvier_py.node.discovery.kubernetes_source import KubernetesSource
 from ranvier_py.node.part import Handler, Node, Part
 
 DNS_PORT = 53
@@ -105,7 +108,18 @@ def followers_of(config: Config, rng: Random) -> dict[SourceName, SourceFollower
         followers.append(FileSource(options.backends_file))
     server = parse_host_port(options.backend_dns_server, DNS_PORT) if options.backend_dns_server else None
     followers += [DnsSource(DnsTarget.parse(text), server, rng) for text in options.backend_dns]
+    followers += [kubernetes_source(config, text, rng) for text in options.backend_kubernetes]
     return {follower.name: follower for follower in followers}
+
+
+def kubernetes_source(config: Config, text: str, rng: Random) -> KubernetesSource:
+    """Follow something of Kubernetes. Within a cluster the environment names the API server."""
+    options = config.discovery
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    url = options.kubernetes_api or (f"https://{spelled((host, int(port)))}" if host and port.isdecimal() else "")
+    api = KubernetesApi(url, options.kubernetes_credentials) if url else None
+    settings = text, url, options.kubernetes_credentials
+    return KubernetesSource(KubernetesTarget.parse(text), api, rng, settings)
 
 
 def source_view(source: SourceSet[Any], now: float) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from ranvier_py.core.addresses import HostPort
 from ranvier_py.core.errors import AddressError
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
-from ranvier_py.io.dns_lookups import DnsRecords, DnsService, NameServers
+from ranvier_py.io.sources.dns_lookups import DnsRecords, DnsService, NameServers
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
 
 LEAST_S, MOST_S = 1.0, 60.0

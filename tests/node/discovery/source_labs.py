@@ -16,7 +16,9 @@ import trio
 from cluster.dns.addresses import free_port
 from cluster.dns.dns_server import DnsFault, DnsFaultKind, ServiceRecord, Zone
 from cluster.dns.dns_server import serve as serve_dns
-from ranvier_py.node.discovery import dns_source, file_source
+from cluster.kubernetes.api_server import ApiServer
+from cluster.kubernetes.api_server import serve as serve_api
+from ranvier_py.node.discovery import dns_source, file_source, kubernetes_watch
 
 SOON_S = 0.05  # between two looks of a source, of which tests await some
 
@@ -165,11 +167,111 @@ async def srv_lab(_: Path) -> AsyncIterator[SourceLab]:
         yield SrvLab(zone, server)
 
 
+class KubernetesLab(SourceLab):
+    """An API server in whose cluster engines run as pods."""
+
+    def __init__(self, api: ApiServer, port: int, credentials: Path, target: str, name: str) -> None:
+        self.api, self.name = api, name
+        self.settings = {
+            "backend_kubernetes": [target],
+            "kubernetes_api": f"http://127.0.0.1:{port}",
+            "kubernetes_credentials": credentials,
+        }
+        credentials.mkdir(exist_ok=True)
+        (credentials / "token").write_text("token")
+        (credentials / "namespace").write_text(api.namespace)
+
+    async def fail(self) -> None:
+        self.api.status = 500
+        self.api.cut()
+
+    def pod(self, engine: str, *, ready: bool = True, **meta: Any) -> None:
+        """Have a pod that is this engine."""
+        host, port = engine.removeprefix("http://").split(":")
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        body = {
+            "spec": {"containers": [{"name": "vllm", "ports": [{"name": "http", "containerPort": int(port)}]}]},
+            "status": {"phase": "Running", "podIP": host, "podIPs": [{"ip": host}], "conditions": conditions},
+        }
+        self.api.put("pods", f"pod-{port}", body, **{"labels": {"app": "vllm"}, **meta})
+
+
+class PodsLab(KubernetesLab):
+    async def give(self, engines: Sequence[str]) -> None:
+        self.api.status = 0
+        for _, name in [key for key in self.api.objects if key[0] == "pods"]:
+            if not any(engine.endswith(name.removeprefix("pod-")) for engine in engines):
+                self.api.drop("pods", name)
+        for engine in engines:
+            self.pod(engine)
+
+
+class ServiceLab(KubernetesLab):
+    """Each engine has a slice of its own, for want of another port."""
+
+    async def give(self, engines: Sequence[str]) -> None:
+        self.api.status = 0
+        if ("services", "vllm") not in self.api.objects:
+            self.api.put("services", "vllm", {"spec": {"selector": {"app": "vllm"}}})
+        ports = [int(engine.rpartition(":")[2]) for engine in engines]
+        for _, name in [key for key in self.api.objects if key[0] == "endpointslices"]:
+            if int(name.removeprefix("vllm-")) not in ports:
+                self.api.drop("endpointslices", name)
+        for engine, port in zip(engines, ports, strict=True):
+            self.pod(engine)
+            self.slice(f"vllm-{port}", port, [self.endpoint(engine)])
+
+    def endpoint(self, engine: str, **conditions: bool) -> dict[str, Any]:
+        pod = f"pod-{engine.rpartition(':')[2]}"
+        uid = self.api.objects["pods", pod]["metadata"]["uid"]
+        target = {"kind": "Pod", "name": pod, "uid": uid}
+        return {"addresses": ["127.0.0.1"], "conditions": conditions, "targetRef": target}
+
+    def slice(self, name: str, port: int | None, endpoints: Sequence[dict[str, Any]]) -> None:
+        body = {
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+            "endpoints": list(endpoints) or None,
+        }
+        self.api.put("endpointslices", name, body, labels={"kubernetes.io/service-name": "vllm"})
+
+
+class PoolLab(PodsLab):
+    async def give(self, engines: Sequence[str]) -> None:
+        if ("inferencepools", "gemma") not in self.api.objects:
+            spec = {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}]}
+            self.api.put("inferencepools", "gemma", {"spec": spec})
+        await super().give(engines)
+
+    def pod(self, engine: str, *, ready: bool = True, **meta: Any) -> None:
+        """All engines of a pool have its port, but for this annotation."""
+        annotations = {"smg.ai/worker-ports": engine.rpartition(":")[2], **meta.pop("annotations", {})}
+        super().pod(engine, ready=ready, annotations=annotations, **meta)
+
+
+KUBERNETES: dict[str, tuple[type[KubernetesLab], str, str]] = {
+    "pods": (PodsLab, "pods=app=vllm", "kubernetes pods/app=vllm"),
+    "service": (ServiceLab, "service=vllm", "kubernetes service/vllm"),
+    "pool": (PoolLab, "pool=gemma", "kubernetes pool/gemma"),
+}
+
+
+@asynccontextmanager
+async def kubernetes_lab(kind: str, folder: Path) -> AsyncIterator[SourceLab]:
+    lab, target, name = KUBERNETES[kind]
+    api = ApiServer()
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(serve_api, api, None)
+        yield lab(api, port, folder / "credentials", target, name)
+        nursery.cancel_scope.cancel()
+
+
 SOURCES: dict[str, Callable[[Path], AbstractAsyncContextManager[SourceLab]]] = {
     "file": file_lab,
     "manifest": manifest_lab,
     "dns": dns_lab,
     "srv": srv_lab,
+    **{kind: partial(kubernetes_lab, kind) for kind in KUBERNETES},
 }
 
 
@@ -177,5 +279,7 @@ SOURCES: dict[str, Callable[[Path], AbstractAsyncContextManager[SourceLab]]] = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sources looked at often."""
     monkeypatch.setattr(file_source, "LOOK_S", SOON_S)
+    monkeypatch.setattr(kubernetes_watch, "PAUSE_S", SOON_S)
+    monkeypatch.setattr(kubernetes_watch, "PAUSE_S_MAX", SOON_S)
     monkeypatch.setattr(dns_source, "LEAST_S", SOON_S)
     monkeypatch.setattr(dns_source, "MOST_S", SOON_S)

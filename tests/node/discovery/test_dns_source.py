@@ -16,7 +16,7 @@ from ranvier_py.config.source_targets import DnsTarget
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.backends import BackendLimits, Registry
 from ranvier_py.core.routing.wanted.source_set import SourceSet
-from ranvier_py.io import dns_lookups
+from ranvier_py.io.sources import dns_lookups
 from ranvier_py.node.discovery.backend_sources import BackendSources
 from ranvier_py.node.discovery.dns_source import DnsSource
 from ranvier_py.node.discovery.followers import Sink
