@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from ranvier_py.commands.config_flags import add_config_flags, load_from
-from ranvier_py.commands.exit_codes import EXIT_ADDRESS, EXIT_CONFIG, EXIT_FAILED, EXIT_OK
+from ranvier_py.commands.exit_codes import EXIT_ADDRESS, EXIT_CONFIG, EXIT_CUT, EXIT_FAILED, EXIT_OK
 from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import Loaded
 from ranvier_py.config.config_model import Config
@@ -78,7 +78,7 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     from ranvier_py.node.run_node import run
 
     try:
-        trio.run(partial(run, config, ControlPort, source=ConfigSource(load, **source)))
+        cut_by = trio.run(partial(run, config, ControlPort, source=ConfigSource(load, **source)))
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
@@ -86,7 +86,7 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
             return EXIT_FAILED
         last_words("\n".join(f"ranvier: {message}" for message, _ in known))
         return max(code for _, code in known)
-    return EXIT_OK
+    return EXIT_CUT if cut_by is signal.SIGINT else EXIT_OK
 
 
 def describe(error: BaseException) -> tuple[str, int]:

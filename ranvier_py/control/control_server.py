@@ -29,6 +29,7 @@ from hypercorn.utils import wrap_app
 
 from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.core.addresses import spelled
+from ranvier_py.proxy.transport import PLAIN_HTTP_ANSWER, is_plain_http
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Connections:
             with scope, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 if isinstance(bytes_of, trio.SSLStream):
                     with trio.move_on_after(self._limits.idle_timeout_s) as limit:
-                        await bytes_of.do_handshake()
+                        await handshake(bytes_of, accepted)
                     if limit.cancelled_caught:
                         return
                 await server
@@ -153,6 +154,17 @@ class Connections:
         """Close the sockets themselves, which ends even a shielded send."""
         for stream in list(self._open):
             stream.abort()
+
+
+async def handshake(session: trio.SSLStream[trio.SocketStream], accepted: trio.SocketStream) -> None:
+    """Begin a TLS session. Raises BrokenResourceError; who speaks plain HTTP is answered before."""
+    try:
+        await session.do_handshake()
+    except trio.BrokenResourceError as error:
+        if is_plain_http(error.__cause__):
+            await accepted.send_all(PLAIN_HTTP_ANSWER)
+            await linger(accepted)
+        raise
 
 
 async def linger(stream: trio.SocketStream) -> None:

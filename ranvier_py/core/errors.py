@@ -190,6 +190,12 @@ class NodeBusy(Unavailable):
     code = "node_busy"
 
 
+class NodeCut(NodeBusy):
+    """The time of a node's drain was over, or was cut short, while it answered."""
+
+    code = "cut"
+
+
 class NodeExhausted(Unavailable):
     """This node had no descriptor, port or memory left to connect to a backend, so the backend is not to blame."""
 

@@ -134,17 +134,19 @@ def log_counters() -> LogCounters:
 
 
 def last_words(text: str) -> None:
-    """Write to stderr, as plain text after all logged lines, why this process ends. Waits LAST_WRITE_S at most."""
+    """Write to stderr, after all logged lines, why this process ends: plain text, or a line of JSON where all lines are
+    that. Waits LAST_WRITE_S at most."""
     for handler in line_handlers():
-        handler.put(lambda: text, len(text))
+        handler.put(partial(handler.spoken, logging.ERROR, text), len(text))
         handler.flush()
         return
     print(text, file=sys.stderr)
 
 
 def announce(text: str) -> None:
-    """Print a line on stdout without waiting for whoever reads it."""
-    Thread(target=write_all, args=(1, f"{text}\n".encode()), name="stdout", daemon=True).start()
+    """Print a line on stdout, in the form of `last_words`, without waiting for whoever reads it."""
+    line = next((handler.spoken(logging.INFO, text) for handler in line_handlers()), text)
+    Thread(target=write_all, args=(1, f"{line}\n".encode()), name="stdout", daemon=True).start()
 
 
 class LineHandler(logging.Handler):
@@ -215,6 +217,12 @@ class LineHandler(logging.Handler):
             return
         self._queued_bytes += size
         self._queue.put((make, size))
+
+    def spoken(self, level: int, text: str) -> str:
+        """Return what is for people: as it is, or as a line of JSON."""
+        if self._form is TEXT:
+            return text
+        return self._stamped(time.time(), self._event(logging.LogRecord("ranvier", level, "", 0, text, None, None)))
 
     def flush(self) -> None:
         """Wait until all lines so far are written, for at most LAST_WRITE_S."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -58,8 +59,9 @@ async def run(
     tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
     source: ConfigSource | None = None,
     task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run one node until a signal ends it. Raises ConfigError or ListenError at the start.
+) -> signal.Signals | None:
+    """Run one node until a signal ends it. Returns the second one that cut its drain short, if one did. Raises
+    ConfigError or ListenError at the start.
 
     `control` makes its control port (`control.control_port`), which is above the node and knows all of it.
     `source` reloads the configuration, and adapts it for this node; without it the node keeps `config`.
@@ -87,6 +89,7 @@ async def run(
     finally:
         await tokenizer.close()
     log.info("node.stopped")
+    return node.part(PublicPort).cut_by
 
 
 async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:

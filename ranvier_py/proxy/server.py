@@ -19,7 +19,7 @@ from typing import Any
 import trio
 from trio.lowlevel import wait_readable
 
-from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError
+from ranvier_py.core.errors import ClientGone, NodeBusy, NodeCut, RanvierError
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
@@ -118,7 +118,7 @@ class DataServer:
         with trio.move_on_after(deadline_s):
             await self._stopped.wait()
         for client in list(self._clients.values()):
-            client.interrupt(NodeBusy("the node is shutting down"))
+            client.interrupt(NodeCut("the node is shutting down"))
         await self._stopped.wait()
 
     def _close_listeners(self) -> None:

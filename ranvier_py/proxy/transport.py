@@ -121,6 +121,25 @@ class PlainTransport:
             PlainTransport.close(self)  # without a close_notify, even with TLS
 
 
+PLAIN_HTTP = (
+    b'{"error":{"message":"this port speaks TLS: use https://","type":"invalid_request_error","param":null,'
+    b'"code":"tls_required"}}'
+)
+PLAIN_HTTP_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+    % (len(PLAIN_HTTP), PLAIN_HTTP)
+)
+"""What a client gets that speaks HTTP to a port of TLS."""
+
+
+PLAIN_LINGER_S = 1.0
+
+
+def is_plain_http(error: BaseException | None) -> bool:
+    """Whether a handshake failed because a request in plain HTTP came instead, as OpenSSL recognises it."""
+    return isinstance(error, ssl.SSLError) and error.reason in ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
+
+
 class TlsTransport(PlainTransport):
     """A TLS session over a non-blocking TCP socket, which this owns. Call `handshake` first. The session is in memory,
     so waits concern only the socket: one task may send while another one reads, and a wait that is cancelled breaks
@@ -155,9 +174,12 @@ class TlsTransport(PlainTransport):
                 is_over = True
             except ssl.SSLWantReadError:
                 pass
-            except ssl.SSLError:
+            except ssl.SSLError as error:
                 with contextlib.suppress(OSError):
-                    self._flushed()  # sends the alert that names the error
+                    if is_plain_http(error):
+                        await self._refuse_plain_http()
+                    else:
+                        self._flushed()  # sends the alert that names the error
                 raise
             while not self._flushed():
                 await wait_writable(self.fd)
@@ -165,6 +187,14 @@ class TlsTransport(PlainTransport):
                 await wait_readable(self.fd)
                 self._take_in()
         self._holds_more = self._incoming.pending > 0
+
+    async def _refuse_plain_http(self) -> None:
+        """Answer in plain HTTP, and read what still comes: unread bytes would make the kernel discard the answer."""
+        super().send_now((PLAIN_HTTP_ANSWER,))
+        PlainTransport.end(self)
+        with trio.move_on_after(PLAIN_LINGER_S):
+            while super().receive_now() != b"":
+                await wait_readable(self.fd)
 
     @property
     def holds_more(self) -> bool:

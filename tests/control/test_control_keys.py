@@ -173,8 +173,9 @@ async def test_either_port_speaks_tls_and_may_ask_clients_for_a_certificate(
                     with pytest.raises(httpx.TransportError):
                         await client.get(url + path)
         async with httpx.AsyncClient(trust_env=False) as client:
-            with pytest.raises(httpx.TransportError):
-                await client.get(url.replace("https://", "http://") + path)
+            for method in ("GET", "POST"):
+                plain = await client.request(method, url.replace("https://", "http://") + path, content=b"x" * 1000)
+                assert (plain.status_code, plain.json()["error"]["code"]) == (400, "tls_required")
         async with httpx.AsyncClient(verify=files.context(proves=True), trust_env=False) as client:
             assert (await client.get(url + path)).status_code == 200, "it serves on"
 

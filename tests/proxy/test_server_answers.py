@@ -526,11 +526,15 @@ async def test_a_tls_client_that_still_sends_gets_the_refusal_and_a_clean_end() 
         assert (server.counters.cut, server.counters.client_gone) == (0, 0)
 
 
-async def test_plain_text_on_a_tls_port_ends_and_harms_nobody() -> None:
+async def test_plain_text_on_a_tls_port_is_named_and_ends_and_harms_nobody() -> None:
     server_context, _ = tls_contexts()
     async with serving(echo, QUICK, tls=server_context) as (server, port):
         async with await Wire.connect(port) as wire:
             await wire.send(GET)
+            assert b"this port speaks TLS" in await wire.until(b"}}")
+            await wire.cut()
+        async with await Wire.connect(port) as wire:
+            await wire.send(b"neither one nor the other\r\n\r\n")
             await wire.cut()
         async with await Wire.connect(port) as silent:  # a handshake that never comes is given up
             await silent.cut()

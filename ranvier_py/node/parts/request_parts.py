@@ -264,6 +264,7 @@ class PublicPort(Part):
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
         self.drained = trio.Event()
+        self.cut_by: signal.Signals | None = None  # the signal that cut the drain short
         self._collected_at = time.monotonic()
         self._first_round = trio.CancelScope()  # the wait for the first answers of engines
 
@@ -311,10 +312,11 @@ class PublicPort(Part):
 
     async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
         drained_at = trio.current_time()
-        async for _ in signals:  # type: ignore[attr-defined]
+        async for number in signals:  # type: ignore[attr-defined]
             if trio.current_time() < drained_at + SAME_SIGNAL_S:
                 continue
             log.info("node.cut at the second signal")
+            self.cut_by = signal.Signals(number)
             scope.cancel()
 
     def held(self, before: Config, after: Config) -> Iterable[str]:
