@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import orjson
 import trio
 
-from ranvier_py.config.backend_files import read_backend_file
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.config.model_tables import table_of
@@ -35,6 +34,7 @@ from ranvier_py.core.tokenize.tokenizer_probe import (
 from ranvier_py.io.engine_asker import EngineAsker, EngineReply
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.node.checks.host_checks import ending
+from ranvier_py.node.checks.source_checks import backends_of
 from ranvier_py.node.checks.tokenizer_fit import misfit_finding, tokens_of
 from ranvier_py.node.parts.tls_parts import engine_context_of
 
@@ -170,18 +170,9 @@ def words_in(body: bytes) -> str:
     return repr(body[:80])
 
 
-def specs_of(config: Config) -> Sequence[BackendSpec]:
-    """Return the backends of the configuration and of its file of backends, by URL."""
-    found, file = {spec.url: spec for spec in config.backend}, config.discovery.backends_file
-    if file is not None:
-        with suppress(ConfigError):  # a problem of the configuration
-            found |= {each.url: each.spec for each in read_backend_file(file).found}
-    return [*found.values()]
-
-
 async def check_engines(config: Config) -> list[Finding]:
-    specs = await trio.to_thread.run_sync(specs_of, config)
-    if not specs:
+    specs, found = await backends_of(config)
+    if not specs and not found:
         remedy = "Name one by --backend URL, or add it while the node runs."
         return [Finding("no_engine", Severity.NOTICE, "no engine is configured", "", "all clients", remedy)]
     try:
@@ -201,7 +192,7 @@ async def check_engines(config: Config) -> list[Finding]:
     async with trio.open_nursery() as nursery:
         for check in checks:
             nursery.start_soon(run, check)
-    return [*(each for check in checks for each in check.found), *unserved(config, checks)]
+    return [*found, *(each for check in checks for each in check.found), *unserved(config, checks)]
 
 
 def unserved(config: Config, checks: Sequence[EngineCheck]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from ranvier_py.node.checks.host_checks import (
     check_ports,
 )
 from ranvier_py.node.checks.peer_checks import check_peers
+from ranvier_py.node.checks.source_checks import check_stores
 
 CHECK_LIMIT_S = 120.0
 
@@ -30,6 +31,7 @@ CHECKS: Sequence[Check] = (
     check_ports,
     check_engines,
     check_peers,
+    check_stores,
     check_certificates,
     check_control_key,
     check_descriptors,

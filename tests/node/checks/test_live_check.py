@@ -150,6 +150,17 @@ async def test_engines_of_a_file_are_asked_as_well(tmp_path: Path) -> None:
     assert (one.kind, one.about) == ("engine_down", "of-a-file")
 
 
+async def test_sources_that_give_nothing_and_a_redis_that_is_not_there_are_named() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{silent.getsockname()[1]}"
+        redis = {"response_cache": True, "response_cache_backend": "redis"}
+        url = {"response_cache_redis_url": "redis://:secret-of-redis@127.0.0.1:9"}
+        found = await findings(backend_dns=["engines.test:8000"], backend_dns_server=server, **redis, **url)
+    assert sorted(one.kind for one in found) == ["source", "store"]
+    assert "secret-of-redis" not in repr(found)
+
+
 async def test_engines_that_are_not_there_and_names_that_do_not_resolve_are_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
