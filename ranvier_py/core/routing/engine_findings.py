@@ -20,6 +20,9 @@ MODELS_SHOWN = 3
 SUCCESS_RATE_MIN = 0.9
 """Below it an engine has failed about ten of its last hundred requests (`SUCCESS_WINDOW`)."""
 
+FAULTS_MAX = 1
+"""Failures in a row, of what others served, that may be chance: who fails is asked so seldom that few more come."""
+
 FAILED = (Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN)
 
 
@@ -112,7 +115,8 @@ def key_refused(backend: Backend) -> Finding | None:
 def failures(backend: Backend) -> Finding | None:
     """Return that it fails requests: its circuit opened, or some lately failed."""
     seen, is_open = backend.seen, backend.circuit is not Circuit.CLOSED
-    if not is_open and seen.success_rate >= SUCCESS_RATE_MIN:
+    most = FAULTS_MAX if seen.outcomes[Outcome.SUCCESS] else 0  # one that has served nothing has no credit
+    if not is_open and seen.success_rate >= SUCCESS_RATE_MIN and backend.vitals.faults <= most:
         return None
     counts = [f"{seen.outcomes[outcome]} {outcome.value}" for outcome in FAILED if seen.outcomes[outcome]]
     what = f"engine {backend.name} fails requests ({', '.join(counts) or 'as others show'}"

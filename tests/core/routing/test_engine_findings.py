@@ -82,6 +82,20 @@ def test_an_engine_that_fails_now_and_then_is_named_with_its_last_reason() -> No
     assert not [*engine_findings(registry, 0.0)]
 
 
+def test_few_failures_are_enough_where_others_serve_and_an_engine_is_asked_no_more() -> None:
+    registry = cluster(2)
+    fresh, proven = registry
+    finish(registry, fresh, Outcome.SERVER_ERROR)
+    finish(registry, proven, Outcome.SUCCESS)
+    finish(registry, proven, Outcome.SERVER_ERROR)
+    assert [each.about for each in engine_findings(registry, 0.0)] == [fresh.name]
+    finish(registry, proven, Outcome.SERVER_ERROR)
+    assert [each.about for each in engine_findings(registry, 0.0)] == [fresh.name, proven.name]
+    for backend in registry:
+        finish(registry, backend, Outcome.SUCCESS)
+    assert not [*engine_findings(registry, 0.0)]
+
+
 def test_who_does_not_answer_is_not_blamed_for_its_circuit() -> None:
     registry = cluster(2)
     first, _ = registry
