@@ -34,6 +34,13 @@ def ends_of(paths: Iterable[Path]) -> dict[Path, float]:
     return found
 
 
+def public_context() -> ssl.SSLContext:
+    """Return how to ask for what everybody may read and nobody acts on, such as the time, whoever answers."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 def engine_context(authorities: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
     """Return how this node connects over TLS: it trusts these authorities, by default the system's, and proves itself
     by its certificate. Raises OSError. Blocks for some small files."""

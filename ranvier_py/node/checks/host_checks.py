@@ -18,7 +18,7 @@ from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.addresses import host_port, is_loopback, spelled
 from ranvier_py.core.errors import ListenError, words_of
 from ranvier_py.core.findings import Finding, Severity
-from ranvier_py.io.certificates import ends_of
+from ranvier_py.io.certificates import ends_of, public_context
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_asker import EngineAsker
 from ranvier_py.io.gossip.gossip_port import open_sockets
@@ -77,7 +77,7 @@ async def is_served(config: Config) -> bool:
     scheme = "http" if config.ports.control_tls_certificate_file is None else "https"
     host, port = host_port(config.control)
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    reply = await EngineAsker("", None, ASK_S).ask(f"{scheme}://{spelled((near, port))}", "/healthz")
+    reply = await EngineAsker("", public_context(), ASK_S).ask(f"{scheme}://{spelled((near, port))}", "/healthz")
     return reply.page.status == 200 and reply.page.body == b'{"status":"ok"}'
 
 

@@ -30,6 +30,7 @@ from ranvier_py.core.mesh.wire.frame import BASE_VERSION, PROTOCOL_VERSION, BadF
 from ranvier_py.core.mesh.wire.keyring import KeyRing
 from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.mesh.wire.seal import Sealer
+from ranvier_py.io.certificates import public_context
 from ranvier_py.io.discovery import facing, family_of, resolved
 from ranvier_py.io.engine_asker import EngineAsker
 from ranvier_py.io.keys import insecure_keys, read_keys
@@ -99,7 +100,7 @@ async def peer_findings(config: Config, ring: KeyRing, address: HostPort) -> Ite
         remedy = "End the upgrade."
         found.append(Finding("peer_release", Severity.NOTICE, what, about, "", remedy))
     scheme = "http" if config.tls_certificate_file is None else "https"
-    reply = await EngineAsker("", None, ASK_S).ask(f"{scheme}://{peer.public}", "/health")
+    reply = await EngineAsker("", public_context(), ASK_S).ask(f"{scheme}://{peer.public}", "/health")
     if difference := clock_difference(reply.date, time.time()):
         what = f"the clock of {peer.name} and this machine's differ by {difference:.0f} s"
         remedy = "Have both set by NTP."

@@ -26,6 +26,7 @@ from ranvier_py.node.checks import host_checks, live_check, peer_checks
 from ranvier_py.node.checks.host_checks import KEY_BITS_MIN, bits_of
 from ranvier_py.node.checks.live_check import live_findings
 from tests.node.node_lab import KEY, MODEL, PLACES, Lab, cluster_lab, opened, start_engine
+from tests.proxy.test_realtime import certified
 from tests.proxy.wire import Wire, answer
 
 DEADLINE_S = 60
@@ -199,6 +200,17 @@ async def test_ports_that_others_have_are_named_but_not_those_of_a_node_that_ser
         (one,) = await findings(backend=[url], control=node.control.removeprefix("http://"))
         assert (one.severity, one.what) == (Severity.NOTICE, "a node serves here already, so its ports were not tried")
         nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_serves_its_control_port_over_tls_is_one_that_serves(tmp_path: Path) -> None:
+    files, _ = certified(tmp_path)
+    control = {f"control_{name}": path for name, path in files.items()}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+    async with opened(Lab, 0, DEADLINE_S) as lab:
+        await lab.start(control=place, **control)
+        found = await host_checks.check_ports(config_of(**{**PLACES, "control": place, **control}))
+        assert [one.severity for one in found] == [Severity.NOTICE]
 
 
 async def test_too_few_descriptors_are_named_with_how_many_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
