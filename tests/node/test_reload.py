@@ -119,6 +119,8 @@ OTHER_VALUES: dict[str, Any] = {
     "transfer_fields": "pass",
     "client_ranks": "remove",
     "cors_origins": ["http://chat.example"],
+    "backend_dns_server": "127.0.0.1:53",
+    "kubernetes_api": "https://127.0.0.1:6443",
     "limit_on_partition": "keep",
     "model": [{"name": "gpt-4o", "to": {MODEL: 1.0}}],
 }
@@ -128,9 +130,9 @@ FILES = (
     *("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file"),
     *("upstream_ca_file", "upstream_certificate_file", "upstream_key_file", "keys_file", "trusted_proxies"),
     *("control_keys_file", "control_tls_certificate_file", "control_tls_key_file", "control_client_ca_file"),
-    *("tls_client_ca_file",),
+    *("tls_client_ca_file", "backends_file", "backend_dns", "backend_kubernetes", "kubernetes_credentials"),
 )
-"""Keys of files, or of what needs one: other tests change them."""
+"""Keys of files, or of what needs one or a server: other tests change them."""
 
 
 def another(name: str) -> Any:

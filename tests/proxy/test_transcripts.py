@@ -26,7 +26,10 @@ from tests.proxy.wire import CLOSE, HANG, Scripted, Step, Wire, answer
 FOLDER = Path(__file__).parent / "transcripts"
 BLOCK = re.compile(r"^=== (.+)\n", re.MULTILINE)
 PAGE = answer(b'{"data":[{"id":"lab-model","owned_by":"vllm"}]}')
-NORMAL = ((rb"127\.0\.0\.1:\d+", b"HOST:PORT"), (rb"x-request-id: [0-9a-f]{8}-\d+", b"x-request-id: ID"))
+NORMAL = (
+    *((rb"127\.0\.0\.1:\d+", b"HOST:PORT"), (rb"x-request-id: [0-9a-f]{8}-\d+", b"x-request-id: ID")),
+    (rb"date: [^\r]+ GMT", b"date: DATE"),
+)
 ENDS = {"closes": CLOSE, "hangs": HANG}
 
 
