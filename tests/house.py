@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 81_961, "cluster": 14_709, "benchmarks": 8_865, "tests": 92_477}
+LINES_REACHED = {"ranvier_py": 82_070, "cluster": 14_709, "benchmarks": 8_865, "tests": 92_561}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -81,6 +81,7 @@ ALLOWED = {
     "commands.run_check": ("commands", "commands.live_report"),
     "commands.run_config": ("commands", "commands.live_report", "core", "config"),
     "commands.run_status": ("commands", "control"),
+    "commands.run_explain": ("commands", "control", "config"),
     "commands.run_clients": ("commands", "replay"),
     "commands.run_lint": ("commands", "config", "replay"),
     "commands.run_replay": ("replay",),

@@ -146,12 +146,20 @@ def test_explain_asks_the_node_and_prints_its_answer(
     control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"messages": []}')))
-    assert cli.main(["explain", "--control", control.url]) == exit_codes.EXIT_OK
+    assert cli.main(["explain", "--json", "--control", control.url]) == exit_codes.EXIT_OK
     assert capsys.readouterr().out == '{"chosen": "a"}\n'
     key, body = tmp_path / "key", tmp_path / "body.json"
     key.write_text(KEY + "\n")
     body.write_bytes(b"{}")
-    arguments = ["explain", str(body), "--control", control.url.removeprefix("http://"), "--control-key-file", str(key)]
+    arguments = [
+        "explain",
+        "--json",
+        str(body),
+        "--control",
+        control.url.removeprefix("http://"),
+        "--control-key-file",
+        str(key),
+    ]
     assert cli.main(arguments) == exit_codes.EXIT_OK
     assert control.asked == [("/explain", None, b'{"messages": []}'), ("/explain", f"Bearer {KEY}", b"{}")]
 
@@ -207,7 +215,7 @@ def test_a_field_that_is_none_is_refused_and_not_shown(header: str, capsys: pyte
 def test_any_text_may_be_the_value_of_a_field(control: PageServer, tmp_path: Path) -> None:
     (tmp_path / "body").write_text("{}")
     field = ["--header", "authorization: schl\u00fcssel", "--control", control.url]
-    assert cli.main(["explain", str(tmp_path / "body"), *field]) == exit_codes.EXIT_OK
+    assert cli.main(["explain", "--json", str(tmp_path / "body"), *field]) == exit_codes.EXIT_OK
     assert control.asked[-1][1].encode("latin-1").decode() == "schl\u00fcssel"
 
 
@@ -424,7 +432,7 @@ def test_every_tool_finds_the_control_port_and_its_key_alike(
     body.write_text("{}")
     config = tmp_path / "ranvier.toml"
     config.write_text(f'control = "0.0.0.0:{port}"\ncontrol_key_file = "{key_file}"\n')
-    words = [tool, *TOOLS[tool], *([str(body)] if tool == "explain" else [])]
+    words = [tool, *TOOLS[tool], *(["--json", str(body)] if tool == "explain" else [])]
     named: Sequence[tuple[Sequence[str], Mapping[str, str]]] = (
         (["--control", f"127.0.0.1:{port}", "--control-key-file", str(key_file)], {}),
         ([], {"RANVIER_CONTROL": f"0.0.0.0:{port}", "RANVIER_CONTROL_KEY": KEY}),

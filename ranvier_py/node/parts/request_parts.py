@@ -12,7 +12,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -30,7 +30,9 @@ from ranvier_py.core.errors import listening_on
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.body_json import excess
-from ranvier_py.core.routing.backends import Backend
+from ranvier_py.core.prompts.prompt import Prompt
+from ranvier_py.core.routing.backends import Backend, Registry
+from ranvier_py.core.routing.engine_findings import trouble
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.io.logs import request_line
 from ranvier_py.node.access.access_parts import Access
@@ -198,7 +200,25 @@ class Explanations(Part):
             await self._tokenizer.tokenize_first(prompt, pipeline.match.limits.tokenize_deadline_s)
         prompt.avoid = tuple(sorted({*prompt.avoid, *known_short(router.registry, prompt)}))
         chain = islice(router.holders.chain(prompt.end), KEYS_SHOWN_MAX)
-        return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
+        report = router.explain(prompt, time.monotonic())
+        left_out = left_out_of(router.registry, prompt, [each["backend"] for each in report["candidates"]])
+        return {**report, "left_out": [*left_out], "chain": [prefix_key_view(*key) for key in chain]}
+
+
+def left_out_of(registry: Registry, prompt: Prompt, asked: Collection[str]) -> Iterator[Mapping[str, str]]:
+    """Yield the backends that are no candidates for a prompt, and why."""
+    now = time.monotonic()
+    for backend in registry:
+        if backend.name in asked or backend.behind.as_ranks:
+            continue
+        found = trouble(backend, registry, now)
+        if found is not None:
+            why = found.what
+        elif not backend.catalog.serves(prompt.model):
+            why = f"it does not list {prompt.model}"
+        else:
+            why = "it is passed over for this request: it pauses, refused its like, or is too short for it"
+        yield {"backend": backend.name, "why": why}
 
 
 def path_of(body: bytes) -> bytes:
