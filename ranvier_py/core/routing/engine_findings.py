@@ -17,6 +17,8 @@ from ranvier_py.core.routing.health import Circuit, Outcome
 DETAIL_CHARACTERS_MAX = 160  # of what an engine answered: what names the cause comes first
 MODELS_SHOWN = 3
 
+SOURCES = "curl http://CONTROL/admin/sources"
+
 SUCCESS_RATE_MIN = 0.9
 """Below it an engine has failed about ten of its last hundred requests (`SUCCESS_WINDOW`)."""
 
@@ -80,6 +82,9 @@ def draining(backend: Backend) -> Finding | None:
     if not backend.draining:
         return None
     left = backend.work.own.inflight
+    if backend.origin.leaving:  # by its sources, each node for itself: nobody can undrain it
+        what = f"engine {backend.name} gets no new requests, {left} of this node are running: {backend.origin.leaving}"
+        return of_engine("engine_leaving", Severity.NOTICE, backend, what, "", "Leave it, or see its sources.", SOURCES)
     what = f"engine {backend.name} is drained: it gets no new requests, {left} of this node are running"
     command = f"ranvier backend undrain {backend.name}"
     return of_engine("engine_draining", Severity.NOTICE, backend, what, "", "Take it out, or undrain it.", command)

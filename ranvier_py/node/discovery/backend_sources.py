@@ -58,9 +58,9 @@ class BackendSources:
 
     def add(self, spec: BackendSpec, by: str = "") -> Backend:
         """Add a backend by an operator's order. Raises RanvierError, with nothing changed."""
-        if spec.url in self.reconciler.placed:
-            name = self._registry.ids.known(spec.url).name
-            raise Conflict(f"backend {name!r} at {spec.url} is there already")
+        known = self._registry.ids.find(spec.url) if spec.url in self.reconciler.placed else None
+        if known is not None and not known.origin.leaving:  # else this is why it shall stay
+            raise Conflict(f"backend {known.name!r} at {spec.url} is there already")
         return self._order(self.reconciler.add, spec, by)
 
     def change(self, backend: Backend, spec: BackendSpec, by: str) -> Backend:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -16,9 +17,11 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.source_targets import DnsTarget, KubernetesTarget
 from ranvier_py.core.addresses import parse_host_port, spelled
+from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.routing.engine_findings import SOURCES
 from ranvier_py.core.routing.wanted.found_backend import SourceName
-from ranvier_py.core.routing.wanted.source_set import SourceSet
+from ranvier_py.core.routing.wanted.source_set import Belief, SourceSet
 from ranvier_py.io.sources.kubernetes_api import KubernetesApi
 from ranvier_py.node.discovery.dns_source import DnsSource
 from ranvier_py.node.discovery.file_source import FileSource
@@ -27,6 +30,7 @@ from ranvier_py.node.discovery.kubernetes_source import KubernetesSource
 from ranvier_py.node.part import Handler, Node, Part
 
 DNS_PORT = 53
+SHOWN_MAX = 8  # findings of one kind
 LEFT_OUT_MAX = 20  # sentences about entries that can't be used, of one source in one view
 
 
@@ -80,6 +84,28 @@ class DiscoveryParts(Part):
         if not self._sources.reconciler.is_settled:
             self._sources.settle()
 
+    def findings(self, now: float) -> Iterator[Finding]:
+        reconciler = self._sources.reconciler
+        for name, source in reconciler.sources.items():
+            if source.state is Belief.FAILING:
+                yield failing(source)
+            elif source.left_out:
+                what = f"of {name} {len(source.left_out)} things can't be used: {source.left_out[0]}"
+                remedy = "Mend what is named there; the others are in /admin/sources."
+                yield Finding("source_left_out", Severity.NOTICE, what, str(name), "", remedy, SOURCES)
+        for url, why in islice(reconciler.failed.items(), SHOWN_MAX):
+            what, remedy = f"{url} could not be added: {why}", "Mend its entry; it is tried again by itself."
+            yield Finding(
+                "engine_not_added", Severity.DEGRADED, what, url, "its requests go to others", remedy, SOURCES
+            )
+        for url in islice(reconciler.unconfirmed, SHOWN_MAX):
+            what = f"{url} gets no requests: another process took its address while its source fails"
+            remedy = "Mend its source, which then confirms it; or add it yourself, if it is meant."
+            command = f"ranvier backend add {url}"
+            yield Finding(
+                "engine_unconfirmed", Severity.DEGRADED, what, url, "its requests go to others", remedy, command
+            )
+
     def routes(self) -> Mapping[str, Handler]:
         return {"GET /admin/sources": lambda _: self.view()}
 
@@ -99,6 +125,15 @@ class DiscoveryParts(Part):
     def metrics(self) -> Iterator[Sample]:
         for name, source in self._sources.reconciler.sources.items():
             yield from samples("backend_source", source.counters, {"source": str(name)})
+
+
+def failing(source: SourceSet[Any]) -> Finding:
+    """Return that a source fails: what it found before still serves, if it found anything."""
+    what = f"the source of backends {source.name} fails, and keeps {len(source.found)} engines: {source.why}"
+    severity = Severity.NOTICE if source.found else Severity.DEGRADED
+    whom = "engines that come or go there" if source.found else "all engines that it would name"
+    remedy = "Mend what it names; it is tried again by itself."
+    return Finding("source_failing", severity, what, str(source.name), whom, remedy, SOURCES)
 
 
 def followers_of(config: Config, rng: Random) -> dict[SourceName, SourceFollower]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -57,6 +57,14 @@ class WatchedPiece:
     is_needed: bool = True
 
 
+class MadeBackend(NamedTuple):
+    """A backend, what it was made of, and what of its annotations is wrong."""
+
+    made_of: tuple[EngineEndpoint, str, PodFacts]
+    found: FoundBackend[BackendSpec]
+    wrong: Sequence[str]
+
+
 class KubernetesSource(SourceFollower):
     """See the module. `api` None: the node runs in no cluster, and no API server is named."""
 
@@ -66,6 +74,8 @@ class KubernetesSource(SourceFollower):
         self._pieces: dict[str, WatchedPiece] = {}
         self._choice: PoolFacts | str | None = None
         self._pods_scope = trio.CancelScope()
+        self._making: dict[tuple[str, int], MadeBackend] = {}
+        self._made: dict[tuple[str, int], MadeBackend] = {}  # in the last set
 
     async def run(self, sink: Sink) -> None:
         if self._api is None:
@@ -150,7 +160,9 @@ class KubernetesSource(SourceFollower):
             sink.fail(why)
         elif all(piece.objects is not None or piece.why for piece in self._pieces.values()):
             found, left_out = self._endpoints(), list[str]()
+            self._making = {}
             backends = [*self._backends(found, left_out)]
+            self._made = self._making
             unread = [piece.why for piece in self._pieces.values() if not piece.is_needed and piece.why]
             notes = [f"annotations of pods are not read: {why}" for why in unread]
             sink.take(backends, (*found.left_out, *left_out, *notes))
@@ -181,8 +193,21 @@ class KubernetesSource(SourceFollower):
             for port in ports:
                 is_one = len(ports) == 1 and counts.get(endpoint.pod, 1) == 1
                 name = endpoint.pod if is_one or not endpoint.pod else f"{endpoint.pod}:{port}"
-                spec = self._spec(endpoint._replace(port=port), name, facts, left_out)
-                yield FoundBackend(spec, endpoint.draining, endpoint.process, facts.about)
+                yield self._found(endpoint._replace(port=port), name, facts, left_out)
+
+    def _found(
+        self, endpoint: EngineEndpoint, name: str, facts: PodFacts, left_out: list[str]
+    ) -> FoundBackend[BackendSpec]:
+        """Return a backend, the same one as long as nothing of it changes: each event asks for all of them."""
+        known = self._made.get((endpoint.host, endpoint.port))
+        if known is None or known.made_of != (endpoint, name, facts):
+            wrong = list[str]()
+            spec = self._spec(endpoint, name, facts, wrong)
+            found = FoundBackend(spec, endpoint.draining, endpoint.process, facts.about)
+            known = MadeBackend((endpoint, name, facts), found, wrong)
+        self._making[endpoint.host, endpoint.port] = known
+        left_out += known.wrong
+        return known.found
 
     def _spec(self, endpoint: EngineEndpoint, name: str, facts: PodFacts, left_out: list[str]) -> BackendSpec:
         """Return a backend with those of its own options that are right; the others are named."""

@@ -6,7 +6,7 @@ import pytest
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.core.routing.backends import BackendLimits, Registry
+from ranvier_py.core.routing.backends import Backend, BackendLimits, Registry
 from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
 from ranvier_py.node.discovery.backend_sources import BackendSources
 from tests.node.node_lab import lab
@@ -18,14 +18,21 @@ class Place:
     """Sources with a registry, and no parts around it."""
 
     def __init__(self, **limits: int) -> None:
-        self.registry = Registry(BackendLimits(**limits))
+        self.registry = Registry(BackendLimits(**limits), restarted=self.restarted)
         self.sources = BackendSources(self.registry, self.add, lambda url, **_: self.registry.remove(url))
+
+    def restarted(self, backend: Backend) -> None:
+        self.sources.restarted(backend)
 
     def add(self, url: str, weight: float, name: str, _: object, *, by: str) -> int:
         return self.registry.add(url, weight=weight, name=name).id
 
     def take(self, source: SourceName, *backends: dict[str, object]) -> None:
         self.sources.take(source, [FoundBackend(read_backend(fields)) for fields in backends])
+
+    @property
+    def pool(self) -> list[str]:
+        return [backend.name for backend in self.registry.pools.pool("", 0.0).backends]
 
     @property
     def names(self) -> list[str]:
@@ -52,6 +59,26 @@ def test_where_there_is_no_room_the_rest_waits_and_is_named() -> None:
     place.sources.remove("a:1")
     place.sources.settle()
     assert place.names == ["b:1"]
+
+
+def test_while_its_source_fails_a_new_process_gets_no_requests_until_the_source_or_an_operator_confirms_it() -> None:
+    for confirm in ("source", "operator"):
+        place = Place()
+        place.take(DNS, {"url": "http://a:1"})
+        (backend,) = place.registry
+        place.registry.changes.restart(backend, "start time changed", 1.0)
+        assert place.pool == ["a:1"]
+        place.sources.fail(DNS, "SERVFAIL")
+        place.registry.changes.restart(backend, "start time changed", 2.0)
+        assert place.pool == []
+        assert "another process" in backend.origin.leaving
+        if confirm == "source":
+            place.take(DNS, {"url": "http://a:1"})
+        else:
+            place.sources.add(read_backend({"url": "http://a:1"}))
+        assert place.pool == ["a:1"]
+        with pytest.raises(BadRequest, match="there already"):
+            place.sources.add(read_backend({"url": "http://a:1"}))
 
 
 async def test_an_operator_removes_what_the_configuration_names_and_adds_it_again() -> None:

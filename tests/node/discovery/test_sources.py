@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.node.discovery.source_labs import SOURCES, SourceLab, quick
 from tests.node.node_lab import Lab, Node, opened
+from tests.node.test_reload import ReloadLab
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -33,6 +35,13 @@ async def until_state(node: Node, source: SourceLab, state: str) -> dict[str, An
         return bool(answer["sources"].get(source.name, {}).get("state") == state)
 
     return dict((await node.until("/admin/sources", holds))["sources"][source.name])
+
+
+async def until_finding(node: Node, kind: str, about: str) -> None:
+    def holds(answer: dict[str, Any]) -> bool:
+        return any((each["kind"], each["about"]) == (kind, about) for each in answer["findings"])
+
+    await node.until("/admin/status", holds)
 
 
 @pytest.fixture(params=SOURCES.values(), ids=SOURCES)
@@ -64,6 +73,7 @@ async def test_a_source_that_fails_keeps_its_engines_and_names_why(make: MakeLab
         assert (await node.chat()).status_code == 200
         page = (await node.http.get(f"{node.control}/metrics")).text
         assert f'ranvier_backend_source_failing{{source="{source.name}"}} 1.0' in page
+        await until_finding(node, "source_failing", source.name)
         await source.give(place.engines[2:])
         await until_serving(node, source, place.engines[2:])
         assert (await until_state(node, source, "good"))["why"] == ""
@@ -101,6 +111,31 @@ async def test_a_node_whose_source_fails_from_the_start_serves_what_it_is_config
         wanted_by = {each["url"]: each["wanted_by"] for each in await node.backends()}
         kind = source.name.partition(" ")[0]
         assert wanted_by == {first: ["static", kind], source.url_of(place.engines[1]): [kind]}
+
+
+async def test_a_reload_follows_new_sources_and_forgets_those_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANVIER_CONFIG", raising=False)
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    async with opened(partial(ReloadLab, folder=tmp_path), 2, DEADLINE_S) as place:
+        for path, engine in ((first, place.engines[0]), (second, place.engines[1])):
+            path.write_text(f'[[backend]]\nurl = "{engine}"\n')
+        place.write(backend=[], backends_file=str(first))
+        node = await place.start()
+        for settings, wanted in (
+            ({"backends_file": str(second)}, place.engines[1:]),
+            ({"backends_file": str(first)}, place.engines[:1]),
+            ({}, []),
+        ):
+            place.write(backend=[], reload_allow_empty=True, **settings)
+            answer = await node.http.post(f"{node.control}/admin/reload")
+            assert answer.status_code == 200, answer.text
+            await node.until(
+                "/admin/backends",
+                lambda view, urls=wanted: [each["url"] for each in view["backends"] if not each["draining"]] == urls,
+            )
+        assert "file" not in (await node.ask("/admin/sources"))["sources"]
 
 
 __all__ = ["quick"]

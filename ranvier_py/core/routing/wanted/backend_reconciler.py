@@ -217,6 +217,8 @@ class BackendReconciler(Generic[SpecT]):
 
     def _want(self, by: Mapping[SourceName, FoundBackend[SpecT]], spec: SpecT | None) -> Want[SpecT]:
         first = next(iter(by.values()))
+        if len(by) == 1 and spec is None and not first.draining and first.url not in self.unconfirmed:
+            return Want(first, tuple(by))
         process = next((each.process for each in by.values() if each.process), "")
         about = tuple(dict.fromkeys(pair for each in by.values() for pair in each.about))
         found = FoundBackend(spec if spec is not None else first.spec, first.draining, process, about)
@@ -275,7 +277,7 @@ class BackendReconciler(Generic[SpecT]):
     def _keep(self, url: str, placed: PlacedBackend[SpecT], want: Want[SpecT]) -> Iterator[Effect]:
         placed.unwanted_at = None
         before = placed.want
-        if before.found != want.found or before.by != want.by:
+        if (before.found is not want.found and before.found != want.found) or before.by != want.by:
             yield ToChange(url, want)
         if before.drained != want.drained:
             yield ToDrain(url, want.drained)

@@ -59,5 +59,7 @@ class FoundBackend(Generic[SpecT]):
 
     def needs_another(self, other: FoundBackend[Any]) -> bool:
         """Whether a backend that was added as this can't become `other`: another process, or options for new ones."""
+        if self is other:  # of a large fleet most are
+            return False
         is_other_process = bool(self.process and other.process) and self.process != other.process
         return is_other_process or not self.spec.is_but_for_weight(other.spec)
