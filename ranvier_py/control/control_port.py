@@ -27,13 +27,14 @@ from werkzeug.exceptions import HTTPException
 from ranvier_py.config.control_settings import ControlSettings, control_settings
 from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import render
+from ranvier_py.control.openapi import document
 from ranvier_py.core.access.key_table import digest_of
 from ranvier_py.core.access.keys_file import ROLES
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, RanvierError, Unauthorized, listening_on
 from ranvier_py.node.access.keys_files import KeyedPart
-from ranvier_py.node.asked import Asked, ControlAnswer
+from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route
 from ranvier_py.node.part import Handler, Node
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
 from ranvier_py.node.parts.verdict_parts import VerdictParts
@@ -54,6 +55,8 @@ OPERATING = (
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
 
 VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
+OPEN_METRICS = "application/openmetrics-text"
+
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
 
@@ -103,10 +106,14 @@ class ControlPort(KeyedPart):
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /healthz": lambda _: {"status": "ok"},
-            "GET /readyz": self._readyz,
-            "GET /metrics": self._page,
+            "GET /healthz": Route(lambda _: {"status": "ok"}, "Whether the process lives"),
+            "GET /readyz": Route(self._readyz, "Whether the node should get requests, and why not", statuses=(503,)),
+            "GET /metrics": Route(self._page, "All metrics, for Prometheus", kinds=(PLAIN, OPEN_METRICS)),
+            "GET /openapi.json": Route(self._document, "This document"),
         }
+
+    def _document(self, _: Asked) -> Mapping[str, Any]:
+        return document(self._node, role_for, OPEN_PATHS)
 
     def _readyz(self, asked: Asked) -> ControlAnswer:
         reason = self._node.unready()
@@ -204,11 +211,12 @@ async def note_order(response: Response) -> Response:
 
 def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
     """Return Quart's view for a route."""
+    handle = handler.handle if isinstance(handler, Route) else handler
 
     async def view(**path: str) -> Response:
         key = settings.key
         worker = worker_of(bearer(), key) if key is not None else None
-        made = handler(Asked(path, request.args, list(request.headers), raw_body, worker, g.get("caller") or "-"))
+        made = handle(Asked(path, request.args, list(request.headers), raw_body, worker, g.get("caller") or "-"))
         answer = await made if isawaitable(made) else made
         if not isinstance(answer, ControlAnswer):
             return json_response(answer)

@@ -81,6 +81,31 @@ class Asked(NamedTuple):
         return int(text)
 
 
+JSON = "application/json"
+TEXT_SCHEMA: Mapping[str, Any] = {"type": "string"}
+YES_OR_NO: Mapping[str, Any] = {"type": "boolean"}
+LIMIT: Mapping[str, Mapping[str, Any]] = {"limit": {"type": "integer", "minimum": 1, "maximum": 999_999_999}}
+"""The query of what lists at most LISTED."""
+
+
+class Route(NamedTuple):
+    """A handler, and what the document of the control port has of it.
+
+    `body`: JSON schemas of the members of its body, `required` of them, and whether there may be `others`; `query`:
+    those of its query. `kinds`: content types of its answer. `statuses`: others than 200 with the same content.
+    """
+
+    handle: Callable[[Asked], Any]
+    summary: str = ""
+    body: Mapping[str, Mapping[str, Any]] | None = None
+    required: Sequence[str] = ()
+    others: bool = False
+    may_lack_body: bool = False
+    query: Mapping[str, Mapping[str, Any]] = {}
+    kinds: Sequence[str] = (JSON,)
+    statuses: Sequence[int] = ()
+
+
 def object_of(data: bytes, expected: str = "a JSON object") -> Mapping[str, Any]:
     """Parse a JSON object. Raises BadRequest."""
     if not data.strip():

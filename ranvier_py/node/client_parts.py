@@ -32,6 +32,7 @@ from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.rates.service_rate import ServiceRates
+from ranvier_py.node.asked import Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Part
@@ -135,7 +136,7 @@ class ClientReader(Part, Observer):
         counts.reused_tokens += answer.cached_tokens
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/clients": lambda _: self.view()}
+        return {"GET /admin/clients": Route(lambda _: self.view(), "Clients that break their own prefixes")}
 
     def view(self) -> Mapping[str, Any]:
         return {

@@ -42,7 +42,7 @@ from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_soc
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
 from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
-from ranvier_py.node.asked import Asked, ControlAnswer
+from ranvier_py.node.asked import Asked, ControlAnswer, Route
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.shared_orders import SharedOrders
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 SYNC_GRACE_S = 2.0
 """A node is ready so long after its start even if no peer has given it its routes: routing works without them."""
+
+BYTES = "application/octet-stream"
 
 LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
 
@@ -244,7 +246,10 @@ class ClusterParts(Part):
         return peer_findings(self.peer, self._noted.signs, now, expected=expected, age_s=age_s)
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/cluster": lambda _: self.view(), "GET /admin/cluster/sums": self._sums}
+        return {
+            "GET /admin/cluster": Route(lambda _: self.view(), "This node and its peers"),
+            "GET /admin/cluster/sums": Route(self._sums, "Sums of the route table's buckets", kinds=(BYTES,)),
+        }
 
     def view(self) -> dict[str, Any]:
         """Return this node and its peers, for the control port."""
@@ -283,7 +288,7 @@ class ClusterParts(Part):
         scan = self.peer.features.route_sync.copy.sums(time.monotonic())
         while (sums := scan.step(time.monotonic())) is None:
             await trio.lowlevel.checkpoint()
-        return ControlAnswer(sums, kind="application/octet-stream")
+        return ControlAnswer(sums, kind=BYTES)
 
 
 class NoCluster(Part):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from ranvier_py import __version__
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
@@ -31,15 +32,16 @@ from ranvier_py.core.routing.blame.refusals import SERVES
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.core.routing.processes.engine_names import NONE
 from ranvier_py.core.routing.router import Router
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.discovery.backend_sources import BackendSources
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Asked], Any]
-"""Answers a request to the control port with a `ControlAnswer`, a JSON value, or an awaitable of one."""
+Handler = Callable[[Asked], Any] | Route
+"""Answers a request to the control port with a `ControlAnswer`, a JSON value, or an awaitable of one; a Route has words
+for it as well."""
 
 
 class Part:
@@ -142,6 +144,8 @@ Kind = TypeVar("Kind", bound=Part)
 
 class Node:
     """What the parts of one node share, and the walks over all of them."""
+
+    release = __version__
 
     def __init__(
         self, config: Config, scheme: FingerprintScheme, router_of: Callable[[Registry], Router], rng: Random

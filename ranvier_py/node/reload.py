@@ -28,7 +28,7 @@ from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.request_parts import within_descriptors
 
@@ -128,7 +128,10 @@ class Reloads(Part):
         return samples("config", self.counters) if self._source is not None else ()
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/config": lambda _: self._node.config.shown(), "POST /admin/reload": self._ordered}
+        return {
+            "GET /admin/config": Route(lambda _: self._node.config.shown(), "The configuration, without secrets"),
+            "POST /admin/reload": Route(self._ordered, "Read the configuration again, on all workers"),
+        }
 
     async def _ordered(self, _: Asked) -> Mapping[str, Any]:
         """Reload because an operator asked one worker over its control port; others follow. Raises ConfigError."""

@@ -25,7 +25,7 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.access.request_counts import RequestCounts
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import LIMIT, TEXT_SCHEMA, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node
 from ranvier_py.proxy.client import Client
@@ -134,9 +134,15 @@ class Access(KeyedPart):
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /admin/access": self.show,
-            "POST /admin/access/revoke": self.revoke,
-            "POST /admin/access/restore": self.restore,
+            "GET /admin/access": Route(
+                self.show,
+                "Keys, tenants and what is left of limits",
+                query={**LIMIT, "first": {"type": "integer", "minimum": 0}},
+            ),
+            "POST /admin/access/revoke": Route(
+                self.revoke, "Refuse a key on all nodes", {"id": TEXT_SCHEMA, "hours": {"type": "number"}}, ("id",)
+            ),
+            "POST /admin/access/restore": Route(self.restore, "Take a revocation back", {"id": TEXT_SCHEMA}, ("id",)),
         }
 
     async def revoke(self, asked: Asked) -> Mapping[str, Any]:

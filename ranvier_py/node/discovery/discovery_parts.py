@@ -23,6 +23,7 @@ from ranvier_py.core.routing.engine_findings import SOURCES
 from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.core.routing.wanted.source_set import Belief, SourceSet
 from ranvier_py.io.sources.kubernetes_api import KubernetesApi
+from ranvier_py.node.asked import Route
 from ranvier_py.node.discovery.dns_source import DnsSource
 from ranvier_py.node.discovery.file_source import FileSource
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
@@ -107,7 +108,7 @@ class DiscoveryParts(Part):
             )
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/sources": lambda _: self.view()}
+        return {"GET /admin/sources": Route(lambda _: self.view(), "Sources of backends, and what they could not add")}
 
     def view(self) -> Mapping[str, Any]:
         """Return the state of each source, and what of their backends could not be added."""

@@ -36,6 +36,7 @@ from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, AUTO, S
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.splitmix import mix
+from ranvier_py.node.asked import Route
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.event_reader import name_of
 from ranvier_py.node.part import Handler, Part
@@ -216,7 +217,12 @@ class CalibrationParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         beside = {} if self._polls is None else {"polls": self._polls.view}
-        return {"GET /admin/calibration": lambda _: {**self.view(), **{name: view() for name, view in beside.items()}}}
+        return {
+            "GET /admin/calibration": Route(
+                lambda _: {**self.view(), **{name: view() for name, view in beside.items()}},
+                "Predictions against answers",
+            )
+        }
 
     def metrics(self) -> Iterator[Sample]:
         for name, help_text, whole in (

@@ -13,6 +13,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Health
+from ranvier_py.node.asked import Route
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
 from ranvier_py.node.engine_cache.event_reader import KnownEngine, name_of
 from ranvier_py.node.part import Handler, Part
@@ -33,7 +34,7 @@ class EngineEventViews(Part):
         return self._events.engines.get(backend.id) or KnownEngine()
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/engine-cache": lambda _: self.view()}
+        return {"GET /admin/engine-cache": Route(lambda _: self.view(), "How well each engine's cache is known")}
 
     def view(self) -> dict[str, Any]:
         """Return a line for each engine, and all of each source, for the control port."""

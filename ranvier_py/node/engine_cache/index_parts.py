@@ -39,6 +39,7 @@ from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, K
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.io.redis_pool import RedisPool
+from ranvier_py.node.asked import Route
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.router_parts import POLICY_OPTIONS
 from ranvier_py.proxy.call import PromptTokenizer
@@ -270,9 +271,9 @@ class IndexParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /admin/kv-index/stats": lambda _: self.view(),
-            "GET /admin/kv-index/backends": lambda _: self.backends(),
-            "POST /admin/kv-index/clear": lambda _: self.clear(),
+            "GET /admin/kv-index/stats": Route(lambda _: self.view(), "The index of prefixes, as Continuum has it"),
+            "GET /admin/kv-index/backends": Route(lambda _: self.backends(), "Backends of the index"),
+            "POST /admin/kv-index/clear": Route(lambda _: self.clear(), "Empty the index"),
         }
 
     def view(self) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
 from ranvier_py.core.routing.backend_state.order_notes import Given
 from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command, CommandOptions
 from ranvier_py.core.routing.backends import Backend
-from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, text_of
+from ranvier_py.node.asked import PLAIN, TEXT_SCHEMA, YES_OR_NO, Asked, ControlAnswer, Route, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.discovery.kept_orders import KeptOrders
 from ranvier_py.node.name_parts import NameParts
@@ -32,6 +32,13 @@ log = logging.getLogger(__name__)
 
 SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
 FIELDS = ("url", "weight", "name", *SETTABLE[1:])
+
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in FIELDS}
+"""Checked as those of the configuration are, with all that is wrong in one answer."""
+NAMED = dict.fromkeys(("url", "name"), TEXT_SCHEMA)
+WORKER = {"url": TEXT_SCHEMA}
+SCOPE, WEIGHT = {"cluster": YES_OR_NO}, {"weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000}}
 
 
 class CarriedOut(NamedTuple):
@@ -53,13 +60,23 @@ class BackendOrders(Part):
     def routes(self) -> Mapping[str, Handler]:
         """/…_worker answer as SGLang's router does."""
         return {
-            "POST /admin/backends": self._add,
-            "DELETE /admin/backends": self._remove,
-            "POST /admin/backends/drain": self._drain,
-            "POST /admin/backends/set": partial(self._set, SETTABLE),
-            "POST /admin/backends/weight": partial(self._set, ("weight",)),
-            "POST /add_worker": self._add_worker,
-            "POST /remove_worker": self._remove_worker,
+            "POST /admin/backends": Route(self._add, "Add a backend", {**OPTIONS, **SCOPE}, ("url",)),
+            "DELETE /admin/backends": Route(
+                self._remove, "Remove a backend", {**NAMED, **SCOPE}, query={**NAMED, **SCOPE}, may_lack_body=True
+            ),
+            "POST /admin/backends/drain": Route(
+                self._drain,
+                "Send a backend no more requests, or some again, on all nodes",
+                {**NAMED, "draining": YES_OR_NO},
+            ),
+            "POST /admin/backends/set": Route(
+                partial(self._set, SETTABLE), "Give a backend other options", {**NAMED, **OPTIONS, **SCOPE}
+            ),
+            "POST /admin/backends/weight": Route(
+                partial(self._set, ("weight",)), "Give a backend another weight", {**NAMED, **WEIGHT, **SCOPE}
+            ),
+            "POST /add_worker": Route(self._add_worker, "Add a backend", query=WORKER, kinds=(PLAIN,)),
+            "POST /remove_worker": Route(self._remove_worker, "Remove a backend", query=WORKER, kinds=(PLAIN,)),
         }
 
     async def _add(self, asked: Asked) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.engine_findings import engine_findings
 from ranvier_py.core.routing.wanted.source_set import Belief
+from ranvier_py.node.asked import Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.backend_views import backend_metrics, backend_view, reaches_engine
@@ -60,8 +61,8 @@ class BackendParts(Part):
     def routes(self) -> Mapping[str, Handler]:
         """/list_workers answers as SGLang's router does."""
         return {
-            "GET /admin/backends": lambda _: {"backends": self.view()},
-            "GET /list_workers": lambda _: {"urls": [backend.url for backend in self._registry]},
+            "GET /admin/backends": Route(lambda _: {"backends": self.view()}, "All backends"),
+            "GET /list_workers": Route(lambda _: {"urls": [backend.url for backend in self._registry]}, "All URLs"),
         }
 
     def view(self) -> Sequence[Mapping[str, Any]]:

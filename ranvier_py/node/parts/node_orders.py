@@ -12,7 +12,7 @@ from typing import Any
 
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.routing.backend_state.signed_commands import NODE, Command
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import YES_OR_NO, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.shared_orders import SharedOrders, WantedBackend, without_gossip
@@ -33,7 +33,8 @@ class NodeOrders(Part):
         return f"drained by {self.drained_by}" if self.drained_by else ""
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"POST /admin/node/drain": self._ordered}
+        what = "Make the node unready, or end that, on all of its workers"
+        return {"POST /admin/node/drain": Route(self._ordered, what, {"draining": YES_OR_NO})}
 
     async def _ordered(self, asked: Asked) -> Mapping[str, Any]:
         """Drain this node, or end that, on all of its workers."""

@@ -36,7 +36,7 @@ from ranvier_py.core.routing.engine_findings import trouble
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.io.logs import request_line
 from ranvier_py.node.access.access_parts import Access
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
@@ -178,7 +178,8 @@ class Explanations(Part):
         self._pipeline, self._tokenizer, self._gate = pipeline, tokenizer, access.gate
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"POST /explain": self.explain}
+        what = "Where a request would go, and why: a dry run of its body"
+        return {"POST /explain": Route(self.explain, what, {}, others=True)}
 
     async def explain(self, asked: Asked) -> Mapping[str, Any]:
         """Dry-run a chat or a completion: tokenize it as placing would, but place, learn and count nothing.

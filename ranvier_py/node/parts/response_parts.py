@@ -31,7 +31,7 @@ from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
-from ranvier_py.node.asked import Asked
+from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.fingerprints import COMMON_KEY, FingerprintScheme, has_shared_key
 from ranvier_py.node.part import Handler, Node, Part
@@ -201,8 +201,12 @@ class Responses(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /admin/response-cache/stats": lambda _: self.view(),
-            "POST /admin/response-cache/invalidate": self.invalidate,
+            "GET /admin/response-cache/stats": Route(lambda _: self.view(), "Counts of the response cache"),
+            "POST /admin/response-cache/invalidate": Route(
+                self.invalidate,
+                "Drop stored answers",
+                {name: {} for name in ("clear_all", "model", "tenant", "older_than_s")},
+            ),
         }
 
     def view(self) -> Mapping[str, Any]:

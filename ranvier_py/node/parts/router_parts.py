@@ -28,7 +28,7 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.core.shadows.shadow import Shadow, make_shadow
 from ranvier_py.core.shadows.shadows import Shadows
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
-from ranvier_py.node.asked import Asked, fingerprint_of
+from ranvier_py.node.asked import LIMIT, Asked, Route, fingerprint_of
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Node, Part
@@ -140,10 +140,16 @@ class RouterParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         return {
-            "GET /admin/routes": lambda _: self.view(),
-            "GET /admin/routes/<fingerprint>": self.tree,
-            "GET /admin/decisions": lambda asked: {"decisions": self.decisions(asked.limit(DECISIONS_MAX))},
-            "GET /admin/prefix-routing/stats": lambda _: self.ring_view(),
+            "GET /admin/routes": Route(lambda _: self.view(), "Numbers of the route table"),
+            "GET /admin/routes/<fingerprint>": Route(self.tree, "The tree of prefixes below one", query=LIMIT),
+            "GET /admin/decisions": Route(
+                lambda asked: {"decisions": self.decisions(asked.limit(DECISIONS_MAX))},
+                "The last decisions",
+                query=LIMIT,
+            ),
+            "GET /admin/prefix-routing/stats": Route(
+                lambda _: self.ring_view(), "Decisions by a ring, as Continuum has it"
+            ),
         }
 
     def view(self) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from ranvier_py import __version__
 from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_of
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
+from ranvier_py.node.asked import Route
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.status_views import status_view
 
@@ -83,7 +84,8 @@ class VerdictParts(Part):
             yield Sample("finding", "gauge", HELP, counts[kind], {"kind": kind})
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"GET /admin/status": lambda _: status_view(self._node, self.view())}
+        what = "What is wrong, the worst first, with engines and peers"
+        return {"GET /admin/status": Route(lambda _: status_view(self._node, self.view()), what)}
 
 
 def finding_view(dated: Dated, now: float) -> dict[str, Any]:
