@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-U64 = np.uint64
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finaliser (Steele, Lea, Flood 2014)
 UNMIX_1, UNMIX_2 = pow(MIX_1, -1, 1 << 64), pow(MIX_2, -1, 1 << 64)
+FACTOR_1, FACTOR_2, SHIFT_30, SHIFT_27, SHIFT_31 = map(np.uint64, (MIX_1, MIX_2, 30, 27, 31))
 
 
 def mix(value: int) -> int:
@@ -33,6 +33,9 @@ def unshifted(value: int, bits: int) -> int:
 
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Apply `mix` to each element; arithmetic is modulo 2^64."""
-    values = (values ^ (values >> U64(30))) * U64(MIX_1)
-    values = (values ^ (values >> U64(27))) * U64(MIX_2)
-    return values ^ (values >> U64(31))
+    mixed = values ^ (values >> SHIFT_30)
+    mixed *= FACTOR_1
+    mixed ^= mixed >> SHIFT_27
+    mixed *= FACTOR_2
+    mixed ^= mixed >> SHIFT_31
+    return mixed

@@ -25,8 +25,9 @@ from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, mean_load
 from ranvier_py.core.routing.placement.bounded_load import cap_of
-from ranvier_py.core.routing.placement.rendezvous import Words, mix, seed_of
+from ranvier_py.core.routing.placement.rendezvous import Words, seed_of
 from ranvier_py.core.routing.placement.ttft import COMMON_SLACK_TOKENS
+from ranvier_py.core.splitmix import mix_array
 
 RINGS_MAX = 64  # pools of different models in use at once; a ring of 64 backends is about 150 kB
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads numbers even where they are small
@@ -125,7 +126,7 @@ class Ring:
         if entry is not None:
             return entry[1], entry[2]
         seeds = np.array([seed_of(candidate.name) for candidate in candidates], dtype=np.uint64)
-        places = mix(seeds[:, None] + GOLDEN * np.arange(1, self.points + 1, dtype=np.uint64)).ravel()
+        places = mix_array(seeds[:, None] + GOLDEN * np.arange(1, self.points + 1, dtype=np.uint64)).ravel()
         order = places.argsort(kind="stable")
         owners: list[int] = (order // self.points).tolist()
         if isinstance(candidates, tuple):

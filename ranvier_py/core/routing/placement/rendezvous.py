@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.routing.placement import Candidate
+from ranvier_py.core.splitmix import mix, mix_array
 
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 KEPT_MAX = 256  # openings in use at once; the scores of one for 64 backends are 2 kB
 TABLES_MAX = 64  # pools of different models in use at once; one table of 64 backends is about 1 kB
-MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the finaliser of splitmix64
-SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+FEW = 8  # positions: so many are scored one by one before numpy would be done
 SHIFT_53 = np.uint64(11)  # the upper 53 bits make an exact float
 
 
@@ -61,9 +61,16 @@ class Rendezvous:
             scores = found
         return max(positions, key=scores.__getitem__)
 
+    def highest(self, key: Fingerprint, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
+        """Return the first of `positions` for a key that hardly comes again. Few are scored one by one: sooner done."""
+        seeds, weights = self.table(candidates)
+        if weights is None and len(positions) <= FEW:
+            return max(positions, key=lambda position: mix(int(seeds[position]) ^ key))
+        return max(positions, key=self.scores(key, candidates).__getitem__)
+
     def scores(self, key: Fingerprint, candidates: Sequence[Candidate]) -> Words | Floats:
         seeds, weights = self.table(candidates)
-        words = mix(seeds ^ np.uint64(key))
+        words = mix_array(seeds ^ np.uint64(key))
         # of equal weights the order of u is the order of the scores
         if weights is None:
             return words
@@ -85,16 +92,6 @@ class Rendezvous:
                 self.kept.clear()
             self.tables[id(candidates)] = (candidates, seeds, unequal)
         return seeds, unequal
-
-
-def mix(words: Words) -> Words:
-    """Apply the finaliser of splitmix64 in place: each bit of a word comes to depend on all its bits."""
-    words ^= words >> SHIFT_1
-    words *= MIX_1
-    words ^= words >> SHIFT_2
-    words *= MIX_2
-    words ^= words >> SHIFT_3
-    return words
 
 
 def seed_of(name: str) -> int:

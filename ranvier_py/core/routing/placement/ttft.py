@@ -338,8 +338,7 @@ class Ttft(Policy):
             return rng.choice(tied)
         if len(tied) == 1:
             return tied[0]
-        scores = self.rendezvous.scores(key, candidates)
-        return max(tied, key=scores.__getitem__)
+        return self.rendezvous.highest(key, candidates, tied)
 
     def chosen(self, match: Match, choice: Choice) -> None:
         """Learn what the chosen backend has to compute, and what another one had to evict."""
