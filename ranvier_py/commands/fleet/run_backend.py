@@ -18,7 +18,7 @@ USAGE = """ranvier backend [list]
 
 each but list with --cluster for all nodes, and --control URL"""
 
-HEADS = ("backend", "url", "health", "weight", "draining", "in flight")
+HEADS = ("backend", "url", "health", "weight", "draining", "in flight", "wanted by")
 REQUESTS = {
     "add": ("POST", "/admin/backends"),
     "remove": ("DELETE", "/admin/backends"),
@@ -94,8 +94,8 @@ def value_of(text: str) -> Any:
 def lines_of(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [HEADS]
     for each in backends:
-        draining = "yes" if each["draining"] else "no"
-        numbers = f"{each['weight']:g}", draining, str(each["in_flight"])
+        draining = "leaving" if each.get("leaving") else "yes" if each["draining"] else "no"
+        numbers = f"{each['weight']:g}", draining, str(each["in_flight"]), " ".join(each.get("wanted_by", ()))
         rows.append((each["name"], each["url"], each["health"], *numbers))
     yield from aligned(rows)
 

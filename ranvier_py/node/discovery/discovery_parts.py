@@ -47,6 +47,12 @@ class DiscoveryParts(Part):
         self._followers: dict[SourceName, SourceFollower] = {}
         self._scopes: dict[SourceName, trio.CancelScope] = {}
         self._changed = trio.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Show the sources, of which none has answered yet."""
+        for name in self._wanted:
+            self._sources.reconciler.source(name, time.monotonic())
 
     async def loop(self) -> None:
         """Follow the sources of the configuration as it is now."""
@@ -79,6 +85,7 @@ class DiscoveryParts(Part):
 
     def reload(self, before: Config, after: Config) -> None:
         self._wanted = followers_of(after, self._node.rng)
+        self._begin()
         self._changed.set()
 
     def sweep(self, now: float) -> None:

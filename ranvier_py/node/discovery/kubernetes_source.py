@@ -36,6 +36,7 @@ from ranvier_py.io.sources.kubernetes_api import KubernetesApi, Resource
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
 from ranvier_py.node.discovery.kubernetes_watch import ObjectWatch, WatchedObjects
 
+BURST_S = 0.05  # a set of thousands is made again at most so often
 SLICES, PODS, CHOICE = "endpointslices", "pods", "choice"
 RESOURCES = {
     SLICES: (Resource("discovery.k8s.io", "v1", "endpointslices"),),
@@ -74,6 +75,7 @@ class KubernetesSource(SourceFollower):
         self._pieces: dict[str, WatchedPiece] = {}
         self._choice: PoolFacts | str | None = None
         self._pods_scope = trio.CancelScope()
+        self._changed = trio.Event()  # since the last set
         self._making: dict[tuple[str, int], MadeBackend] = {}
         self._made: dict[tuple[str, int], MadeBackend] = {}  # in the last set
 
@@ -85,6 +87,7 @@ class KubernetesSource(SourceFollower):
         namespace = namespace or await trio.to_thread.run_sync(self._api.namespace)
         self._pieces, self._choice = {}, None
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give, sink)
             watch = partial(self._watch, sink, namespace, nursery)
             if target.kind == "service":
                 self._pieces[SLICES] = WatchedPiece()
@@ -111,13 +114,15 @@ class KubernetesSource(SourceFollower):
             self._pieces[piece].objects, self._pieces[piece].why = objects, ""
             if piece == CHOICE:
                 self._choose(objects, partial(self._watch, sink, namespace, nursery))
-            self._emit(sink)
+            self._changed.set()
 
         def failed(why: str) -> None:
             self._pieces[piece].why = why
             if piece == CHOICE and self._choice is None:  # which pods there are is not known: they are not waited for
                 self._pieces[PODS].objects = self._pieces[PODS].objects or {}
-            self._emit(sink)
+            self._changed.set()
+            if self._pieces[piece].is_needed:  # at once: what may come next is not to be taken for a good set's change
+                sink.fail(why)
 
         async def run() -> None:
             with scope:
@@ -152,6 +157,14 @@ class KubernetesSource(SourceFollower):
             return pool_of(found)
         selector = table(found, "spec", "selector")
         return PoolFacts(selector_text(selector), ()) if selector else ""
+
+    async def _give(self, sink: Sink) -> None:
+        """Give a set whenever something has changed; of a burst of events the last one."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            self._emit(sink)
+            await trio.sleep(BURST_S)
 
     def _emit(self, sink: Sink) -> None:
         """Give the set as it is, if all that it needs is known."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from tests.node.discovery.source_labs import SOURCES, SourceLab, quick
-from tests.node.node_lab import Lab, Node, opened
+from cluster.dns.dns_server import DnsFault, DnsFaultKind, ServiceRecord
+from tests.node.discovery.source_labs import SOURCES, SourceLab, quick, zone_lab
+from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, opened
 from tests.node.test_reload import ReloadLab
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -111,6 +113,20 @@ async def test_a_node_whose_source_fails_from_the_start_serves_what_it_is_config
         wanted_by = {each["url"]: each["wanted_by"] for each in await node.backends()}
         kind = source.name.partition(" ")[0]
         assert wanted_by == {first: ["static", kind], source.url_of(place.engines[1]): [kind]}
+
+
+async def test_a_node_waits_for_the_first_answer_of_its_sources_before_it_is_ready(tmp_path: Path) -> None:
+    async with opened(Lab, 1, DEADLINE_S) as place, zone_lab() as (zone, server, _):
+        name = "_http._tcp.engines.lab"
+        zone.set("engine.lab", ["127.0.0.1"])
+        zone.serve(name, [ServiceRecord("engine.lab", int(place.engines[0].rpartition(":")[2]))])
+        zone.fault(name, DnsFault(DnsFaultKind.SLOW, delay_s=0.5))
+        node = await place.start(backend=[], backend_dns=[name], backend_dns_server="{}:{}".format(*server))
+        answer = await node.http.get(f"{node.control}/readyz")
+        assert (answer.status_code, f"dns {name}" in answer.text) == (503, True)
+        while (await node.http.get(f"{node.control}/readyz")).status_code != 200:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
+        assert (await node.chat()).status_code == 200
 
 
 async def test_a_reload_follows_new_sources_and_forgets_those_that_are_gone(
