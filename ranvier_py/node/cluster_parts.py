@@ -55,6 +55,7 @@ SYNC_GRACE_S = 2.0
 
 BYTES = "application/octet-stream"
 
+NAME_FREE_S = 30.0  # a node that restarts keeps its name
 LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
 
 PROFILES = {"lan": LAN, "wan": WAN}
@@ -187,6 +188,8 @@ class ClusterParts(Part):
             if self.port.complain("version", text):
                 others.clear()
         self._log_backend_sets()
+        if before := self.peer.members.regain_name(time.monotonic(), NAME_FREE_S):
+            log.info("member.regained %s, which no other node has any more; it was %s", self.peer.me.name, before)
         given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._noted.given_up:
             self._noted.signs.blocked_at = time.monotonic()
@@ -209,9 +212,15 @@ class ClusterParts(Part):
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:
             record = change.record
-            log.info(
-                "member.%s %s at %s: %s", change.what, record.name, spelled((record.host, record.port)), change.why
+            level, place = (
+                logging.WARNING if change.what == "renamed" else logging.INFO,
+                spelled((record.host, record.port)),
             )
+            log.log(level, "member.%s %s at %s: %s", change.what, record.name, place, change.why)
+            if change.what == "joined" and self.peer.members.is_namesake(record.session):
+                log.warning(
+                    "member.namesake %s at %s began with the name of this node, and gave it up", record.name, place
+                )
             if change.what == "joined" and record.schema != self.peer.me.schema:
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning("gossip.other_routes %s %s", record.name, why)

@@ -233,6 +233,22 @@ class Membership:
         self._identity.move(name, host, public)
         self._broadcasts.push(Update(self.me), now)
 
+    def is_namesake(self, session: int) -> bool:
+        """Whether this session had this node's name when it began."""
+        return self._identity.is_namesake(session)
+
+    def regain_name(self, now: float, free_s: float) -> str:
+        """Take the given name again if this node has another one, and no live member has had that for `free_s`. Returns
+        the name that it had; "" if it keeps it."""
+        mine = self._identity
+        holders = [each for each in self.everybody() if each.record.name == mine.given_name] if mine.is_renamed else []
+        if not mine.is_renamed or mine.leaving or any(each.live or now - each.since < free_s for each in holders):
+            return ""
+        before = mine.record.name
+        mine.regain(max((each.record.epoch for each in holders), default=0))
+        self._broadcasts.push(Update(self.me), now)
+        return before
+
     def leave(self, now: float) -> None:
         """Announce that this node leaves, which spreads until `left_at`. Pings are still answered after that."""
         if self._identity.leaving:

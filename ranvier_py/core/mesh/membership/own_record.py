@@ -2,7 +2,8 @@
 
 Rule: an accusation is answered by the next incarnation, so one answer settles it; a record with our name and a higher
 epoch by the next epoch, for it may be of an earlier run of ours; a session that overtakes us all the same is alive, and
-we take another name. Nothing is compared with the time of day (scylladb#5164). In the last epoch nobody can be
+we take another name. Who began later has the higher epoch, so it is answered first, and is the one that is renamed.
+Nothing is compared with the time of day (scylladb#5164). In the last epoch nobody can be
 overtaken and no accusation answered: a namesake in it gets the name, and no node believes such an accusation.
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT (test_own_record.py).
 """
@@ -18,7 +19,7 @@ EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further 
 INCARNATION_MAX = 2**32 - 1  # what the wire holds
 INCARNATION_STEP_MAX = 2**16  # the most that one message may raise ours: an honest accuser repeats our own record
 
-OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; a session that comes back is alive
+OVERTAKEN_MAX = 2  # answers: an earlier run of ours is overtaken once and stays silent; one that comes back is alive
 NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first
 
 
@@ -37,7 +38,7 @@ class OwnRecord:
         self.record = record
         self._given_name = record.name
         self._digits = 0  # how many digits of the session the name has
-        self._namesakes: BoundedDict[int, int] = BoundedDict(NAMESAKES_MAX)  # session -> times it overtook us, alive
+        self._namesakes: BoundedDict[int, int] = BoundedDict(NAMESAKES_MAX)  # session -> times it answered us, alive
 
     @property
     def leaving(self) -> bool:
@@ -69,16 +70,33 @@ class OwnRecord:
 
     def overtake(self, other: Record) -> bool:
         """Answer a record with our name that outranks ours, of an earlier run of ours or of a namesake. Returns
-        whether the name was given up: to one that answers our next epoch with the one after it, and so is alive."""
-        times = self._namesakes.get(other.session, 0)
-        answers = times == 0 or other.epoch == self.record.epoch + 1  # several epochs of one earlier run are no answer
-        times += answers and other.state <= State.SUSPECT
+        whether the name was given up: to one that answers our epoch with the one after it, twice, and so is alive."""
+        answers = other.epoch == self.record.epoch + 1  # several epochs of one earlier run are no answer
+        times = self._namesakes.get(other.session, 0) + (answers and other.state <= State.SUSPECT)
         self._namesakes[other.session] = times
         if times >= OVERTAKEN_MAX or other.epoch >= EPOCH_MAX:
             self._rename()
             return True
         self._rise(other.epoch + 1, self.record.incarnation)
         return False
+
+    @property
+    def is_renamed(self) -> bool:
+        return self.record.name != self._given_name
+
+    @property
+    def given_name(self) -> str:
+        return self._given_name
+
+    def is_namesake(self, session: int) -> bool:
+        """Whether this session had our name for a while, of those that are remembered."""
+        return session in self._namesakes
+
+    def regain(self, above: int) -> None:
+        """Take the given name again, above the epoch of whoever had it."""
+        self._digits = 0
+        self._rise(max(self.record.epoch, above + 1), self.record.incarnation + 1)
+        self.record = self.record._replace(name=self._given_name)
 
     def _rename(self) -> None:
         """Take a new name, with more digits of the session each time, since another node may have just that name."""

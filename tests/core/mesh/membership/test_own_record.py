@@ -48,8 +48,8 @@ def test_the_last_incarnation_of_ones_own_is_followed_by_a_new_epoch() -> None:
 
 def test_another_address_comes_by_the_next_incarnation_with_a_name_of_its_own() -> None:
     me = OwnRecord(ME)
-    me.overtake(other(20))
-    me.overtake(other(22))
+    for epoch in (20, 22, 24):
+        me.overtake(other(epoch))
     me.move("10.0.0.9:7946", "10.0.0.9", "10.0.0.9:80")
     record = me.record
     assert (record.name, record.host, record.port, record.public) == (
@@ -74,9 +74,22 @@ def test_a_dead_earlier_run_never_costs_the_name() -> None:
 def test_a_namesake_that_comes_back_gets_the_name() -> None:
     me = OwnRecord(ME)
     assert not me.overtake(other(20))
-    assert me.overtake(other(22))
+    assert not me.overtake(other(22))
+    assert me.overtake(other(24))
     assert me.record.name == "me-abcd"
-    assert (me.record.epoch, me.record.incarnation) == (21, 4)
+    assert (me.record.epoch, me.record.incarnation) == (23, 4)
+
+
+def test_of_two_with_one_name_the_newcomer_is_renamed_and_gets_it_back_above_whoever_had_it() -> None:
+    elder, newcomer = OwnRecord(ME), OwnRecord(ME._replace(session=0x5555, epoch=500))
+    while not (elder.is_renamed or newcomer.is_renamed):
+        for one, two in ((elder, newcomer), (newcomer, elder)):
+            if not one.outranks(two.record):
+                one.overtake(two.record)
+    assert (elder.record.name, newcomer.record.name) == ("me", "me-0000")
+    assert elder.is_namesake(0x5555)
+    newcomer.regain(elder.record.epoch)
+    assert (newcomer.record.name, newcomer.record.epoch > elder.record.epoch) == ("me", True)
 
 
 def test_several_epochs_of_one_earlier_run_are_no_namesake() -> None:
@@ -104,8 +117,8 @@ def test_a_name_taken_in_turn_gets_longer() -> None:
 
 def test_a_long_name_stays_within_its_bytes_and_whole_messages() -> None:
     me = OwnRecord(ME._replace(name="é" * 32))
-    me.overtake(other(20))
-    me.overtake(other(22))
+    for epoch in (20, 22, 24):
+        me.overtake(other(epoch))
     assert me.record.name == "é" * 29 + "-abcd"
     assert len(me.record.name.encode()) <= NAME_BYTES_MAX
 
