@@ -238,6 +238,19 @@ def limits(result: Result) -> Iterator[Row]:
                 yield Row(f"{where}: refused falsely", f"{share:.2%}", "1 %", met if is_whole else None)
 
 
+def limits_peers(result: Result) -> Iterator[Row]:
+    lower, release = 0.98 - 0.041, result["litellm_release"]  # as for `limits`
+    names = {"ours": "ours", "litellm": f"LiteLLM {release}", "redis": f"LiteLLM {release} with one Redis"}
+    for kind, name in names.items():
+        for processes, case in result[kind].items():
+            most, least, mean = (case[f"served_{each}"] for each in ("most", "least", "mean"))
+            figure = f"{most:.3f} at most, {least:.3f} at least, {mean:.3f} on average"
+            met = most <= 1.02 and least >= lower if kind == "ours" else None
+            yield Row(
+                f"{name}, {processes}: served in a sliding minute, of the limit", figure, f"1.02, {lower:.3f}", met
+            )
+
+
 READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
@@ -247,7 +260,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
             *(replays.flash_crowd, replays.marconi, replays.hybrid, replays.replay_speed),
             *(clients, data_plane, request_cost, held_heads, response_cache, decision, tokenize),
             *(residency, gossip_cost),
-            *(convergence, convergence_processes, nodes_processes, limits),
+            *(convergence, convergence_processes, nodes_processes, limits, limits_peers),
         )
     }
 )
