@@ -55,6 +55,11 @@ class Dated:
     since: float
     seen_at: float
 
+    @property
+    def order(self) -> tuple[int, float]:
+        """Sort by this: the worst first, and of equals the one that began first."""
+        return -self.finding.severity, self.since
+
 
 class Findings:
     """The findings of one node, each with the time at which it began."""
@@ -84,7 +89,7 @@ class Findings:
     def verdict(self) -> list[Dated]:
         """Return what was wrong at the last look, the worst first, and of equals the one that began first."""
         present = [each for each in self._known.values() if each.seen_at == self._looked_at]
-        return sorted(present, key=lambda each: (-each.finding.severity, each.since))
+        return sorted(present, key=lambda each: each.order)
 
 
 def badness(finding: Finding) -> tuple[int, str, str]:

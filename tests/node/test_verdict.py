@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ranvier_py.core.peer import peer_findings
-from ranvier_py.core.routing.backend_state import backend_sets
+from ranvier_py.core.routing.backend_state import backend_sets, status_reports
 from ranvier_py.node.parts import verdict_parts
 from tests.documents import DOCS, tables
 from tests.node.node_lab import KEY, Lab, Node, cluster_lab, lab, opened, start_engine
@@ -179,3 +179,27 @@ async def test_the_status_has_the_members_that_the_documents_list(tmp_path: Path
         for name in ("findings", "engines", "peers"):
             assert sorted(status[name][0]) == sorted(re.findall(r"`(\w+)`", listed[name])), name
         assert sorted(status["requests"]) == sorted(re.findall(r"`(\w+)`", listed["requests"]))
+
+
+async def test_any_node_shows_the_counts_of_all_engines_and_what_is_wrong_with_each_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine's page is read by one node, and only the node itself sees that its port is full."""
+    monkeypatch.setattr(verdict_parts, "LOOK_S", 0.05)
+    monkeypatch.setattr(status_reports, "SENT_S", 0.1)
+    async with cluster_lab(tmp_path, engines=4) as place:
+        first = await place.start(**SOON)
+        second = await place.start(**SOON, connections_max=2, in_flight_max=2)
+        for node in (first, second):
+            counted = lambda status: all(each["running"] is not None for each in status["engines"])  # noqa: E731
+            await node.until("/admin/status", counted)
+        wires = [await second.wire() for _ in range(2)]
+        status = await until_found(first, "node_full")
+        (name,) = [each["name"] for each in status["peers"]]
+        found = finding(status, "node_full")
+        assert (found["node"], found["severity"]) == (name, "degraded")
+        assert found["what"].startswith(f"{name}: ")
+        assert finding(await until_found(second, "node_full"), "node_full")["node"] == ""
+        for wire in wires:
+            await wire.aclose()
+        await until_found(first, "node_full", there=False)

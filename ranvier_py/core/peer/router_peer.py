@@ -38,6 +38,7 @@ from ranvier_py.core.routing.backend_state.order_notes import Carrier, Order, Or
 from ranvier_py.core.routing.backend_state.prefills import PrefillGossip
 from ranvier_py.core.routing.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.routing.backend_state.signed_commands import SignedCommands, WorkerCommands
+from ranvier_py.core.routing.backend_state.status_reports import StatusReports
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.peers.route_gossip import RouteGossip
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
@@ -47,7 +48,7 @@ from ranvier_py.core.routing.router import Router
 MACHINES: Sequence[type[Machine]] = (
     *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
     *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip, Revocations),
-    *(WorkerCommands, OrderNotes),
+    *(WorkerCommands, OrderNotes, StatusReports),
 )
 CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
 """The protocol: all messages between nodes."""
@@ -102,6 +103,7 @@ class Features:
     backend_sets: BackendSets
     limits: LimitGossip
     revocations: Revocations
+    status_reports: StatusReports
 
     def machines(self) -> Sequence[Machine]:
         """Return them in the order in which they are called."""
@@ -109,6 +111,7 @@ class Features:
             *(self.routes, self.backends, self.order_notes, self.signed_commands, self.worker_commands),
             *(self.revocations, self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
+            self.status_reports,
             Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
         )
 
@@ -276,6 +279,7 @@ def features_of(
         backend_sets=BackendSets(backends, outbox, rng, now),
         limits=LimitGossip(session, outbox, rng, now, left=peer.has_left, name_of=peer.name_of),
         revocations=revocations,
+        status_reports=StatusReports(outbox, rng, now),
     )
 
 

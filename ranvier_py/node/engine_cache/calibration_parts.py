@@ -206,6 +206,12 @@ class CalibrationParts(Part):
         is_late = look is None or self._clock() > look.at + STALE_INTERVALS * self.metrics_interval_s
         return 0 if look is None or is_late else look.waiting
 
+    def polled(self) -> Iterator[tuple[BackendId, EngineMetrics, float | None]]:
+        """Yield what engines' pages that this node reads said last, and the tokens that each generated a second."""
+        for backend, look in self._looks.items():
+            if (known := self.calibration.backends().get(backend)) is not None:
+                yield backend, known.reported, look.generated_per_s
+
     def view(self) -> Mapping[str, Any]:
         """Return the figures for the control port and the status page."""
         return {

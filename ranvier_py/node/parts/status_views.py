@@ -13,11 +13,11 @@ from typing import Any
 from ranvier_py import __version__
 from ranvier_py.core.metrics import values
 from ranvier_py.core.routing.backends import Circuit, Health
-from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.engine_cache.engine_event_views import EngineEventViews
 from ranvier_py.node.part import Node
 from ranvier_py.node.parts.backend_parts import BackendParts
+from ranvier_py.node.parts.status_shares import cluster_of, engines_of_peers
 
 Row = Mapping[str, Any]
 
@@ -26,9 +26,9 @@ UNHEARD = ("down", "hangs")  # states in which nothing comes from an engine
 OF_ENGINES = "engine_"  # kinds of findings that are an engine's state
 
 
-def status_view(node: Node, verdict: Row) -> dict[str, Any]:
+def status_view(node: Node, verdict: Row, now: float) -> dict[str, Any]:
     why = node.unready()
-    cluster = next((part for part in node.parts if isinstance(part, ClusterParts)), None)
+    cluster = cluster_of(node)
     shown = cluster.view() if cluster is not None else None
     return {
         "node": shown["name"] if shown else node.config.node_name or "",
@@ -36,22 +36,24 @@ def status_view(node: Node, verdict: Row) -> dict[str, Any]:
         "ready": not why,
         "reason": why,
         **verdict,
-        "engines": [*engine_rows(node, verdict["findings"])],
+        "engines": [*engine_rows(node, verdict["findings"], engines_of_peers(cluster, now))],
         "peers": [peer_row(each) for each in shown["members"]] if shown else [],
         "requests": totals(node),
     }
 
 
-def engine_rows(node: Node, findings: Iterable[Row]) -> Iterator[dict[str, Any]]:
+def engine_rows(node: Node, findings: Iterable[Row], of_peers: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     """Yield a row for each engine, those with findings first, then by load."""
     about = [each for each in findings if each["kind"].startswith(OF_ENGINES) and each["about"]]  # the worst first
     troubles = {each["about"]: each["kind"].removeprefix(OF_ENGINES) for each in reversed(about)}
     known = by_name(node.part(CalibrationParts).view()["backends"])
     caches = by_name(node.part(EngineEventViews).view()["engines"])
-    rows = [
-        engine_row(each, known.get(each["name"], {}), caches.get(each["name"], {}), troubles.get(each["name"], WELL))
-        for each in node.part(BackendParts).view()
-    ]
+    rows = []
+    for each in node.part(BackendParts).view():
+        name = each["name"]
+        own = {member: value for member, value in known.get(name, {}).items() if value is not None}
+        counts = {**of_peers.get(name, {}), **own}
+        rows.append(engine_row(each, counts, caches.get(name, {}), troubles.get(name, WELL)))
     order = {name: place for place, name in enumerate(reversed(troubles))}
     yield from sorted(rows, key=lambda row: (order.get(row["name"], len(order)), -row["load"], natural(row["name"])))
 

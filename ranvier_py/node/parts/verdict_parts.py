@@ -2,7 +2,8 @@
 
 Once a second every part is asked (`Part.findings`). A finding is logged once when it begins and once when it ends, is
 one of the metric `ranvier_finding`, and stands in /readyz?verbose and /admin/status, from which `ranvier status` is
-drawn. Rule: a part that raises is counted as a fault, and is itself a finding; the others are asked all the same.
+drawn. Peers are told what is wrong with this node alone, and the counts of engines whose pages it reads, so that any
+node shows the whole cluster. Rule: a part that raises is counted as a fault, and is itself a finding.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -19,8 +20,9 @@ from ranvier_py import __version__
 from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_of
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
-from ranvier_py.node.asked import Route
+from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.status_shares import cluster_of, findings_of_peers, give
 from ranvier_py.node.parts.status_views import status_view
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class VerdictParts(Part):
         for each in begun:
             level = logging.INFO if each.finding.severity is Severity.NOTICE else logging.WARNING
             log.log(level, "finding.began %s %s: %s", each.finding.kind, each.finding.severity.label, each.finding.what)
+        give(self._node, self._findings.verdict(), now)
         for each in ended:
             log.info("finding.ended %s after %.0f s: %s", each.finding.kind, now - each.since, each.finding.what)
 
@@ -69,13 +72,21 @@ class VerdictParts(Part):
             yield Finding("loop_failed", Severity.DEGRADED, what, place, f"what {place} does", remedy)
 
     def view(self) -> Mapping[str, Any]:
-        now, found = time.monotonic(), self._findings.verdict()
-        worst = worst_of(each.finding for each in found)
+        """Return the verdict on this node alone."""
+        return self._shown([], time.monotonic())
+
+    def _shown(self, of_peers: Sequence[tuple[str, Dated]], now: float) -> dict[str, Any]:
+        found = sorted([*(("", each) for each in self._findings.verdict()), *of_peers], key=lambda pair: pair[1].order)
+        worst = worst_of(each.finding for _, each in found)
         return {
             "severity": worst.label if worst is not None else "well",
-            "findings": [finding_view(each, now) for each in found],
+            "findings": [finding_view(each, name, now) for name, each in found],
             "dropped": self._findings.dropped,
         }
+
+    def _status(self, _: Asked) -> Mapping[str, Any]:
+        now, cluster = time.monotonic(), cluster_of(self._node)
+        return status_view(self._node, self._shown(findings_of_peers(cluster, now), now), now)
 
     def metrics(self) -> Iterator[Sample]:
         yield Sample("build_info", "gauge", BUILD, 1, {"version": __version__, "protocol": str(PROTOCOL_VERSION)})
@@ -85,12 +96,14 @@ class VerdictParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         what = "What is wrong, the worst first, with engines and peers"
-        return {"GET /admin/status": Route(lambda _: status_view(self._node, self.view()), what)}
+        return {"GET /admin/status": Route(self._status, what)}
 
 
-def finding_view(dated: Dated, now: float) -> dict[str, Any]:
+def finding_view(dated: Dated, name: str, now: float) -> dict[str, Any]:
+    """Return a finding of this node, or of the peer with this name."""
     found = dated.finding
     return {
+        "node": name,
         "kind": found.kind,
         "severity": found.severity.label,
         "what": found.what,

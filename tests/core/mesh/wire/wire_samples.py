@@ -36,6 +36,7 @@ from ranvier_py.core.routing.backend_state.signed_commands import (
     Commands,
     OwnCommands,
 )
+from ranvier_py.core.routing.backend_state.status_reports import UNKNOWN, EngineReport, StatusReport, Trouble
 from ranvier_py.core.routing.peers import route_messages as r
 
 U64_MAX = 2**64 - 1
@@ -92,9 +93,13 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     Orders((Order(1, 0, U64_MAX, 7, "ann"), Order(U64_MAX, 2, 1, U64_MAX, ""))),
     OrderAnswers((OrderAnswer(1, ""), OrderAnswer(U64_MAX, "no key"))),
+    StatusReport(
+        (EngineReport(11, 2, 0, 1500, 870), EngineReport(U64_MAX, *[UNKNOWN] * 4)),
+        (Trouble(1, 60, "node_full", "", "90 of 100 are in use", "Raise it."), Trouble(0, UNKNOWN, "x", "y", "", "")),
+    ),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "9ed63150caa767ab"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "18004189f6fc5baa"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -171,6 +176,8 @@ verdicts = st.builds(
 )
 limited = st.builds(CountRow, identities, identities, st.integers(0, 5), u32, u32, amounts, amounts, amounts)
 asks = st.builds(AskRow, identities, st.integers(0, 5), u32, u32, amounts, amounts, amounts, amounts, amounts)
+engine_reports = st.builds(EngineReport, u64, u32, u32, u32, u32)
+troubles = st.builds(Trouble, st.integers(0, 255), u32, texts(60).filter(bool), texts(60), texts(300), texts(300))
 OF_FIELD: dict[Field, st.SearchStrategy[object]] = {
     U16: u16,
     U32: u32,
@@ -204,6 +211,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     Voided: st.builds(Voided, many(voided, 3)),
     LimitCounts: st.builds(LimitCounts, many(limited)),
     LimitQuestion: st.builds(LimitQuestion, u32, many(asks)),
+    StatusReport: st.builds(StatusReport, many(engine_reports), many(troubles, 3)),
     Revoked: st.builds(Revoked, many(revocations, 3)),
     RuleVerdicts: st.builds(RuleVerdicts, u64, many(verdicts, 3)),
 }

@@ -1,0 +1,76 @@
+"""What a node's status takes from its peers, and gives them: counts of engines by who reads their pages, and findings
+that only the node that has them can see (`core/routing/backend_state/status_reports.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ranvier_py.core.findings import Dated, Finding, Severity
+from ranvier_py.core.peer.router_peer import RouterPeer
+from ranvier_py.core.routing.backend_state.status_reports import EngineReport, Trouble, count_of, known, words_of
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts, hit_share
+from ranvier_py.node.part import Node
+
+SEEN_BY_ALL = ("engine_", "peer_", "model_", "no_peer", "cache_level", "tables_differ")
+"""How the kinds of findings begin that each node finds by itself, about what all of them see."""
+
+
+def cluster_of(node: Node) -> ClusterParts | None:
+    return next((part for part in node.parts if isinstance(part, ClusterParts)), None)
+
+
+def give(node: Node, findings: Sequence[Dated], now: float) -> None:
+    """Have the peers, if there may be any, show what only this node knows."""
+    cluster = cluster_of(node)
+    if cluster is not None:
+        own = [each for each in findings if not each.finding.kind.startswith(SEEN_BY_ALL)]
+        engines = engine_reports(cluster.peer, node.part(CalibrationParts))
+        cluster.peer.features.status_reports.show(engines, (trouble_of(each, now) for each in own))
+
+
+def engine_reports(peer: RouterPeer, calibration: CalibrationParts) -> Iterator[EngineReport]:
+    for backend, page, per_s in calibration.polled():
+        key, share = peer.features.backends.key_of(backend), hit_share(page)
+        if key is not None:
+            permille = None if share is None else 1000 * share
+            yield EngineReport(key, *map(count_of, (page.running, page.waiting, per_s, permille)))
+
+
+def trouble_of(dated: Dated, now: float) -> Trouble:
+    found = dated.finding
+    words = map(words_of, (found.kind, found.about, found.what, found.remedy))
+    return Trouble(int(found.severity), count_of(now - dated.since), *words)
+
+
+def engines_of_peers(cluster: ClusterParts | None, now: float) -> dict[str, Mapping[str, Any]]:
+    """Return counts of engines by their names, from whichever peer page them last."""
+    found: dict[str, Mapping[str, Any]] = {}
+    features = cluster.peer.features if cluster is not None else None
+    for _, report in features.status_reports.of_peers(now) if features is not None else ():
+        for row in report.engines:
+            backend = features.backends.find(row.backend) if features is not None else None
+            if backend is not None and backend.name not in found:
+                permille = known(row.hit_permille)
+                found[backend.name] = {
+                    "running": known(row.running),
+                    "waiting": known(row.waiting),
+                    "generated_per_s": known(row.tokens_per_s),
+                    "engine_hit_share": None if permille is None else permille / 1000,
+                }
+    return found
+
+
+def findings_of_peers(cluster: ClusterParts | None, now: float) -> list[tuple[str, Dated]]:
+    """Return what peers find wrong with themselves, with their names. Who is down there only degrades here."""
+    if cluster is None:
+        return []
+    peer, found = cluster.peer, []
+    for session, report in peer.features.status_reports.of_peers(now):
+        name = peer.name_of(session)
+        for severity, since_s, kind, about, what, remedy in report.troubles:
+            grade = Severity.NOTICE if severity == Severity.NOTICE else Severity.DEGRADED
+            finding = Finding(kind, grade, f"{name}: {what}", about or name, "", remedy)
+            found.append((name, Dated(finding, now - since_s, now)))
+    return found

@@ -1,0 +1,88 @@
+"""Each node's report reaches its peers when it changes, now and then again, and is forgotten with its sender."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.mesh.mesh_values import Outgoing
+from ranvier_py.core.peer.router_peer import CODEC
+from ranvier_py.core.routing.backend_state.status_reports import (
+    ENGINES_MAX,
+    LIFE_S,
+    REPEAT_S,
+    SENT_S,
+    TROUBLES_MAX,
+    UNKNOWN,
+    WORDS_BYTES_MAX,
+    EngineReport,
+    StatusReport,
+    StatusReports,
+    Trouble,
+    count_of,
+    known,
+    words_of,
+)
+from tests.builders.machine_net import alike, peer_of
+
+ENGINE = EngineReport(7, 1, 2, 300, 870)
+TROUBLE = Trouble(1, 5, "node_full", "in_flight_max", "90 of 100 are in use", "Raise it.")
+
+
+def made(*peers: int) -> tuple[StatusReports, list[Outgoing]]:
+    outbox: list[Outgoing] = []
+    machine = StatusReports(outbox, Random(1), 0.0)
+    machine.met(alike([peer_of(session) for session in peers]), 0.0)
+    return machine, outbox
+
+
+def test_a_report_is_sent_when_it_changes_and_now_and_then_again() -> None:
+    machine, outbox = made(1, 2)
+    machine.tick(1000.0)
+    assert not outbox, "there is nothing to show yet"
+    machine.show([ENGINE], [TROUBLE])
+    now = 1000.0
+    machine.tick(now)
+    assert [each.message for each in outbox] == [StatusReport((ENGINE,), (TROUBLE,))] * 2
+    machine.show([ENGINE], [TROUBLE._replace(since_s=9)])
+    assert machine.wake_at > now + SENT_S, "that it lasts is no change"
+    machine.show([ENGINE._replace(running=5)], [TROUBLE])
+    assert machine.wake_at == now + SENT_S
+    machine.tick(now + SENT_S - 0.1)
+    assert len(outbox) == 2, "not so soon"
+    machine.tick(now + SENT_S)
+    assert len(outbox) == 4
+    machine.tick(now + SENT_S + 1.2 * REPEAT_S)
+    assert len(outbox) == 6
+    machine.met(alike([peer_of(session) for session in (1, 2, 3)]), now)
+    assert outbox[-1].session == 3, "who comes gets it at once"
+
+
+def test_a_peers_report_is_kept_until_it_is_old_or_the_peer_gone() -> None:
+    machine, _ = made(1, 2)
+    report = StatusReport((ENGINE,), (TROUBLE,))
+    for session in (1, 2, 9):
+        machine.receive(peer_of(session), report, 10.0 + session)
+    assert [*machine.of_peers(20.0)] == [(2, report), (1, report)], "the last one first, and none of strangers"
+    assert [*machine.of_peers(11.0 + LIFE_S)] == [(2, report)]
+    machine.met(alike([peer_of(1)]), 20.0)
+    assert [*machine.of_peers(20.0)] == [(1, report)]
+    machine.forgotten(1, 20.0)
+    assert not [*machine.of_peers(20.0)]
+
+
+@given(st.text(max_size=600), st.one_of(st.none(), st.floats(-1e12, 1e12)))
+def test_whatever_is_shown_can_be_sent(words: str, count: float | None) -> None:
+    sent = words_of(words)
+    assert len(sent.encode()) <= WORDS_BYTES_MAX
+    machine, outbox = made(1)
+    engine = EngineReport(1, *[count_of(count)] * 4)
+    troubles = [Trouble(2, count_of(count), "kind", sent, sent, sent)] * (TROUBLES_MAX + 1)
+    machine.show([engine] * (ENGINES_MAX + 1), troubles)
+    machine.tick(100.0)
+    kind, body = CODEC.encode(outbox[0].message)
+    assert CODEC.decode(kind, body) == outbox[0].message
+    assert count is None or known(count_of(count)) is not None
+    assert known(UNKNOWN) is None
