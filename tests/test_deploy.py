@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
+from ranvier_py.commands.exit_codes import EXIT_CONFIG
 from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config
@@ -82,6 +84,31 @@ def test_the_margin_has_room_for_the_goodbye_and_for_what_is_written_last() -> N
 def test_the_unit_leaves_time_to_drain() -> None:
     (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", (DEPLOY / "ranvier.service").read_text(), re.MULTILINE)
     assert int(stop_s) >= Config().drain_timeout_s + END_MARGIN_S
+
+
+def unit_value(name: str) -> str:
+    (value,) = re.findall(rf"^{name}=(.*)$", (DEPLOY / "ranvier.service").read_text(), re.MULTILINE)
+    assert isinstance(value, str)
+    return value
+
+
+def test_the_unit_is_started_when_a_worker_serves_and_a_wrong_configuration_is_not_tried_again() -> None:
+    """A worker is a child of the main process, and without NotifyAccess systemd would wait for ever."""
+    assert (unit_value("Type"), unit_value("NotifyAccess")) == ("notify", "all")
+    assert unit_value("RestartPreventExitStatus") == str(EXIT_CONFIG)
+    assert unit_value("Restart") == "on-failure"
+
+
+EXPOSURE_MAX = 4.9  # "OK" in the tool's words; a unit without any sandbox has 9.6
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
+def test_the_unit_exposes_little_by_the_measure_of_systemd() -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(DEPLOY / "ranvier.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert not done.stderr  # it names what it can't read
+    (exposure,) = re.findall(r"Overall exposure level for ranvier.service: ([0-9.]+)", done.stdout)
+    assert float(exposure) <= EXPOSURE_MAX
 
 
 def test_the_unit_and_the_image_keep_a_tokenizer_of_the_hub_where_their_user_may_write() -> None:

@@ -19,6 +19,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.logs import announce
 from ranvier_py.io.resolver import Resolver
+from ranvier_py.io.service_manager import notify_ready
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.fingerprints import fingerprint_key, tokenizer_process
@@ -105,6 +106,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         if not port.draining:  # by a signal that came meanwhile
             log.info("node.ready on %s", addresses)
             announce(f"ranvier listening on {addresses}")
+            notify_ready()
         task_status.started(addresses)
         await port.drained.wait()
         for part in reversed(node.parts):
