@@ -21,18 +21,19 @@ from cluster.simulation.sim_node import SimNode, sim_nodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.core.access.limit_values import Limits
 from ranvier_py.core.access.limits.limiter import Grant, HomeQuestion, Refusal
+from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts, meters_of
 
 MINUTE_S, LOOSE_S = 60.0, 61.0
 FALSE_SHARE = 0.95
 PROMPT_TOKENS, ANSWER_TOKENS = 500, (10, 4000)
-P90_TOKENS = 3605  # of such answers: what a request reserves beside its prompt
+MEAN_TOKENS, EXCESS = 2005, Excess(1152.0**2, 1995.0)  # of such answers: what a request reserves beside its prompt
 TOKENS_PER_S = 1000.0  # of one answer
 CLIENTS = 32
 RAMP_S = 60.0  # within which clients begin
 SETTLED_S = 120.0  # from when on it is measured
 LOOK_S = 0.1
-RESERVED = PROMPT_TOKENS + P90_TOKENS
+RESERVED = PROMPT_TOKENS + MEAN_TOKENS
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class LimitRun:
     served: list[Served] = field(default_factory=list)
     refusals: list[tuple[float, bool]] = field(default_factory=list)  # when, and whether it was false
     held: list[tuple[float, float]] = field(default_factory=list)
-    granted: int = 0
+    groups: dict[tuple[int, int], MeterGroup] = field(default_factory=dict)  # by node and its generation
 
     def __post_init__(self) -> None:
         self.run = Run(self.case.scenario(), self.seed, sim_nodes())
@@ -129,12 +130,14 @@ class LimitRun:
     def _send(self, client: int, number: int, answer: int) -> None:
         world = self.run.world
         host, found = world.hosts[number], list[Grant | Refusal | HomeQuestion]()
-        limits = Limits(tokens_per_minute=self.case.per_minute)
-        meters = tuple(meters_of("tenant a", limits, "a"))
+        group = self.groups.get((number, host.generation))
+        if group is None:
+            limits = Limits(tokens_per_minute=self.case.per_minute)
+            group = self.groups[number, host.generation] = MeterGroup(meters_of("tenant a", limits, "a"))
 
         def reserve(node: SimNode, now: float) -> None:
             limiter = node.peer.features.limits.begin()
-            found.append(limiter.reserve(meters, Amounts(RESERVED, RESERVED), now))
+            found.append(limiter.reserve(group, Amounts(RESERVED, RESERVED), now, excess=EXCESS))
 
         host.run(reserve)
         if not found:  # it does not run
@@ -165,7 +168,7 @@ class LimitRun:
     def _settle(self, host: SimHost, generation: int, grant: Grant, answer: int) -> None:
         took = Amounts(PROMPT_TOKENS + answer, PROMPT_TOKENS + answer)
         if host.generation == generation:
-            host.run(lambda node, _: node.peer.features.limits.begin().settle(grant, took))
+            host.run(lambda node, _: node.peer.features.limits.begin().settle(took, grant))
 
     # --- measures ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.estimates import Estimate
 from ranvier_py.core.access.limits.limiter import Grant
-from ranvier_py.core.access.limits.meters import IdentityMeters, Meter
+from ranvier_py.core.access.limits.meter_groups import IdentityMeters
+from ranvier_py.core.access.limits.meters import Meter
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.ids import BackendId

@@ -104,7 +104,7 @@ class Client:
     unsent: memoryview | None = None  # the part of the answer that the client had no room for
     window_s: float = 0.0  # how long flushes may still wait in this window …
     window_bytes: int = 0  # … which ends well once so many more bytes are taken
-    limit_fields: Callable[[], Fields] | None = None  # of the answer to the current request, if its key has limits
+    limit_lines: Callable[[], bytes] | None = None  # of the head of the current answer, if its key has limits
     body_bytes: int = 0  # of the current request's body, as far as it has arrived
     cors: Cors = field(default_factory=Cors)  # the server's
 
@@ -149,13 +149,12 @@ class Client:
         if head.framing == "close":
             self.must_close = True
         self.started = True  # also if all of it is held: nobody may begin another answer
-        if self.limit_fields is not None:
-            extra = (*extra, *self.limit_fields())
+        lines = b"" if self.limit_lines is None else self.limit_lines()
         if self.renamed is not None and self.renamed.takes(head):
-            if data := self.renamed.begin(head, extra, body, close=self.must_close):
+            if data := self.renamed.begin(head, extra, body, lines, close=self.must_close):
                 self.write((data,))
         else:
-            self.write((response_head(head, extra, close=self.must_close), body))
+            self.write((response_head(head, extra, lines, close=self.must_close), body))
 
     def respond(
         self,
@@ -169,12 +168,11 @@ class Client:
         """Send an answer of our own; a `chunked` body has its chunks already. HEAD gets the head. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
-        if self.limit_fields is not None:
-            headers = (*headers, *self.limit_fields())
         request = self.request
         if request.fields.origin:
             headers = (*headers, *self.cors.fields(request.fields.origin))
-        head = own_head(status, headers, content_type, None if chunked else len(body), close=self.must_close)
+        lines = b"" if self.limit_lines is None else self.limit_lines()
+        head = own_head(status, headers, content_type, None if chunked else len(body), lines, close=self.must_close)
         self.send(head, b"" if request.method == b"HEAD" or status in (204, 304) else body)
 
     def respond_error(self, error: RanvierError) -> None:

@@ -303,9 +303,12 @@ class HttpResponseHead:
             self.fields = ResponseFields.of(self)
 
 
-def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:
-    """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))]
+def own_head(
+    status: int, headers: Fields, content_type: bytes, body_bytes: int | None, more: bytes = b"", *, close: bool
+) -> bytes:
+    """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks, `more`
+    are whole lines."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"")), more]
     lines += [b"%b: %b\r\n" % field for field in headers]
     if status not in (204, 304):
         length = b"transfer-encoding: chunked" if body_bytes is None else b"content-length: %d" % body_bytes
@@ -314,11 +317,11 @@ def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int 
     return b"".join(lines)
 
 
-def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> bytes:
-    """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `extra`.
-    `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
-    `connection: close`."""
-    lines = [head.fields.lines]
+def response_head(head: HttpResponseHead, extra: Fields, more: bytes = b"", *, close: bool) -> bytes:
+    """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `more` lines
+    and `extra`. `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection
+    gets `connection: close`."""
+    lines = [head.fields.lines, more]
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")
     lines.append(b"connection: close\r\n\r\n" if close or head.framing == "close" else b"\r\n")

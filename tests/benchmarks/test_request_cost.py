@@ -20,3 +20,8 @@ def test_a_warm_turn_takes_no_more_calls_instructions_and_switches_than_were_rec
     found, before = counted(CASES[name]), recorded["cases"][name]
     for figure in ("calls", "instructions", "switches"):
         assert found[figure] <= before[figure] * SPREAD, figure
+
+
+def test_four_limits_cost_a_turn_an_eighth_at_most_beside_its_key() -> None:
+    cases = json.loads((RESULTS / "request_cost.json").read_text())["cases"]
+    assert cases["chat_3kB_limits"]["instructions"] <= 1.125 * cases["chat_3kB_key"]["instructions"]

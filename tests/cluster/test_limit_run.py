@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.limits.limit_run import RESERVED, LimitCase, LimitRun
+from cluster.limits.limit_run import EXCESS, RESERVED, LimitCase, LimitRun
 
-SHARE = RESERVED / LimitCase().per_minute  # of the limit, that one request reserves
+SHARE = (RESERVED + EXCESS.most) / LimitCase().per_minute  # of the limit, that must be free for one request
 SLOW = pytest.mark.slow
 
 

@@ -53,7 +53,7 @@ class AnswerReader:
         self.api, self.chunks, self.streams = api, chunks, streams
         self.captured = bytearray() if captures else None  # not a list: an engine may send two bytes at a time
         self.naming = ResponseName() if names else None  # while the answer's id is looked for
-        self.ends: AnswerEnds | None = None  # set if the tokens of the answer are to be counted
+        self.ends: AnswerEnds | None = None  # set if its tokens are to be counted
         self.held = b""  # what was not judged yet
         self.name = ""  # its id, once it is here
         self.size = 0  # bytes so far, as they came
@@ -64,10 +64,10 @@ class AnswerReader:
         """Return what goes on to the client of this piece, which `chunks` has just read, and of what was held.
         `complete`: the message ends with it."""
         self.size += len(data)
-        if self.ends is not None:
-            self.ends.add(data)
         if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
             self.captured += data
+        elif self.ends is not None:
+            self.ends.add(data)
         if self.naming is not None and data:
             self.name = self.naming.feed(self._payload(data))
             self.naming = None if self.naming.is_over else self.naming
@@ -151,10 +151,10 @@ class StreamReader(AnswerReader):
             and (not self._opening or self._has_token(data))
         ):
             self.size += len(data)
-            if self.ends is not None:
-                self.ends.add(data)
             if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
                 self.captured += data
+            elif self.ends is not None:
+                self.ends.add(data)
             return data
         return super().feed(data, complete)
 

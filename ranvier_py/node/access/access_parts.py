@@ -72,11 +72,11 @@ class Access(KeyedPart):
     def _let_in(self, request: HttpRequest, client: Client) -> None:
         """Find out who sends a head, and show what is left of its limits. Raises InvalidKey."""
         assert self.gate is not None
-        client.limit_fields = None
+        client.limit_lines = None
         self.gate.check(request, client)
         reserve, seen = self._limits.reserve, client.seen_head
         if reserve is not None and seen is not None and seen.identity is not None:
-            reserve.show(seen.identity, client)
+            reserve.show(seen.identity, request, client)
 
     def _check(self, request: HttpRequest, client: Client) -> None:
         """Refuse a request whose body is yet to come, if it can't fit. Raises LimitReached."""

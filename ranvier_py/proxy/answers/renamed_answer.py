@@ -22,7 +22,7 @@ class RenamedAnswer:
     def __init__(self, name: str) -> None:
         self._renames = ModelRenames(name)
         self._chunks: ChunkedReader | None = None
-        self._whole: tuple[HttpResponseHead, Fields, bool] | None = None  # the head of a whole answer that is held
+        self._whole: tuple[HttpResponseHead, Fields, bytes, bool] | None = None  # the head of a whole answer, if held
         self._held = bytearray()  # of such a one
         self._left = 0  # bytes that are still to come of a body with a length
         self._streams = self.is_on = False
@@ -32,13 +32,13 @@ class RenamedAnswer:
         fields, kind = head.fields, value_of(head, b"content-type")
         return head.status == 200 and fields.readable and (fields.streams or b"json" in kind) and head.framing != "none"
 
-    def begin(self, head: HttpResponseHead, extra: Fields, body: bytes, *, close: bool) -> bytes:
-        """Take the head and the first bytes of the body. Returns what goes on."""
+    def begin(self, head: HttpResponseHead, extra: Fields, body: bytes, lines: bytes, *, close: bool) -> bytes:
+        """Take the head, with more fields and lines of ours, and the first bytes of the body. Returns what goes on."""
         self.is_on, self._streams = True, head.fields.streams and head.framing != "length"
         self._chunks = ChunkedReader() if head.framing == "chunked" else None
         self._left = int(value_of(head, b"content-length") or 0)
-        self._whole = None if self._streams else (head, extra, close)
-        return (response_head(head, extra, close=close) if self._streams else b"") + self.more(body)
+        self._whole = None if self._streams else (head, extra, lines, close)
+        return (response_head(head, extra, lines, close=close) if self._streams else b"") + self.more(body)
 
     def more(self, data: bytes) -> bytes:
         """Return what goes on of the next piece of the body."""
@@ -67,12 +67,12 @@ class RenamedAnswer:
             self._held += payload
             if not is_last and len(self._held) <= HELD_BYTES_MAX:
                 return b""
-            payload, (whole, extra, close) = bytes(self._held), self._whole
+            payload, (whole, extra, lines, close) = bytes(self._held), self._whole
             if is_last:
                 streams = whole.fields.streams
                 payload = self._renames.feed(payload, is_last=True) if streams else self._renames.whole(payload)
                 whole = with_length(whole, len(payload))
-            head, self._whole = response_head(whole, extra, close=close), None
+            head, self._whole = response_head(whole, extra, lines, close=close), None
             self._held.clear()
         elif self._streams:
             payload = self._renames.feed(payload, is_last=is_last)

@@ -9,7 +9,6 @@ Invariant: every reservation ends with its call (test_limits_of_requests.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from math import ceil
 
@@ -20,13 +19,15 @@ from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
-from ranvier_py.core.access.limits.meters import SHOWN, Amounts, IdentityMeters, LimitSpan, Measure, Meter, Meters
+from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup, Meters
+from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps, in_portions
-from ranvier_py.proxy.http_values import Fields, HttpRequest
+from ranvier_py.proxy.http_values import HttpRequest
 
 NOTHING = Amounts()
 NO_COUNTS = Took(None, 0, 0, 0, 0)
@@ -34,10 +35,13 @@ GENERATES = frozenset(path for path, rule in PATHS.items() if rule.reader)
 ONE = ModelCost()
 WINDOW_S = 60  # a minute slides, so what counts now is free a minute from now
 UNCOUNTED = "this key has limits of tokens, and nobody counts the tokens of this request"
-PARTS = ("limit", "remaining", "reset")
-OPENAIS = {one: tuple(f"x-ratelimit-{part}-{one.value}".encode() for part in PARTS) for one in SHOWN}
-ANTHROPICS = {one: tuple(f"anthropic-ratelimit-{one.value}-{part}".encode() for part in PARTS) for one in SHOWN}
-"""The names of fields that show what is left of a minute."""
+AGAIN, FULL = b"%ds" % WINDOW_S, b"0s"
+LINES = b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
+CLAUDES_LINES = (
+    b"anthropic-ratelimit-%b-limit: %d\r\nanthropic-ratelimit-%b-remaining: %d\r\nanthropic-ratelimit-%b-reset: %b\r\n"
+)
+"""What is left of a minute, and when all of it is free again."""
+SHOWN = {INDEX[one]: one.value.encode() for one in (Measure.REQUESTS, Measure.TOKENS)}
 
 
 class ReserveStage:
@@ -46,16 +50,17 @@ class ReserveStage:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter, self.meters, self.estimates = limiter, Meters(), Estimates()
 
-    def show(self, identity: Identity, client: Client) -> None:
+    def show(self, identity: Identity, request: HttpRequest, client: Client) -> None:
         """Have the answer to the current request show what is left of its limits, if it has some."""
         meters = self.meters.of(identity)
-        if meters.shown:
-            client.limit_fields = partial(self._fields, meters, client)
+        if meters.shows:
+            of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
+            client.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
 
     def check(self, identity: Identity) -> None:
         """Raise LimitReached if no request of this identity fits just now, whatever its body."""
         meters = self.meters.of(identity)
-        refusal = self.limiter.full((*meters.first, *meters.rest), time.monotonic())
+        refusal = self.limiter.full((*meters.first.meters, *meters.rest.meters), time.monotonic())
         if refusal is not None:
             raise error_of(refusal)
 
@@ -66,7 +71,7 @@ class ReserveStage:
         meters = self.meters.of(call.identity)
         if meters.is_unlimited:
             return None
-        if meters.counts_tokens and not meters.uncounted:
+        if meters.needs_counts:
             if is_uncounted(call.request):
                 raise Forbidden(UNCOUNTED)
             if call.request.path == RESPONSES_PATH and call.request.method == b"POST":
@@ -79,8 +84,12 @@ class ReserveStage:
         yield from self._begin(call, meters) or ()
 
     def _begin(self, call: Call, meters: IdentityMeters) -> Steps[None] | None:
-        call.reservation = Reservation(meters, self.end)
-        return self._reserve(call.reservation, meters.first, NOTHING, NOTHING)
+        held = call.reservation = Reservation(meters, self.end)
+        found = self.limiter.reserve(meters.first, NOTHING, time.monotonic())
+        if type(found) is Grant:  # nearly always
+            held.grants.append(found)
+            return None
+        return self._hold(held, found)
 
     def __call__(self, call: Call) -> Steps[None] | None:
         """Reserve tokens; where another model is asked instead, of what counts that one alone. Raises LimitReached,
@@ -89,47 +98,55 @@ class ReserveStage:
         if held is None:
             return None
         prompt, request = call.read.prompt, call.read.request
-        meters = held.meters.of(prompt.model)
+        group = held.meters.of(prompt.model)
         if held.meters.counts_cost:
             held.cost = (call.named.served.first("cost") if call.named is not None else None) or ONE
         if held.taken:
-            meters = tuple(each for each in meters if each not in held.taken)
-        if not meters:
+            group = MeterGroup([each for each in group.meters if each not in held.taken])
+        if not group.meters:
             return None
-        held.taken = (*held.taken, *meters) if held.taken else meters
-        cached = float(call.match.holders[0].tokens) if call.match.holders else 0.0
-        held.estimate = self.estimates.of(
+        held.taken = (*held.taken, *group.meters) if held.taken else group.meters
+        holders = call.match.holders
+        cached = holders[0].tokens if holders else 0
+        held.estimate = estimate = self.estimates.of(
             prompt, request.body, held.tenant, cached, held.cost, answers=request.path in GENERATES
         )
-        return self._reserve(held, meters, held.estimate.need, held.estimate.least)
+        found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess)
+        if type(found) is Grant:
+            held.grants.append(found)
+            return None
+        return self._hold(held, found)
 
     def end(self, call: Call) -> None:
         """Settle what a request has reserved."""
         held, took = call.reservation, NOTHING
         assert held is not None
-        if held.estimate is not None and (found := self._found(call, held)) is not None:
-            took = self.estimates.took(held.estimate, found, held.tenant, call.read.prompt.model, held.cost)
-        for grant in held.grants:
-            self.limiter.settle(grant, took)
+        if held.estimate is not None and (found := self._found(call, held.ends)) is not None:
+            took = self.estimates.took(held.estimate, found, call.read.prompt.model, held.cost)
+        self.limiter.settle(took, *held.grants)
 
-    def _found(self, call: Call, held: Reservation) -> Took | None:
+    def _found(self, call: Call, ends: AnswerEnds | None) -> Took | None:
         """Return what the request took; None if no engine computed anything."""
         attempt = call.attempt
         if attempt is None or attempt.reply.status >= 300:
             return None
-        if held.ends is not None and held.ends.size:
-            rule = PATHS.get(call.request.path)  # a body that was not read has no API
-            return took_of(held.ends, rule.reader if rule is not None else "")
-        return NO_COUNTS if call.outcome in ("cancelled", "client_gone") else None
+        rule = PATHS.get(call.request.path)  # a body that was not read has no API
+        found = None if ends is None else took_of(ends, rule.reader if rule is not None else "")
+        if found is None and call.outcome in ("cancelled", "client_gone"):
+            return NO_COUNTS
+        return found
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, held: Reservation, meters: Sequence[Meter], need: Amounts, least: Amounts) -> Steps[None] | None:
-        found = self.limiter.reserve(meters, need, time.monotonic(), least=least)
+    def _hold(self, held: Reservation, found: Grant | Refusal | HomeQuestion) -> Steps[None] | None:
+        """Hold what is granted; if not, nothing counts what was before. Raises LimitReached, LargerThanLimit."""
+        if isinstance(found, Grant):
+            held.grants.append(found)
+            return None
         if isinstance(found, HomeQuestion):
             return self._asked(held, found)
-        self._take(held, found)
-        return None
+        self.limiter.release(*held.grants)
+        raise error_of(found)
 
     def _asked(self, held: Reservation, question: HomeQuestion) -> Steps[None]:
         try:
@@ -139,7 +156,7 @@ class ReserveStage:
             if question.outcome is None:
                 self.limiter.abandon(question, time.monotonic())
         assert question.outcome is not None
-        self._take(held, question.outcome)
+        self._hold(held, question.outcome)
 
     async def _decided(self, question: HomeQuestion) -> None:
         """Wait for the answer of a limit's home, which has ASK_S, and twice that if gossip is late."""
@@ -150,39 +167,34 @@ class ReserveStage:
         if question.outcome is None:
             self.limiter.unanswered(question, time.monotonic())
 
-    def _take(self, held: Reservation, outcome: Grant | Refusal) -> None:
-        """Hold what was granted. Raises LimitReached, LargerThanLimit; then nothing counts what was granted before."""
-        if isinstance(outcome, Refusal):
-            for grant in held.grants:
-                self.limiter.release(grant)
-            raise error_of(outcome)
-        held.grants.append(outcome)
-
     # --- what clients see -------------------------------------------------------------------------------------------
 
-    def _fields(self, meters: IdentityMeters, client: Client) -> Fields:
+    def _lines(self, meters: IdentityMeters) -> bytes:
         """Return the fields of an answer: of several limits of a kind the one of which least is left."""
-        now, limiter = time.monotonic(), self.limiter
-        found: dict[Measure, tuple[float, Meter]] = {}
-        for meter in meters.shown:
-            left = limiter.left(meter, now)
-            before = found.get(meter.measure)
-            if before is None or left < before[0]:
-                found[meter.measure] = left, meter
-        of_anthropic = client.request.fields.is_anthropic or client.request.path.startswith(MESSAGES_PATH)
-        fields = list[tuple[bytes, bytes]]()
-        for left, meter in found.values():
-            fields += fields_of(meter, max(0, int(left)), of_anthropic=of_anthropic)
-        return fields
+        now, lines = time.monotonic(), b""
+        for group in (meters.first, meters.latest):
+            if group.shows:
+                left = self.limiter.shown(group, now)
+                line = group.line or line_of(group)
+                lines += line % (max(0, left), AGAIN if left < group.amount else FULL)
+        return lines
 
-
-def fields_of(meter: Meter, left: int, *, of_anthropic: bool) -> Fields:
-    limit, remaining, reset = (ANTHROPICS if of_anthropic else OPENAIS)[meter.measure]
-    if of_anthropic:
+    def _claudes_lines(self, meters: IdentityMeters) -> bytes:
+        now, lines = time.monotonic(), b""
         until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + WINDOW_S)).encode()
-    else:
-        until = b"%ds" % WINDOW_S if left < meter.amount else b"0s"
-    return (limit, b"%d" % meter.amount), (remaining, b"%d" % left), (reset, until)
+        for group in (meters.first, meters.latest):
+            if group.shows:
+                left = self.limiter.shown(group, now)
+                name = SHOWN[group.unit]
+                lines += CLAUDES_LINES % (name, group.amount, name, max(0, left), name, until)
+        return lines
+
+
+def line_of(group: MeterGroup) -> bytes:
+    """Return the fields of a group, but for what is left and until when."""
+    name = SHOWN[group.unit]
+    group.line = LINES % (name, group.amount, name, name)
+    return group.line
 
 
 def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:
@@ -200,4 +212,4 @@ def is_uncounted(request: HttpRequest) -> bool:
     and WebSockets come later, or elsewhere."""
     if request.fields.upgrades:
         return True
-    return request.method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE") and request.path not in PATHS
+    return request.path not in PATHS and request.method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE")

@@ -13,6 +13,7 @@ import pytest
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitGossip
 from ranvier_py.core.access.limits.limiter import Grant
+from ranvier_py.core.access.limits.meter_groups import MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts, meters_of
 from ranvier_py.core.access.revocations import Revocations
 from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
@@ -85,10 +86,10 @@ def limited(session: int, outbox: list[Outgoing], rng: Random, now: float) -> Li
 
 def spend(table: LimitGossip, rng: Random, now: float) -> None:
     meters = tuple(meters_of("tenant a", Limits(budget=(Budget(1e9, CalendarWindow.MONTH),)), "a"))
-    grant = table.begin().reserve(meters, Amounts(1.0 + rng.randrange(99)), now)
+    grant = table.begin().reserve(MeterGroup(meters), Amounts(1.0 + rng.randrange(99)), now)
     assert isinstance(grant, Grant)
     if rng.random() < 0.7:
-        table.begin().settle(grant, Amounts(1.0 + rng.randrange(99)))
+        table.begin().settle(Amounts(1.0 + rng.randrange(99)), grant)
 
 
 NOON_MS = 1_795_262_400_000

@@ -10,12 +10,13 @@ further ones are dropped and counted, so that what they count is not limited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import ceil, exp
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, Protocol
 
-from ranvier_py.core.access.limits.meters import LimitSpan, Meter, ends_at, window_at
+from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Meter, ends_at, window_at
 
 SLOT_S = 0.5  # with 5 s, a minute would end up to 5 s late, and 4 % of the limit would never be served
 MINUTE_SLOTS = 120
@@ -25,6 +26,7 @@ ROWS_MAX = 1 << 18  # some 60 MB
 SWEPT_AT_ONCE = 512
 SWEEPS = 60  # after so many in a row that find nothing in flight, a session's row of such requests is dropped
 CURRENT = 0  # where all requests in flight are booked
+AMOUNT = tuple(map(itemgetter, range(len(Amounts._fields))))
 
 
 class CountRow(NamedTuple):
@@ -49,32 +51,57 @@ class KeptShare(NamedTuple):
 
 
 class LimitRow:
-    """What one session counted in one window. `place`: where it is booked, -1 once that was dropped. `is_late`: its
-    count does not have all of it yet."""
+    """What one session counted in one window. `place`: where it is booked, -1 once that was dropped."""
 
-    __slots__ = (
-        "booked",
-        "count",
-        "is_late",
-        "origin",
-        "place",
-        "reserved",
-        "sent",
-        "settled",
-        "swept",
-        "used",
-        "window",
-    )
+    __slots__ = ("count", "origin", "place", "reserved", "settled", "swept", "used", "window")
 
     def __init__(self, count: Count, origin: int, window: int, place: int) -> None:
         self.count, self.origin, self.window, self.place, self.swept = count, origin, window, place, 0
         self.reserved = self.settled = self.used = 0.0
-        self.booked = self.sent = 0.0  # of what is taken, and of what was reserved, that its count has
-        self.is_late = False
 
     @property
     def taken(self) -> float:
         return self.reserved - self.settled + self.used
+
+
+class SlotTally:
+    """What requests that were admitted in one slot reserved, settled and used instead, until all that counts them has
+    it. `rows`: each with its place in Amounts. Bound: requests of one slot, and those that run."""
+
+    __slots__ = ("is_late", "reserved", "rows", "settled", "slot", "used")
+
+    def __init__(self, slot: int, rows: Sequence[tuple[LimitRow, int]]) -> None:
+        self.slot, self.rows, self.is_late = slot, rows, False
+        self.reserved, self.settled, self.used = list[Amounts](), list[Amounts](), list[Amounts]()
+
+
+class Watcher(Protocol):
+    """Takes of limits without a look at their counts, until this time, if it is told what others took."""
+
+    until: float
+
+    def took(self, count: Count, amount: float) -> None: ...
+
+
+class Loans:
+    """What may be taken of a limit in one slot without a look at its count, and by whom."""
+
+    __slots__ = ("lent", "slot", "watchers")
+
+    def __init__(self) -> None:
+        self.slot, self.lent = -1, 0.0
+        self.watchers: dict[Watcher, float] = {}
+
+    def begin(self, slot: int) -> None:
+        """Forget those of another slot."""
+        if self.slot != slot:
+            self.slot, self.lent = slot, 0.0
+            self.watchers.clear()
+
+    def lend(self, watcher: Watcher, amount: float) -> None:
+        """Lend so much, instead of what was lent before in this slot."""
+        self.lent += amount - self.watchers.get(watcher, 0.0)
+        self.watchers[watcher] = amount
 
 
 class LimitSlot:
@@ -90,24 +117,23 @@ class LimitSlot:
 class Count:
     """All rows of one limit.
 
-    `taken`: the sum of all that is kept, `by_origin` of each session; `rate`: units a second that were lately added;
-    `current`: our latest row; `meter`: the limit, once a request met it; `asked`: for what a home is asked
-    just now; `unsent`: what we reserved since peers were last sent it; `free`: what may be taken in `slot`
-    without a look at the rest.
+    `taken`: the sum of all that is kept, `by_origin` of each session; `unsettled`: of it what runs; `rate`: units a
+    second that were lately added; `current`: our row of requests in flight; `meter`: the limit, once a request met it;
+    `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it.
     """
 
     __slots__ = (
-        *("_rated", "allowed", "asked", "buckets", "by_origin", "current", "free"),
-        *("id", "meter", "rows", "slot", "span", "taken", "unsent"),
+        *("_rated", "allowed", "asked", "buckets", "by_origin", "current", "id", "loans"),
+        *("meter", "rows", "span", "taken", "unsent", "unsettled"),
     )
 
     def __init__(self, limit: int, span: LimitSpan) -> None:
         self.id, self.span = limit, span
-        self.taken = self.asked = self.unsent = 0.0
+        self.taken = self.unsettled = self.asked = self.unsent = 0.0
         self.meter: Meter | None = None
         self.by_origin: dict[int, float] = {}
         self.current: LimitRow | None = None
-        self.slot, self.free = -1, 0.0
+        self.loans = Loans()
         self.rows: dict[tuple[int, int], LimitRow] = {}
         self.buckets: dict[int, LimitSlot] = {}
         self.allowed: dict[int, KeptShare] = {}  # of vanished sessions
@@ -127,18 +153,23 @@ class Count:
         row.reserved += reserved
         row.settled += settled
         row.used += used
-        self.slot = -1
-        self.book(row, now)
-
-    def book(self, row: LimitRow, now: float) -> None:
-        """Have all of a row."""
-        change, reserved = row.taken - row.booked, row.reserved - row.sent
-        row.booked, row.sent, row.is_late = row.taken, row.reserved, False
+        change = reserved - settled + used
         self.taken += change
+        self.unsettled += reserved - settled
         self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) + change
         self.buckets[row.place].taken += change
         if reserved > 0:
             self._rated = (self.rate(now) + reserved / RATE_S, now)
+
+    def tell(self, change: float) -> None:
+        """Tell who may take without a look what others took."""
+        for watcher in self.loans.watchers:
+            watcher.took(self, change)
+
+    def expire(self) -> None:
+        """Let nobody take more without a look."""
+        for watcher in self.loans.watchers:
+            watcher.until = 0.0
 
     def rate(self, now: float) -> float:
         rate, at = self._rated
@@ -155,14 +186,14 @@ class Count:
         if bucket is None:
             self.buckets[place] = bucket = LimitSlot()
         bucket.rows.append(row)
-        bucket.taken += row.booked
+        bucket.taken += row.taken
         row.place = place
 
     def move(self, row: LimitRow, place: int) -> None:
         """Book a row in an earlier slot."""
         bucket = self.buckets[row.place]
         bucket.rows.remove(row)
-        bucket.taken -= row.booked
+        bucket.taken -= row.taken
         self._book(row, place)
 
     def drop(self, place: int) -> int:
@@ -171,22 +202,24 @@ class Count:
         for row in gone:
             self._forget(row)
         if not self.rows:  # no error of rounding stays
-            self.taken = 0.0
+            self.taken = self.unsettled = 0.0
             self.by_origin.clear()
         return len(gone)
 
     def close(self, row: LimitRow) -> None:
         """Drop a row."""
+        self.expire()
         bucket = self.buckets[row.place]
         bucket.rows.remove(row)
-        bucket.taken -= row.booked
+        bucket.taken -= row.taken
         self._forget(row)
 
     def _forget(self, row: LimitRow) -> None:
         del self.rows[row.origin, row.window]
-        self.taken -= row.booked
-        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.booked
-        row.place, self.slot = -1, -1
+        self.taken -= row.taken
+        self.unsettled -= row.reserved - row.settled
+        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.taken
+        row.place = -1
         if self.current is row:
             self.current = None
 
@@ -206,7 +239,8 @@ class Counters:
         self.me = me
         self.counts: dict[int, Count] = {}
         self.rows = self.dropped = 0
-        self.late: list[LimitRow] = []  # rows of ours of which their counts do not have all yet
+        self.granted = 0  # requests, by what is booked
+        self.late: list[SlotTally] = []  # to be booked
         self.changed: dict[tuple[int, int, int], None] = {}
         self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
         self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
@@ -219,18 +253,24 @@ class Counters:
             self.counts[meter.id] = count = Count(meter.id, meter.span)
         elif count.span is LimitSpan.MINUTE:
             self._slide(count, now)
-        count.meter = meter
+        if count.meter is not meter:  # its amount may have changed
+            count.meter = meter
+            count.expire()
         return count
 
     def book(self, now: float) -> None:
-        """Have the counts have all of our rows."""
+        """Have the counts have all of ours."""
         late, self.late = self.late, []
-        for row in late:
-            count = row.count
-            if row.place >= 0:
-                if row.sent != row.reserved or row.taken != row.booked:
-                    self._note(row, row.reserved - row.sent)
-                count.book(row, now)
+        for tally in late:
+            reserved, settled, used = tally.reserved, tally.settled, tally.used
+            for row, index in tally.rows:
+                amount = AMOUNT[index]
+                took = sum(map(amount, used)) if row.count.span else 0.0  # what was in flight is over
+                self.add(row, sum(map(amount, reserved)), sum(map(amount, settled)), took, now)
+            self.granted += len(reserved)
+            tally.is_late = False
+            for done in (reserved, settled, used):
+                done.clear()
 
     def _note(self, row: LimitRow, reserved: float) -> None:
         key = row.count.id, row.origin, row.window
@@ -266,7 +306,7 @@ class Counters:
     def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
         """Add to one of our rows."""
         row.count.add(row, reserved, settled, used, now)
-        if row.place >= 0:
+        if row.place >= 0 and (reserved or settled or used):
             self._note(row, reserved)
 
     def merge(self, one: CountRow, now: float) -> None:
@@ -289,6 +329,7 @@ class Counters:
         )
         if reserved or settled or used:
             count.add(row, reserved, settled, used, now)
+            count.tell(reserved - settled + used)
             if span > LimitSpan.MINUTE:
                 self.unsaved[one.limit, one.origin, one.window] = None
 

@@ -2,20 +2,24 @@
 
 Rule: the prompt counts exactly where its tokens are known, else by its bytes without media, of which each counts what
 those of its model took lately; a body that is not read counts what nine in ten of its tenant's took. The answer counts
-what nine in ten of the tenant's have, and no more than it may have. Bounds: TENANTS_MAX, MODELS_MAX.
+what the tenant's have on average, and no more than it may have; how much they vary is told beside it, since sums of
+many vary less than each. Bounds: TENANTS_MAX, MODELS_MAX.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from math import inf
+from operator import mul
 from typing import NamedTuple
 
 import orjson
 
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess
 from ranvier_py.core.access.limits.meters import Amounts, cost_of
 from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
-from ranvier_py.core.answers.answer_stream import last_number
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.prompts.outer_values import scalar_of
@@ -29,16 +33,17 @@ CHOICES_MAX = 128  # of one prompt, as in OpenAI's API
 STEPS = 4  # of lengths in each doubling: a p90 is at most a quarter above the true one
 LENGTHS = 96  # classes of lengths: up to 2^24
 FADES = 256.0  # answers that count
+AT_ONCE = 16  # one in so many of them is learned at once
 
 MOST = re.compile(rb'"max_(?:completion_|output_|new_)?tokens"\s*:\s*(\d{1,9})')
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
 MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
-COUNTS = {
-    "messages": (b'"input_tokens"', b'"cache_read_input_tokens"', b'"output_tokens"'),
-    "responses": (b'"input_tokens"', b'"cached_tokens"', b'"output_tokens"'),
-}
-USUAL_COUNTS = (b'"prompt_tokens"', b'"cached_tokens"', b'"completion_tokens"')
-WRITTEN, REASONING, TOTAL = b'"cache_creation_input_tokens"', b'"reasoning_tokens"', b'"total_tokens"'
+INPUT, OUTPUT, CACHE_READ, WRITTEN = b"input", b"output", b"cache_read_input", b"cache_creation_input"
+REASONING, TOTAL = b"reasoning", b"total"
+COUNTS = {"messages": (INPUT, CACHE_READ, OUTPUT), "responses": (INPUT, b"cached", OUTPUT)}
+USUAL_COUNTS = (b"prompt", b"cached", b"completion")
+USAGE = b'"usage"'
+COUNT = re.compile(rb'"([a-z_]{1,32})_tokens"\s*:\s*(\d{1,9})[ \n]*[,}]')
 
 
 class Percentile:
@@ -78,23 +83,51 @@ def class_of(length: float) -> int:
     return min(LENGTHS - 1, STEPS * doublings + (number * STEPS >> doublings) - STEPS)
 
 
+class MeanLength:
+    """The mean of the last lengths, and their variance. Some at once are learned, one at first."""
+
+    __slots__ = ("_recent", "_seen", "excess", "mean")
+
+    def __init__(self, assumed: float) -> None:
+        self._recent, self._seen = list[float](), 1.0
+        self.mean, self.excess = assumed, Excess(assumed * assumed, inf)
+
+    def add(self, length: float) -> None:
+        self._recent.append(length)
+        if len(self._recent) * AT_ONCE >= self._seen:
+            self._learn()
+
+    def _learn(self) -> None:
+        recent, number = self._recent, len(self._recent)
+        mean = sum(recent) / number
+        variance = max(0.0, sum(map(mul, recent, recent)) / number - mean * mean)
+        self._seen = min(FADES, self._seen + number)
+        part, change = number / self._seen, mean - self.mean
+        before = self.excess.variance + part * change * change
+        self.excess = Excess((1 - part) * before + part * variance, inf)
+        self.mean += part * change
+        recent.clear()
+
+
 class TenantLengths:
     """How long the answers, and the prompts that are not read, of one tenant are."""
 
     __slots__ = ("answers", "unread")
 
     def __init__(self) -> None:
-        self.answers, self.unread = Percentile(ANSWER_TOKENS), Percentile(PROMPT_TOKENS)
+        self.answers, self.unread = MeanLength(ANSWER_TOKENS), Percentile(PROMPT_TOKENS)
 
 
 class Estimate(NamedTuple):
-    """What is reserved, what of it is sure, and from what it was estimated."""
+    """What is reserved, how many of its tokens are sure, how many more it may take, and from what it was estimated."""
 
     need: Amounts
-    least: Amounts
+    sure: float
+    excess: Excess
     prompt: float  # tokens of all prompts
     media: int
     is_read: bool
+    lengths: TenantLengths
 
 
 class Took(NamedTuple):
@@ -103,7 +136,7 @@ class Took(NamedTuple):
     prompt: int | None
     cached: int
     written: int
-    output: int | None
+    output: int
     reasoning: int
 
 
@@ -124,52 +157,64 @@ class Estimates:
         self, prompt: Prompt, body: bytes, tenant: str, cached: float, cost: ModelCost | None, *, answers: bool
     ) -> Estimate:
         """Estimate a request, of whose prompt so many tokens are expected to be cached. `answers`: it generates."""
-        known, media, is_read = self.tenant(tenant), 0, prompt.kind != "opaque"
-        prompts = several_prompts(body) if prompt.kind == "completion" or (answers and not is_read) else 1
-        exact = is_read and prompts == 1 and prompt.end.state is not None
-        if exact:
-            tokens = float(prompt.end.length)
+        lengths, is_read = self.tenant(tenant), prompt.kind != "opaque"
+        prompts, media, sure = 1, 0, 0.0
+        if prompt.kind == "completion" or (answers and not is_read):
+            prompts = several_prompts(body)
+        if is_read and prompts == 1 and prompt.end.state is not None:
+            tokens = sure = float(prompt.end.length)
         elif MEDIA_MARKS.search(body) and (found := media_in(body)):
             media, bytes_left = found
             tokens = bytes_left / BYTES_PER_TOKEN + media * self._media.get(prompt.model, MEDIUM_TOKENS)
         elif prompts > 1:
             tokens = len(body) / BYTES_PER_TOKEN
         else:
-            tokens = float(prompt.end.length) if is_read else min(known.unread.p90, float(len(body)))
-        output = prompts * choices(body) * min(most_of(body), known.answers.p90) if answers else 0.0
-        uncached = max(0.0, tokens - cached)
+            tokens = float(prompt.end.length) if is_read else min(lengths.unread.p90, float(len(body)))
+        output, excess = expected(lengths.answers, body, prompts) if answers else (0.0, NO_EXCESS)
         price = cost_of(cost, tokens, min(cached, tokens), output) if cost is not None else 0.0
-        need = Amounts(tokens + output, uncached + output, price)
-        return Estimate(need, Amounts(tokens) if exact else NO_TOKENS, tokens, media, is_read)
+        all_tokens = tokens + output
+        need = Amounts(all_tokens, all_tokens - cached if cached < tokens else output, price)
+        return Estimate(need, sure, excess, tokens, media, is_read, lengths)
 
-    def took(self, estimate: Estimate, found: Took, tenant: str, model: str, cost: ModelCost | None) -> Amounts:
+    def took(self, estimate: Estimate, found: Took, model: str, cost: ModelCost | None) -> Amounts:
         """Return what a request took, and learn from it."""
-        known = self.tenant(tenant)
-        prompt = estimate.prompt if found.prompt is None else float(found.prompt)
-        output = float(found.output or 0)
-        if found.output:
-            known.answers.add(output)
-        if found.prompt is not None and not estimate.is_read:
-            known.unread.add(prompt)
-        if found.prompt is not None and estimate.media:
+        counted, cached, written, output, reasoning = found
+        if output:
+            estimate.lengths.answers.add(output)
+        prompt = estimate.prompt if counted is None else counted
+        if counted is not None and (estimate.media or not estimate.is_read):
+            self._learn(estimate, counted, model)
+        price = cost_of(cost, prompt, cached, output, written=written, reasoning=reasoning) if cost else 0.0
+        return Amounts(prompt + output, max(0.0, prompt - cached) + output, price)
+
+    def _learn(self, estimate: Estimate, prompt: int, model: str) -> None:
+        """Learn from the tokens of a prompt that was not read, or that has media."""
+        if not estimate.is_read:
+            estimate.lengths.unread.add(prompt)
+        if estimate.media:
             before = self._media.get(model, MEDIUM_TOKENS)
             text = estimate.prompt - estimate.media * before
             self._media[model] = before + (max(0.0, prompt - text) / estimate.media - before) / 8
-        written, reasoning = found.written, found.reasoning
-        price = cost_of(cost, prompt, found.cached, output, written=written, reasoning=reasoning) if cost else 0.0
-        return Amounts(prompt + output, max(0.0, prompt - found.cached) + output, price)
 
 
-def most_of(body: bytes) -> float:
+def expected(lengths: MeanLength, body: bytes, prompts: int) -> tuple[float, Excess]:
+    """Return how many tokens the answers of a request are expected to have, and how many more they may."""
+    found = most_in(body)
+    number = prompts if b'"n"' not in body else prompts * choices(body)
+    if not found and number == 1:
+        return lengths.mean, lengths.excess
+    most = max(map(float, found), default=inf)
+    mean = min(lengths.mean, most)
+    return number * mean, Excess(number * lengths.excess.variance * (most > mean), number * (most - mean))
+
+
+def most_in(body: bytes) -> Sequence[bytes]:
     """Return how many tokens an answer may have, as its request says, near the ends of a long one alone."""
-    found = MOST.findall(body if len(body) < 2 * ENDS_BYTES else body[:ENDS_BYTES] + body[-ENDS_BYTES:])
-    return float(max(map(int, found))) if found else float("inf")
+    return MOST.findall(body if len(body) < 2 * ENDS_BYTES else body[:ENDS_BYTES] + body[-ENDS_BYTES:])
 
 
 def choices(body: bytes) -> int:
     """Return how many answers to each prompt a request asks for."""
-    if b'"n"' not in body:
-        return 1
     found = scalar_of(body, "n")
     number = found.value if found is not None else 1
     return min(number, CHOICES_MAX) if type(number) is int and number > 0 else 1
@@ -196,20 +241,40 @@ def media_in(body: bytes) -> tuple[int, int] | None:
     return (number, len(body) - sum(inside)) if number else None
 
 
-def took_of(ends: AnswerEnds, api: str) -> Took:
-    """Return what an answer shows. Where the engine has not counted, or the answer was cut off, its events count, one
-    token each, or the bytes of an answer that is no stream."""
-    prompt_name, cached_name, output_name = COUNTS.get(api, USUAL_COUNTS)
-    end, is_messages = ends.end, api == "messages"
-    begin = ends.begin if is_messages else end
-    prompt, cached = last_number(begin, prompt_name), last_number(begin, cached_name) or 0
-    written = last_number(begin, WRITTEN) or 0 if is_messages else 0
-    if is_messages and prompt is not None:  # whose `input_tokens` do not include them
-        prompt += cached + written
-    output = last_number(end, output_name)
-    if output is None and prompt is not None and api not in COUNTS and TOTAL in end:
-        output = 0  # of embeddings
-    if output is None or (is_messages and ends.events and b"message_delta" not in end):
-        output = ends.events or int(ends.size / BYTES_PER_TOKEN)
-    reasoning = last_number(end, REASONING) or 0
-    return Took(prompt, min(cached, prompt or cached), written, output, min(reasoning, output))
+def took_of(ends: AnswerEnds, api: str) -> Took | None:
+    """Return what an answer shows; None if nothing of it came. Where the engine has not counted, or the answer was cut
+    off, its events count, one token each, or the bytes of an answer that is no stream."""
+    if not (end := ends.end):
+        return None
+    counts, (prompt_name, cached_name, output_name) = counts_in(end), COUNTS.get(api, USUAL_COUNTS)
+    if api == "messages":
+        return took_of_message(ends, counts)
+    try:
+        prompt, output = int(counts[prompt_name]), int(counts[output_name])
+    except KeyError:
+        return took_of_others(ends, counts, prompt_name, embeds=TOTAL in counts and api not in COUNTS)
+    return Took(prompt, int(counts.get(cached_name, 0)), 0, output, int(counts.get(REASONING, 0)))
+
+
+def took_of_others(ends: AnswerEnds, counts: Mapping[bytes, bytes], prompt_name: bytes, *, embeds: bool) -> Took:
+    """Return what an answer shows of which the engine has not counted all."""
+    events = ends.events or int(ends.size / BYTES_PER_TOKEN)
+    if prompt_name not in counts:
+        return Took(None, 0, 0, events, 0)
+    return Took(int(counts[prompt_name]), 0, 0, 0 if embeds else events, 0)
+
+
+def took_of_message(ends: AnswerEnds, counts: Mapping[bytes, bytes]) -> Took:
+    """Return what a message of Anthropic's API shows, whose `input_tokens` are those that were not cached."""
+    of_prompt, is_whole = dict(COUNT.findall(ends.begin)), not ends.events or b"message_delta" in ends.end
+    cached, written = int(of_prompt.get(CACHE_READ, 0)), int(of_prompt.get(WRITTEN, 0))
+    prompt = int(of_prompt[INPUT]) + cached + written if INPUT in of_prompt else None
+    is_counted = is_whole and OUTPUT in counts
+    output = int(counts[OUTPUT]) if is_counted else ends.events or int(ends.size / BYTES_PER_TOKEN)
+    return Took(prompt, cached, written, output, min(int(counts.get(REASONING, 0)), output))
+
+
+def counts_in(data: bytes) -> Mapping[bytes, bytes]:
+    """Return the counts that an end of an answer shows, by their names: the last one of each."""
+    at = data.rfind(USAGE)
+    return dict((at >= 0 and COUNT.findall(data, at)) or COUNT.findall(data))

@@ -56,6 +56,7 @@ class LimitHome:
             fits.append((row, ask.extra))
         for row, extra in fits:
             row.count.add(row, extra, 0.0, 0.0, now)
+            row.count.tell(extra)
         return 0
 
 

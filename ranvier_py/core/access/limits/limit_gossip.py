@@ -224,7 +224,7 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
             found = sent
         self._bytes.spend(ROW_BYTES * len(found), now)
         for row in found:
-            row.count.unsent, row.count.slot = 0.0, -1
+            row.count.unsent = 0.0
         return [self.counts.travelling(row, now) for row in found]
 
     def _next_rows(self, now: float) -> Sequence[CountRow]:

@@ -39,7 +39,7 @@ def limits_view(limiter: Limiter, now: float) -> dict[str, Any]:
 
 
 def limit_view(limiter: Limiter, meter: Meter, count: Count, now: float) -> dict[str, Any]:
-    left = limiter.left(meter, now)
+    left = limiter.room.left(meter, now)
     window = limiter.counts.window(meter.span, now)
     rows = [row for row in count.rows.values() if meter.span <= 1 or row.window == window]
     reserved = sum(max(0.0, row.reserved - row.settled) for row in rows)

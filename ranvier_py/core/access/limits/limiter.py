@@ -12,32 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import NamedTuple
 
-from ranvier_py.core.access.limits.counts import SLOT_S, Count, Counters, LimitRow
+from ranvier_py.core.access.limits.counts import Counters, LimitRow, SlotTally
 from ranvier_py.core.access.limits.homes import AskRow, LimitHome, SilentHomes
-from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Measure, Meter, ends_at
+from ranvier_py.core.access.limits.limit_room import Fit, LimitRoom
+from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess, MeterGroup
+from ranvier_py.core.access.limits.meters import Amounts, Measure, Meter
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.metrics import counter, gauge, increment
 
-MARGIN = 4  # requests of each node
 ASK_S = 0.05
-SOON = 4  # a node that has reserved more than this part of its share unseen sends it at once
 AGAIN_S = 0.008  # after which a question is repeated: with one datagram in five lost, one in a thousand goes unanswered
 QUESTIONS_MAX = 1024
 QUESTION_ROWS_MAX = 12  # in a datagram
 SCOPES_MAX = 4096  # of which the refusals are shown
-NOTHING, NOWHERE = Amounts(), Amounts(requests=0.0, places=0.0)
-SOON_S = 1.0  # until a request that is one too many at a time may be tried again
-
-
-class Fit(Enum):
-    FITS = auto()
-    ASK = auto()
-    FULL = auto()
+NOWHERE = Amounts(requests=0.0, places=0.0)
 
 
 class Refusal(NamedTuple):
@@ -53,16 +45,21 @@ class Refusal(NamedTuple):
 
 
 class ReservedRow(NamedTuple):
+    """So much is to be reserved of a limit, of whose amount `margin` must be left."""
+
     meter: Meter
     row: LimitRow
     amount: float
+    margin: float
 
 
 @dataclass(slots=True, eq=False)
 class Grant:
     """What one request has reserved. `settle` and `release` of the limiter end it."""
 
-    entries: Sequence[tuple[Meter, LimitRow, float]]
+    group: MeterGroup
+    tally: SlotTally
+    need: Amounts
     is_open: bool = True
 
 
@@ -111,7 +108,8 @@ class Limiter:
     def __init__(self, counters: Counters, peers: LimitPeers) -> None:
         self.counts, self.peers = counters, peers
         peers.changed = self._look_again
-        self.home, self.silences = LimitHome(counters, self._room), SilentHomes()
+        self.room = LimitRoom(counters, peers)
+        self.home, self.silences = LimitHome(counters, self.room.of), SilentHomes()
         self.counters = LimitCounters()
         self.refusals = BoundedDict[str, ScopeRefusals](SCOPES_MAX)
         self.questions: dict[int, HomeQuestion] = {}
@@ -122,7 +120,7 @@ class Limiter:
     def _look_again(self) -> None:
         """Trust no earlier look: nodes came, vanished, or are back."""
         for count in self.counts.counts.values():
-            count.slot = -1
+            count.expire()
 
     def sweep(self, now: float) -> None:
         """Drop what is over, a little at a time."""
@@ -133,145 +131,112 @@ class Limiter:
             self.counts.free(session)
         counters, counts = self.counters, self.counts
         counters.limits, counters.rows, counters.dropped = len(counts.counts), counts.rows, counts.dropped
+        counters.granted = counts.granted
         counters.vanished = len(self.peers.vanished)
 
     # --- a request --------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, meters: Sequence[Meter], need: Amounts, now: float, *, least: Amounts = NOTHING
+        self, group: MeterGroup, need: Amounts, now: float, sure: float = 0.0, excess: Excess = NO_EXCESS
     ) -> Grant | Refusal | HomeQuestion:
-        """Reserve `need`, of which `least` is sure, in all of these limits or in none."""
-        by_id, slot, fits = self.counts.counts, int(now / SLOT_S), []
-        for meter in meters:
-            count = by_id.get(meter.id)
-            if count is None or count.slot != slot or count.meter is not meter:
-                break
-            amount = need[meter.index]
-            if amount > count.free:
-                break
-            fits.append((meter, count.current, amount))
-        else:  # far from all
-            for _, row, amount in fits:
-                row.count.free -= amount  # type: ignore[union-attr]
-                row.reserved += amount  # type: ignore[union-attr]
-                if not row.is_late:  # type: ignore[union-attr]
-                    row.is_late = True  # type: ignore[union-attr]
-                    self.counts.late.append(row)  # type: ignore[arg-type]
-            self.counters.granted += 1
-            return Grant(fits)  # type: ignore[arg-type]
-        self.counts.book(now)
-        return self._reserve(meters, need, now, least)
+        """Reserve `need` in all limits of a group or in none. So many of its tokens are `sure`."""
+        if now >= group.until:
+            group.excess = excess.per(need.tokens)
+            self.room.look(group, now)
+        left = group.left - need[group.unit]
+        if left < group.floor or (need.cost and need.cost > group.cost_left):
+            self.counts.book(now)
+            return self._reserve(group, need, now, sure, excess.per(need.tokens))
+        group.left = left  # far from all
+        if need.cost:
+            group.cost_left -= need.cost
+        tally = group.tally
+        tally.reserved.append(need)
+        if not tally.is_late:
+            self._late(tally)
+        return Grant(group, tally, need)
 
     def _reserve(
-        self, meters: Sequence[Meter], need: Amounts, now: float, least: Amounts
+        self, group: MeterGroup, need: Amounts, now: float, sure: float, excess: Excess
     ) -> Grant | Refusal | HomeQuestion:
-        counts, asked = self.counts, False
-        found: list[tuple[Meter, Count, float, bool]] = []
+        near: list[tuple[int, float, float]] = []
         full: list[Refusal] = []
-        for meter in meters:
-            amount = need[meter.index]
-            if amount > meter.amount:  # what is only feared is no reason to refuse it for ever
-                amount = meter.amount
-                if least[meter.index] > amount and meter.measure is not Measure.REQUESTS:
-                    full.append(Refusal(meter, never=True))
-                    continue
-            count = counts.count(meter, now)
-            fit = self._fit(meter, count, amount, now)
+        for place, meter in enumerate(group.meters):
+            if meter.measure is Measure.TOKENS and sure > meter.amount:
+                full.append(Refusal(meter, never=True))
+                continue
+            amount = min(need[meter.index], meter.amount)  # what is only feared is no reason to refuse it for ever
+            count = self.counts.count(meter, now)
+            margin = min(excess.margin(count.unsettled + amount), meter.amount - amount)
+            fit = self.room.fit(meter, count, amount, margin, now)
             if fit is Fit.FULL:
-                full.append(Refusal(meter, self._wait_s(meter, count, amount, now)))
+                full.append(Refusal(meter, self.room.wait_s(meter, count, amount + margin, now)))
+            elif fit is Fit.SEND:
+                self.unseen = True
+                self.hurry()
             elif fit is Fit.ASK and not meter.shadow:
-                asked = True
-            found.append((meter, count, amount, fit is Fit.ASK))
+                near.append((place, amount, margin))
         if full and (refusal := worst(full, self.counters)) is not None:
             return self._refused(refusal, now)
-        entries = [ReservedRow(meter, counts.own(count, now), amount) for meter, count, amount, _ in found]
-        grant = Grant(entries)
-        if not asked:
+        grant = Grant(group, self.room.tally(group, now), need)
+        if not near:
             return self._granted(grant, now)
-        near = [entry for entry, one in zip(entries, found, strict=True) if one[3] and not entry.meter.shadow]
-        return self._ask(grant, near[:QUESTION_ROWS_MAX], now)
+        rows = grant.tally.rows
+        asked = [ReservedRow(group.meters[place], rows[place][0], *amounts) for place, *amounts in near]
+        return self._ask(grant, asked[:QUESTION_ROWS_MAX], now)
 
     def _granted(self, grant: Grant, now: float) -> Grant:
-        self.counters.granted += 1
-        for meter, row, amount in grant.entries:
-            self.counts.add(row, amount, 0.0, 0.0, now)
-            if row.place >= 0:
-                self._allow(meter, row, now)
+        grant.tally.reserved.append(grant.need)
+        if not grant.tally.is_late:
+            self._late(grant.tally)
+        self.counts.book(now)
+        for row, index in grant.tally.rows:
+            row.count.tell(grant.need[index])
         return grant
 
-    def _allow(self, meter: Meter, row: LimitRow, now: float) -> None:
-        """Find out how much may be taken in this slot without a look, if it is far from the limit."""
-        count, others = row.count, len(self.peers.live)
-        room = self._room(meter.amount, count, now) - 2 * count.rate(now) * self.peers.staleness(now)
-        share = (room - others * count.unsent) / (SOON * (1 + others))
-        count.slot, count.current = int(now / SLOT_S), row
-        count.free = min(share, room / (2 * MARGIN * (1 + others)))
+    def _late(self, tally: SlotTally) -> None:
+        tally.is_late = True
+        self.counts.late.append(tally)
 
-    def settle(self, grant: Grant, took: Amounts) -> None:
+    def settle(self, took: Amounts, *grants: Grant) -> None:
         """Count what a request took instead of what it had reserved."""
-        late, is_open, grant.is_open = self.counts.late, grant.is_open, False
-        for meter, row, amount in grant.entries if is_open else ():
-            row.settled += amount
-            if meter.span:  # else what was in flight is over
-                row.used += (used := took[meter.index])
-                if used > amount:
-                    row.count.free -= used - amount
-            if not row.is_late:
-                row.is_late = True
-                late.append(row)
+        for grant in grants:
+            if grant.is_open:
+                grant.is_open = False
+                group, tally, need = grant.group, grant.tally, grant.need
+                tally.settled.append(need)
+                tally.used.append(took)
+                if not tally.is_late:
+                    self._late(tally)
+                reserved, used = need[group.unit], took[group.unit]
+                if used != reserved:
+                    group.left -= used  # as if beside what was reserved: what is back is not taken again
+                    group.back += reserved
+                if took.cost:
+                    group.cost_left -= took.cost
 
-    def release(self, grant: Grant) -> None:
-        """Take back a reservation, as if there had been no request."""
-        self.settle(grant, NOWHERE)
+    def release(self, *grants: Grant) -> None:
+        """Take back reservations, as if there had been no request."""
+        self.settle(NOWHERE, *grants)
 
     def full(self, meters: Sequence[Meter], now: float) -> Refusal | None:
         """Return why no request at all fits into these limits, however small; None if one may."""
         self.counts.book(now)
         for meter in meters:
             count = self.counts.counts.get(meter.id)
-            if count is not None and not meter.shadow and self._room(meter.amount, count, now) < 1:
+            if count is not None and not meter.shadow and self.room.of(meter.amount, count, now) < 1:
                 self.counts.count(meter, now)  # as of now
-                if self._room(meter.amount, count, now) < 1:
-                    return self._refused(Refusal(meter, self._wait_s(meter, count, 1.0, now)), now)
+                if self.room.of(meter.amount, count, now) < 1:
+                    return self._refused(Refusal(meter, self.room.wait_s(meter, count, 1.0, now)), now)
         return None
 
     # --- whether it fits --------------------------------------------------------------------------------------------
 
-    def left(self, meter: Meter, now: float) -> float:
-        """Return what is left of a limit, below 0 if more was taken."""
-        count = self.counts.counts.get(meter.id)
-        if count is not None and count.slot == int(now / SLOT_S) and not self.peers.vanished:
-            row = count.current
-            assert row is not None
-            return meter.amount - count.taken - (row.reserved - row.settled + row.used - row.booked)
-        self.counts.book(now)
-        return self._room(meter.amount, self.counts.count(meter, now), now)
-
-    def _room(self, amount: float, count: Count, now: float) -> float:
-        return room_of(self.counts, self.peers, amount, count, now)
-
-    def _fit(self, meter: Meter, count: Count, amount: float, now: float) -> Fit:
-        room, peers = self._room(meter.amount, count, now), self.peers
-        if not peers.live:
-            return Fit.FITS if amount <= room else Fit.FULL
-        doubt, others = 2 * count.rate(now) * peers.staleness(now), len(peers.live)
-        unseen = others * (count.unsent + amount)  # if each of the others has just reserved as much
-        if room - amount >= max(doubt, unseen, MARGIN * (1 + others) * amount):
-            if SOON * unseen > room:
-                self.unseen = True
-                self.hurry()
-            return Fit.FITS
-        if peers.home(meter.home) is None:
-            return Fit.FITS if amount <= room else Fit.FULL
-        return Fit.ASK if amount <= room + doubt else Fit.FULL
-
-    def _wait_s(self, meter: Meter, count: Count, amount: float, now: float) -> float:
-        """Return in how many seconds so much will fit, as far as is known."""
-        if meter.span is LimitSpan.REQUEST:
-            return SOON_S
-        if meter.span is LimitSpan.MINUTE:
-            return count.frees_in(amount - self._room(meter.amount, count, now), now)
-        return ends_at(meter.span, self.counts.window(meter.span, now)) - now - self.counts.wall_offset_s
+    def shown(self, group: MeterGroup, now: float) -> float:
+        """Return what is left of the limit that a group shows, nearly: as this node knew lately, and of its own."""
+        if now >= group.until:
+            self.room.look(group, now)
+        return group.left + group.back
 
     def _refused(self, refusal: Refusal, now: float) -> Refusal:
         increment(self.counters.refused, refusal.meter.name)
@@ -298,10 +263,10 @@ class Limiter:
     def ask_rows(self, question: HomeQuestion, now: float) -> tuple[AskRow, ...]:
         """Return what the home is asked, as of now."""
         rows = []
-        for meter, row, amount in question.asked:
+        for meter, row, amount, margin in question.asked:
             one = self.counts.travelling(row, now)
             numbers = one.limit, one.span, one.window, one.age_ms, one.reserved, one.settled, one.used
-            rows.append(AskRow(*numbers, amount, meter.amount))
+            rows.append(AskRow(*numbers, amount, meter.amount - margin))
         return tuple(rows)
 
     def answered(self, number: int, refused: int, now: float) -> None:
@@ -337,7 +302,7 @@ class Limiter:
 
     def _void(self, question: HomeQuestion, now: float) -> None:
         """Book as settled what the home may have granted."""
-        for _, row, amount in question.asked:
+        for _, row, amount, _ in question.asked:
             self.counts.add(row, amount, amount, 0.0, now)
 
     def _by_share(self, question: HomeQuestion, now: float) -> Grant | Refusal:
@@ -346,9 +311,9 @@ class Limiter:
         full = None
         for entry in question.asked:
             meter, count, amount = entry.meter, entry.row.count, entry.amount
-            room = self._room(meter.amount, count, now)
-            doubt = 2 * count.rate(now) * self.peers.staleness(now)
-            if room < amount or (room < doubt + 2 * amount and not self.peers.in_share(meter, count, amount, room)):
+            room = self.room.of(meter.amount, count, now) - entry.margin
+            doubt = max(2 * count.rate(now) * self.peers.staleness(now) + amount, self.room.unseen(count, amount))
+            if room < amount or (room < doubt + amount and not self.peers.in_share(meter, count, amount, room)):
                 full = entry
                 break
         return self._decide(question, full, now)
@@ -357,17 +322,10 @@ class Limiter:
         if full is None:
             question.outcome = self._granted(question.grant, now)
         else:
-            question.outcome = self._refused(
-                Refusal(full.meter, self._wait_s(full.meter, full.row.count, full.amount, now)), now
-            )
+            wait_s = self.room.wait_s(full.meter, full.row.count, full.amount + full.margin, now)
+            question.outcome = self._refused(Refusal(full.meter, wait_s), now)
         question.decided()
         return question.outcome
-
-
-def room_of(counts: Counters, peers: LimitPeers, amount: float, count: Count, now: float) -> float:
-    """Return what is left of a limit of this amount, below 0 if more was taken."""
-    taken = count.in_window(counts.window(count.span, now)) + count.asked
-    return amount - taken - (peers.held(amount, count, taken) if peers.vanished else 0.0)
 
 
 def worst(full: Sequence[Refusal], counters: LimitCounters) -> Refusal | None:

@@ -6,20 +6,15 @@ those of UTC, by number; weeks begin on Mondays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import CalendarWindow, Limits, Mode, ModelCost, Unit
-from ranvier_py.core.bounded import BoundedDict
 
-IDENTITIES_MAX = 4096  # whose meters are kept made; making them anew only costs time
-MODELS_MAX = 64  # of one identity, likewise
 HOUR_S, DAY_S = 3600, 86_400
 MONDAY_DAYS = 3  # 1970 began on a Thursday
 
@@ -109,88 +104,6 @@ def meters_of(scope: str, limits: Limits, tenant: str) -> Iterator[Meter]:
 
 def number_of(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-class IdentityMeters:
-    """The meters of one identity. `first`: what counts a request by its head alone; `rest`: all others but those of its
-    tenant's models. `uncounted`: requests whose tokens nobody counts may pass its limits of tokens."""
-
-    __slots__ = (
-        "_by_model",
-        "_globs",
-        "counts_cost",
-        "counts_tokens",
-        "first",
-        "identity",
-        "rest",
-        "shown",
-        "uncounted",
-    )
-
-    def __init__(self, identity: Identity, find: Callable[[str, Limits, str], tuple[Meter, ...]]) -> None:
-        tenant, key = identity.tenant, identity.key
-        own = [*find(f"tenant {tenant.name}", tenant.limits, tenant.name)]
-        scopes = [tenant.limits, *[limits for _, limits in tenant.model_limits]]
-        if key is not None:
-            own += find(f"key {key.id}", key.limits, tenant.name)
-            scopes.append(key.limits)
-        self._globs = [
-            (glob, find(f"tenant {tenant.name}, models {glob}", limits, tenant.name))
-            for glob, limits in tenant.model_limits
-        ]
-        self.identity = identity
-        self.first = tuple(meter for meter in own if meter.measure in BY_HEAD)
-        self.rest = tuple(meter for meter in own if meter.measure not in BY_HEAD)
-        minutes = [meter for meter in own if meter.span is LimitSpan.MINUTE and not meter.shadow]
-        self.shown = tuple(meter for meter in minutes if meter.measure in SHOWN)
-        self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
-        self.counts_tokens = any(map(counts_tokens, scopes))
-        self.uncounted = all(limits.uncounted for limits in scopes if counts_tokens(limits))
-        self._by_model = BoundedDict[str, tuple[Meter, ...]](MODELS_MAX)
-
-    @property
-    def is_unlimited(self) -> bool:
-        return not (self.first or self.rest or self._globs)
-
-    def of(self, model: str) -> tuple[Meter, ...]:
-        """Return what counts a request for this model beside `first`."""
-        if not self._globs:
-            return self.rest
-        meters = self._by_model.get(model)
-        if meters is None:
-            more = [each for glob, meters in self._globs if fnmatchcase(model, glob) for each in meters]
-            self._by_model[model] = meters = (*self.rest, *more)
-        return meters
-
-
-BY_HEAD, SHOWN = (Measure.REQUESTS, Measure.CONCURRENT), (Measure.REQUESTS, Measure.TOKENS)
-
-
-def counts_tokens(limits: Limits) -> bool:
-    each = limits.tokens_per_minute, limits.uncached_tokens_per_minute
-    return any(amount is not None for amount in each) or bool(limits.budget)
-
-
-class Meters:
-    """Finds the meters of identities."""
-
-    def __init__(self) -> None:
-        self._made = BoundedDict[tuple[str, str], IdentityMeters](IDENTITIES_MAX)
-        self._scopes = BoundedDict[str, tuple[Limits, tuple[Meter, ...]]](IDENTITIES_MAX)
-
-    def of(self, identity: Identity) -> IdentityMeters:
-        name = identity.tenant.name, identity.key_id
-        found = self._made.get(name)
-        if found is None or found.identity is not identity:  # its limits may have changed
-            self._made[name] = found = IdentityMeters(identity, self._find)
-        return found
-
-    def _find(self, scope: str, limits: Limits, tenant: str) -> tuple[Meter, ...]:
-        """Return the meters of a scope, the same ones for all its keys as long as its limits stay."""
-        found = self._scopes.get(scope)
-        if found is None or found[0] != limits:
-            self._scopes[scope] = found = limits, tuple(meters_of(scope, limits, tenant))
-        return found[1]
 
 
 def window_at(span: LimitSpan, wall: float) -> int:

@@ -7,6 +7,7 @@ from random import Random
 from ranvier_py.core.access.limit_values import Limits
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitGossip
 from ranvier_py.core.access.limits.limiter import Grant, HomeQuestion, Refusal
+from ranvier_py.core.access.limits.meter_groups import MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts, Meter, meters_of
 from tests.builders.machine_net import LoneMachine, MachineNet
 
@@ -20,6 +21,7 @@ def meters(**limits: object) -> tuple[Meter, ...]:
 class LimitNode(LoneMachine[LimitGossip]):
     def __init__(self, session: int, now: float) -> None:
         self.left: list[int] = []
+        self.groups: dict[tuple[Meter, ...], MeterGroup] = {}
         super().__init__(
             lambda outbox: LimitGossip(session, outbox, Random(session), now, left=lambda one: one in self.left)
         )
@@ -37,7 +39,9 @@ class LimitNet(MachineNet[LimitNode]):
 
     def reserve(self, session: int, limits: tuple[Meter, ...], tokens: float = 1.0) -> Grant | Refusal | HomeQuestion:
         """What a node answers at once."""
-        found = self.nodes[session].limiter.reserve(limits, Amounts(tokens, tokens, tokens), self.now)
+        node = self.nodes[session]
+        group = node.groups.setdefault(limits, MeterGroup(limits))
+        found = node.limiter.reserve(group, Amounts(tokens, tokens, tokens), self.now)
         self._work(session)
         return found
 
@@ -54,7 +58,7 @@ class LimitNet(MachineNet[LimitNode]):
 
     def settle(self, session: int, grant: Grant | Refusal, tokens: float) -> None:
         assert isinstance(grant, Grant)
-        self.nodes[session].limiter.settle(grant, Amounts(tokens, tokens, tokens))
+        self.nodes[session].limiter.settle(Amounts(tokens, tokens, tokens), grant)
         self._work(session)
 
     def taken(self, session: int, limit: Meter) -> float:

@@ -64,12 +64,20 @@ def test_cached_tokens_cost_less_and_do_not_count_as_uncached() -> None:
     assert estimated({"max_tokens": 10}, cached=60) == Amounts(110, 50, 40 * 1.0 + 60 * 0.1 + 10 * 4.0)
 
 
-def test_answers_count_what_nine_in_ten_of_their_tenant_have() -> None:
+def test_answers_count_what_their_tenants_have_on_average_and_how_much_those_vary() -> None:
     estimates, rng = Estimates(), Random(1)
     first = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, answers=True)
     for _ in range(500):
-        estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "acme", "m", None)
-    assert 100 + 900 <= estimated({}, estimates=estimates).tokens <= 100 + 900 * 1.25
+        estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "m", None)
+    found = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, answers=True)
+    assert 100 + 450 <= found.need.tokens <= 100 + 550
+    assert 250**2 <= found.excess.variance <= 330**2  # of 289
+    short = b'{"max_tokens":600}'
+    assert estimates.of(prompt(short, 100), short, "acme", 0, None, answers=True).excess.most < 150
+    several = b'{"n":4}'
+    four = estimates.of(prompt(several, 100), several, "acme", 0, None, answers=True)
+    assert four.need.tokens - 100 == 4 * (found.need.tokens - 100)
+    assert four.excess.variance == 4 * found.excess.variance
     others = estimates.of(prompt(b"{}", 100), b"{}", "others", 0, None, answers=True)
     assert others.need.tokens == 100 + ANSWER_TOKENS
 
@@ -91,7 +99,7 @@ def test_media_count_what_those_of_their_model_took_and_not_their_bytes() -> Non
     assert found.need.tokens < 1200
     for _ in range(40):
         found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, answers=True)
-        estimates.took(found, Took(330, 0, 0, 5, 0), "acme", "m", None)
+        estimates.took(found, Took(330, 0, 0, 5, 0), "m", None)
     assert 280 < found.prompt < 380
 
 
@@ -105,7 +113,7 @@ def test_a_body_that_is_not_read_counts_what_nine_in_ten_of_its_tenant_took() ->
     estimates, body = Estimates(), b"\x1f\x8b" + bytes(9000)
     for _ in range(50):
         found = estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True)
-        estimates.took(found, Took(500, 0, 0, 5, 0), "acme", "m", None)
+        estimates.took(found, Took(500, 0, 0, 5, 0), "m", None)
     assert 500 <= estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True).prompt <= 610
 
 
@@ -149,4 +157,17 @@ def test_an_answer_shows_what_it_took_by_the_engines_counts_or_else_by_its_event
 @given(st.lists(st.binary(max_size=3 * ENDS_BYTES), max_size=6))
 def test_the_ends_of_an_answer_do_not_depend_on_how_it_is_cut(pieces: list[bytes]) -> None:
     ends, whole = ends_of(*pieces), b"".join(pieces)
+    assert (ends.begin, ends.end, ends.size) == (whole[:ENDS_BYTES], whole[-ENDS_BYTES:], len(whole))
+
+
+@given(
+    st.lists(st.binary(max_size=3 * ENDS_BYTES), max_size=4), st.lists(st.binary(max_size=3 * ENDS_BYTES), max_size=6)
+)
+def test_the_ends_are_the_same_where_others_keep_the_first_part(first: list[bytes], then: list[bytes]) -> None:
+    captured = bytearray()
+    ends, whole = AnswerEnds(captured), b"".join((*first, *then))
+    for piece in first:
+        captured += piece
+    for piece in then:
+        ends.add(piece)
     assert (ends.begin, ends.end, ends.size) == (whole[:ENDS_BYTES], whole[-ENDS_BYTES:], len(whole))

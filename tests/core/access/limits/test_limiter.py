@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Mode
 from ranvier_py.core.access.limits.limit_gossip import LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Refusal
+from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts
 from tests.core.access.limits.limit_net import LimitNet, meters
 
@@ -84,12 +87,30 @@ def test_a_budget_that_is_spent_is_open_again_when_its_window_begins_anew() -> N
 
 def test_what_is_surely_larger_than_a_limit_never_fits_and_what_may_be_waits_for_all_of_it() -> None:
     net = LimitNet(1)
-    limiter = net.nodes[1].limiter
-    sure = limiter.reserve(TOKENS, net_amounts(1500), net.now, least=net_amounts(1001))
+    limiter, group = net.nodes[1].limiter, MeterGroup(TOKENS)
+    sure = limiter.reserve(group, net_amounts(1500), net.now, sure=1001)
     assert isinstance(sure, Refusal)
     assert sure.never
-    assert isinstance(limiter.reserve(TOKENS, net_amounts(1500), net.now, least=net_amounts(1000)), Grant)
-    assert isinstance(limiter.reserve(TOKENS, net_amounts(1), net.now), Refusal)
+    assert isinstance(limiter.reserve(group, net_amounts(1500), net.now, sure=1000), Grant)
+    assert isinstance(limiter.reserve(group, net_amounts(1), net.now), Refusal)
+
+
+def test_requests_that_run_at_once_hold_room_for_their_sum_and_not_each_for_its_longest() -> None:
+    limiter, group = LimitNet(1).nodes[1].limiter, MeterGroup(meters(tokens_per_minute=100_000))
+    excess, rng, grants = Excess(100.0**2, 200.0), Random(1), list[Grant]()
+    while isinstance(found := limiter.reserve(group, net_amounts(100), 10.0, excess=excess), Grant):
+        grants.append(found)
+    assert 935 <= len(grants) <= 945  # 1,000 without any margin, 438 if nine in ten stay within theirs
+    for grant in grants:
+        limiter.settle(net_amounts(rng.expovariate(1 / 100)), grant)
+    assert 85_000 < 100_000 - limiter.room.left(group.meters[0], 10.0) < 100_000
+
+
+def test_one_request_holds_no_more_room_than_it_may_take_at_most() -> None:
+    limiter, group = LimitNet(1).nodes[1].limiter, MeterGroup(meters(tokens_per_minute=1000))
+    excess = Excess(400.0**2, 100.0)
+    assert isinstance(limiter.reserve(group, net_amounts(800), 10.0, excess=excess), Grant)
+    assert isinstance(limiter.reserve(group, net_amounts(50), 10.0, excess=excess), Refusal)
 
 
 def net_amounts(tokens: float) -> Amounts:
