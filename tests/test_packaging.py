@@ -7,9 +7,13 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import trove_classifiers
 
 from ranvier_py import __version__
 
@@ -29,6 +33,39 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(built: Path) -> list[str]:
     (path,) = built.glob("*.whl")
     return zipfile.ZipFile(path).namelist()
+
+
+@pytest.fixture(scope="module")
+def metadata(built: Path, wheel: list[str]) -> Message:
+    (path,) = built.glob("*.whl")
+    (name,) = (name for name in wheel if name.endswith("dist-info/METADATA"))
+    return message_from_bytes(zipfile.ZipFile(path).read(name))
+
+
+def test_an_index_can_file_the_wheel_and_show_what_it_is(metadata: Message) -> None:
+    classifiers = set(metadata.get_all("Classifier", []))
+    assert classifiers <= trove_classifiers.classifiers  # an index refuses others
+    first_parts = {each.partition(" :: ")[0] for each in classifiers}
+    assert {"Development Status", "Framework", "Intended Audience", "Operating System", "Topic"} <= first_parts
+    assert "Typing :: Typed" in classifiers
+    assert {"llm", "router", "vllm", "sglang", "kv-cache"} <= set(metadata["Keywords"].split(","))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Summary"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload(decode=True) == (ROOT / "README.md").read_bytes()
+
+
+def is_public(url: str) -> bool:
+    """Whether the host is a name with a public suffix, as far as a name shows it."""
+    host = urlsplit(url).hostname or ""
+    return "." in host and not host.endswith((".local", ".lan", ".internal", ".corp", ".home")) and host[-1].isalpha()
+
+
+def test_the_metadata_of_the_wheel_names_no_private_host(metadata: Message) -> None:
+    """A checkout's remote, a mirror or an address of a lab is of no use to who installs the wheel."""
+    urls = [word for _, value in metadata.items() for word in value.split() if "://" in word]
+    assert all(url.startswith("https://") and is_public(url) for url in urls), urls
 
 
 def project() -> dict[str, str]:
