@@ -41,6 +41,7 @@ from ranvier_py.core.prompts.tenants import checked_isolation
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX, normal_url
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, profile_named
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
+from ranvier_py.core.routing.processes.ranks import without_rank
 
 NAME_CHARACTERS_MAX = 100  # twice the longest of ours; comparing long names takes the square of their length
 
@@ -209,7 +210,8 @@ BACKEND_HELP = (
     "URL#rank=N is one data-parallel rank of an engine; without it a node finds vLLM's itself (split_ranks). "
     "hosted=yes is for a provider, or a gateway to one, that its name does not show. any_model=yes is for an "
     "engine that ignores the names of models, such as llama.cpp's server: it gets those that no engine lists. "
-    "tls_name=NAME is the name that the certificate of an https engine must have, where that is not its host."
+    "tls_name=NAME is the name that the certificate of an https engine must have, where that is not its host. "
+    "base_path=/PATH precedes all paths of an engine that stands behind a gateway."
 )
 
 
@@ -220,7 +222,8 @@ class BackendSpec(BaseModel):
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: no events are used. `kv_index` is an
     event stream of Continuum's shape; empty: none. `kv_profile` names the kind of prefix cache; `auto`: it is
     recognised. `hosted`: whether a provider runs the backend; None: its URL decides. `any_model`: its engine
-    ignores the names of models. `tls_name`: whose certificate it has; empty: that of its URL's host.
+    ignores the names of models. `tls_name`: whose certificate it has; empty: that of its URL's host. `base_path`
+    precedes all of its paths.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -236,6 +239,7 @@ class BackendSpec(BaseModel):
     hosted: bool | None = None
     any_model: bool = False
     tls_name: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")
+    base_path: str = Field(default="", max_length=200, pattern=r"^(?:/[A-Za-z0-9._~-]+)*$")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -253,6 +257,11 @@ class BackendSpec(BaseModel):
         values: dict[str, Any] = handler(self)
         fields = type(self).model_fields
         return {key: value for key, value in values.items() if key in SHOWN or value != fields[key].default}
+
+    @property
+    def place(self) -> str:
+        """Where its pages are: its URL without a rank, and what precedes their paths."""
+        return without_rank(self.url) + self.base_path
 
     @property
     def label(self) -> str:

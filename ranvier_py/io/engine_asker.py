@@ -44,7 +44,7 @@ class EngineAsker:
         limit_s = timeout_s or self._timeout_s
         try:
             with trio.fail_after(limit_s):
-                return await self._asked(httpx.URL(url).copy_with(path=path), sent, tls_name)
+                return await self._asked(httpx.URL(url + path), sent, tls_name)
         except trio.TooSlowError:
             return EngineReply(Page(0, b""), why=f"no answer within {limit_s:g} s")
         except httpx.HTTPError as error:

@@ -132,7 +132,7 @@ class Engine:
 
     async def page(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
         """Get one page, read up to `bytes_max`. Raises httpx.RequestError. The caller sets the deadline."""
-        request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers, extensions=self.tls[1])
+        request = httpx.Request("GET", f"{self.url}{path}", headers=self.headers, extensions=self.tls[1])
         response = await transport.handle_async_request(request)
         body, is_cut = bytearray(), False
         try:

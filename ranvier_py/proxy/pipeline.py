@@ -84,7 +84,7 @@ class Pipeline:
         reserving = () if reserve is None else (reserve,)
         self.resolve = ResolveStage(router, models, limits, (self.read, self.match, *reserving))
         learn = LearnStage(router, tokenizer, changed)
-        self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see)
+        self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see, address_of)
         self.forward = ForwardStage(
             *(router, one_leg, upstream, limits, tokenizer),
             edits=LegEdits(asking, router.counters, cache_control),

@@ -25,7 +25,6 @@ from ranvier_py.core.engine_cache.sources.engine_polls import MISSING_STATUSES, 
 from ranvier_py.core.errors import ConfigError, words_of
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.models.served_apis import lacked_by_cards
-from ranvier_py.core.routing.processes.ranks import without_rank
 from ranvier_py.core.routing.request_paths import CHAT_PATH
 from ranvier_py.core.tokenize.tokenizer_probe import (
     ProbeTokens,
@@ -52,7 +51,7 @@ class EngineCheck:
         self.found: list[Finding] = []
         self.models: Sequence[str] = ()
         self._config, self.spec, self._ours = config, spec, ours
-        self._asker, self._url = asker, without_rank(spec.url)
+        self._asker, self._url = asker, spec.place
         self._about = spec.label
 
     async def run(self) -> None:

@@ -69,9 +69,10 @@ class TokenizerFit(Part):
 
     async def _look(self, backend: Backend, model: str) -> None:
         config, generation = self._node.config, backend.generation
-        spec = next((each for each in config.backend if each.url == backend.url), None)
+        spec = self._node.sources.spec_of(backend.url)
         asker = EngineAsker(config.api_key, engine_context_of(config), ASK_S)
-        ask = partial(asker.ask, without_rank(backend.url), tls_name=spec.tls_name if spec is not None else "")
+        place, name = (spec.place, spec.tls_name) if spec is not None else (without_rank(backend.url), "")
+        ask = partial(asker.ask, place, tls_name=name)
         differs = misfit(self._ours, await tokens_of(ask, model))
         if backend.removed or backend.generation != generation:
             return

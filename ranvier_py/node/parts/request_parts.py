@@ -106,8 +106,8 @@ class RequestPath(Part):
         self.pipeline.resolve.table = table_of(config.model)
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
-        name = spec.tls_name if spec is not None else ""
-        self.addresses[backend.url] = BackendAddress.parse(backend.url)._replace(tls_name=name)
+        name, path = (spec.tls_name, spec.base_path) if spec is not None else ("", "")
+        self.addresses[backend.url] = BackendAddress.parse(backend.url)._replace(tls_name=name, path_prefix=path)
         self._look_for_ranks()
 
     def sweep(self, now: float) -> None:

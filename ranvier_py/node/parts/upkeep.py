@@ -65,7 +65,8 @@ class Polls(Part):
         publishers = publishers_of(spec) if spec is not None and events else ()
         name = spec.tls_name if spec is not None else ""
         key = self._node.config.api_key
-        self.poller.watch(backend.id, backend.url, key, publishers=publishers, events=events, tls_name=name)
+        url = with_base_path(backend.url, spec.base_path if spec is not None else "")
+        self.poller.watch(backend.id, url, key, publishers=publishers, events=events, tls_name=name)
 
     def removed(self, backend: Backend) -> None:
         self.poller.forget(backend.id)
@@ -104,6 +105,12 @@ class Polls(Part):
 
     def _received(self, backend: BackendId) -> None:
         log_transitions(self._node.registry.changes.received(backend, time.monotonic()))
+
+
+def with_base_path(url: str, path: str) -> str:
+    """Return a backend's URL with what precedes the paths of its pages, before its rank."""
+    place, rank, number = url.partition("#")
+    return place + path + rank + number
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:

@@ -33,6 +33,7 @@ class RelayStage:
     learn: LearnStage
     realtime: Realtime
     may_see: Callable[[bytes | None], bool]  # whether a request with this control key may see how it was routed
+    address_of: Callable[[str], BackendAddress]  # from a backend's URL
 
     def begin(
         self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes
@@ -72,7 +73,7 @@ class RelayStage:
         call.status = head.status
         fields = call.own_fields(attempt, head, self.may_see)
         if head.fields.locates:
-            served = BackendAddress.parse(attempt.target.url)
+            served = self.address_of(attempt.target.url)
             head = Places.of(call.request.path, served, (backend.url for backend in self.registry)).shown(head)
         if origin := call.request.fields.origin:
             head = call.client.cors.relayed(head, origin, time.monotonic())
