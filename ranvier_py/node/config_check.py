@@ -42,10 +42,18 @@ def check_backends(path: Path, key: str) -> None:
         raise ConfigError([f"{key}: {problem}" for problem in error.problems]) from error
 
 
+def check_folder(path: Path, key: str) -> None:
+    """Raise ConfigError if nothing can be written into this folder, which need not be there yet."""
+    place = next(each for each in (path, *path.parents) if each.exists() or each == each.parent)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError([f"{key}: {path} can't be written: {place} is no folder to write to"])
+
+
 READERS: Mapping[str, Callable[[Path, str], object]] = {
     "keys_file": read_key_file,
     "control_keys_file": read_key_file,
     "backends_file": check_backends,
+    "state_folder": check_folder,
 }
 
 

@@ -19,6 +19,7 @@ DATA = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 
 PATHS = [name for name, key in KEYS.items() if key.annotation == OptionalPath]
 WRITTEN = ("record_file", "gossip_state_file", "limit_state_file")
+FOLDER = "state_folder"
 
 
 def checked(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
@@ -28,7 +29,7 @@ def checked(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
     return code, printed.out + printed.err
 
 
-@pytest.mark.parametrize("name", [name for name in PATHS if name not in WRITTEN])
+@pytest.mark.parametrize("name", [name for name in PATHS if name not in (*WRITTEN, FOLDER)])
 def test_every_file_that_a_key_names_is_opened(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "none"
     code, text = checked(capsys, flag_of(name), str(missing))
@@ -47,6 +48,17 @@ def test_a_file_that_could_not_be_written_is_a_problem_and_none_is_made(
         assert (code, f"{name}: {place} " in text) == (exit_codes.EXIT_CONFIG, True)
     code, text = checked(capsys, flag_of(name), str(tmp_path / "none" / "new"), "--workers", "2")
     assert (text.count("new.0 can't be written"), text.count("new.1 can't be written")) == (1, 1)
+
+
+def test_a_folder_that_could_not_be_written_to_is_a_problem_and_none_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place, code in ((tmp_path, 0), (tmp_path / "new" / "folder", 0), (file, 2), (file / "folder", 2)):
+        found, text = checked(capsys, flag_of(FOLDER), str(place))
+        assert (found, f"{FOLDER}: {place} can't be written" in text) == (code, code == exit_codes.EXIT_CONFIG)
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_recording_goes_on_and_another_file_is_not_replaced(
