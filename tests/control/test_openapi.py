@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ async def test_a_live_node_serves_it_and_its_errors_are_as_it_has_them() -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
-async def test_a_live_node_keeps_to_it_whatever_is_asked() -> None:
+async def test_a_live_node_keeps_to_it_whatever_is_asked(tmp_path: Path) -> None:
     async with opened(Lab, 1, 300) as place:
         node = await place.start()
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{node.control}/openapi.json", "--no-color"]
@@ -83,6 +84,7 @@ async def test_a_live_node_keeps_to_it_whatever_is_asked() -> None:
             "--seed",
             "1",
         ]
-        done = await trio.run_process(command, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
+        silent: Any = {"capture_stdout": True, "stderr": subprocess.STDOUT, "check": False}
+        done = await trio.run_process(command, cwd=tmp_path, **silent)  # it leaves a folder there
         assert done.returncode == 0, done.stdout.decode()[-6000:]
         assert await node.faults() == {}

@@ -129,9 +129,9 @@ async def test_the_command_lists_adds_weighs_drains_changes_and_removes() -> Non
         assert "two at" in await command(node, "weight", "two", "3")
         assert "drained" in await command(node, "drain", second)
         listed = [line.split() for line in (await command(node)).splitlines()]
-        assert listed[0] == ["backend", "url", "health", "weight", "draining", "in", "flight"]
+        assert " ".join(listed[0]) == "backend url health weight draining in flight wanted by"
         assert [row[0] for row in listed[1:]] == ["one", "two"]
-        assert listed[2][3:5] == ["3", "yes"]
+        assert (listed[1][-1], listed[2][3:5], listed[2][-1]) == ("static", ["3", "yes"], "api")
         assert "requests again" in await command(node, "undrain", "two")
         assert "set" in await command(node, "set", "two", "any_model=yes")
         assert (await node.backends())[1]["any_model"] is True
