@@ -32,10 +32,9 @@ from ranvier_py.core.tokenize.tokenizer_probe import (
 )
 from ranvier_py.io.engine_asker import EngineAsker, EngineReply
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.node.checks.host_checks import ending
 from ranvier_py.node.checks.source_checks import backends_of
 from ranvier_py.node.checks.tokenizer_fit import misfit_finding, tokens_of
-from ranvier_py.node.parts.tls_parts import engine_context_of
+from ranvier_py.node.parts.tls_parts import ending, engine_context_of
 
 AT_ONCE = 16
 TOKEN_LIMIT_S = 20.0  # for one token, behind a full batch

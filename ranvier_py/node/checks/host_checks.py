@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import log2
 from pathlib import Path
 
@@ -23,11 +23,10 @@ from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_asker import EngineAsker
 from ranvier_py.io.gossip.gossip_port import open_sockets
 from ranvier_py.node.parts.request_parts import clients_within, descriptors_for
-from ranvier_py.node.parts.tls_parts import CONTROL, PUBLIC, UPSTREAM
+from ranvier_py.node.parts.tls_parts import CONTROL, PUBLIC, UPSTREAM, ending
 from ranvier_py.proxy.transport import listen
 
 KEY_BITS_MIN = 128
-ENDS_SOON_S = 14 * 86_400.0
 ASK_S = 2.0
 ALPHABETS = (string.digits, string.ascii_lowercase, string.ascii_uppercase, string.punctuation + " ")
 HEX = frozenset(string.hexdigits.lower())
@@ -110,7 +109,7 @@ def bits_of(key: str) -> float:
 
 
 async def check_certificates(config: Config) -> list[Finding]:
-    """Certificates of the node's own files that have ended, or end within ENDS_SOON_S."""
+    """Certificates of the node's own files that have ended, or end soon."""
     return await trio.to_thread.run_sync(lambda: [*certificates_ending(config, time.time())])
 
 
@@ -119,13 +118,3 @@ def certificates_ending(config: Config, now: float) -> Iterator[Finding]:
         path: Path | None = KEYS[name].value_in(config)
         if path is not None and not name.endswith("key_file"):
             yield from ending(f"{name} {path}", ends_of([path]).values(), now)
-
-
-def ending(about: str, ends: Iterable[float], now: float) -> Iterator[Finding]:
-    """Yield what is to be said of certificates that end at these times."""
-    if (soonest := min(ends, default=now + 2 * ENDS_SOON_S)) < now + ENDS_SOON_S:
-        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(soonest))
-        is_over = soonest <= now
-        what = f"{about}: a certificate {'has ended' if is_over else 'ends'} at {day}"
-        remedy = "Renew it; a node that runs takes new files by itself."
-        yield Finding("certificate_ends", Severity.DOWN if is_over else Severity.DEGRADED, what, about, "", remedy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
 
+OPENSSL = "openssl x509 -enddate -noout -in FILE"
 LOOK_S = 2.0  # between two looks at the files
-DAY_S = 86_400.0
-ENDS_S = 14 * DAY_S  # before its end a certificate is named: the usual ones are renewed 30 days before
+ENDS_SOON_S = 14 * 86_400.0
+"""Before its end a certificate is named: who renews them by program does so thirty days before."""
+
 UPSTREAM = ("upstream_ca_file", "upstream_certificate_file", "upstream_key_file")
 PUBLIC = ("tls_certificate_file", "tls_key_file", "tls_client_ca_file")
 CONTROL = ("control_tls_certificate_file", "control_tls_key_file", "control_client_ca_file")
@@ -76,18 +78,7 @@ class TlsFiles(Part):
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield which certificates end soon, or have ended."""
         for path, end in self._ends.items():
-            left_s = end - time.time()
-            if left_s > ENDS_S:
-                continue
-            days = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else f"ended {-left_s / DAY_S:.0f} days ago"
-            whom = "nobody connects over TLS then" if path in self._own() else "engines are not reached then"
-            what, remedy = f"the certificate {path} {days}", "Renew the file: it is taken by itself, without a restart."
-            command = f"openssl x509 -enddate -noout -in {path}"
-            yield Finding("certificate_ends", Severity.DEGRADED, what, str(path), whom, remedy, command)
-
-    def _own(self) -> set[Any]:
-        """Return the files by which this node proves itself to clients and operators."""
-        return {KEYS[name].value_in(self._node.config) for name in (*PUBLIC[:2], *CONTROL[:2])}
+            yield from ending(str(path), (end,), time.time())
 
     def _renew(self, paths: Sequence[Path]) -> None:
         config = self._node.config
@@ -135,3 +126,14 @@ def tls_context(config: Config, names: Sequence[str] = PUBLIC) -> ssl.SSLContext
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError([f"{', '.join(used)}: can't be used: {error}"]) from error
     return context
+
+
+def ending(about: str, ends: Iterable[float], now: float) -> Iterator[Finding]:
+    """Yield what is to be said of certificates that end at these times."""
+    if (soonest := min(ends, default=now + 2 * ENDS_SOON_S)) < now + ENDS_SOON_S:
+        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(soonest))
+        is_over = soonest <= now
+        what = f"{about}: a certificate {'has ended' if is_over else 'ends'} at {day}"
+        severity = Severity.DOWN if is_over else Severity.DEGRADED
+        remedy = "Renew it; a node that runs takes new files by itself."
+        yield Finding("certificate_ends", severity, what, about, "TLS", remedy, OPENSSL)

@@ -1,0 +1,54 @@
+"""What a node finds wrong among nodes, from its peer and from what it has noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranvier_py.core.findings import Severity
+from ranvier_py.core.peer.peer_findings import ALONE_S, AUDITS_DIFFERING, HELD_S, PeerSigns, peer_findings
+from ranvier_py.core.peer.router_peer import RouterPeer
+from tests.core.peer.test_gossip_state import started
+
+
+def kinds(peer: RouterPeer, signs: PeerSigns, now: float, *, expected: bool = False, age_s: float = 1e6) -> list[str]:
+    return [each.kind for each in peer_findings(peer, signs, now, expected=expected, age_s=age_s)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "signs"),
+    [
+        ("peer_key", PeerSigns(stranger=("10.0.0.7", 7946), stranger_at=100.0)),
+        ("clocks", PeerSigns(untimely_at=100.0)),
+        ("peer_datagrams", PeerSigns(blocked_at=100.0)),
+    ],
+)
+def test_what_a_node_has_noticed_is_named_for_a_while(kind: str, signs: PeerSigns) -> None:
+    peer = started()
+    assert kinds(peer, PeerSigns(), 100.0) == []
+    assert kinds(peer, signs, 100.0) == [kind]
+    assert kinds(peer, signs, 99.9 + HELD_S) == [kind]
+    assert kinds(peer, signs, 100.1 + HELD_S) == []
+
+
+def test_a_node_of_another_protocol_is_named_with_its_host() -> None:
+    peer = started()
+    peer.sessions.others.note("10.0.0.7", 1, 100.0)
+    (found,) = peer_findings(peer, PeerSigns(), 101.0, expected=False, age_s=1e6)
+    assert (found.kind, found.about, found.severity) == ("peer_protocol", "10.0.0.7", Severity.DEGRADED)
+
+
+def test_a_node_that_should_have_peers_and_finds_none_is_named_after_its_start() -> None:
+    peer = started()
+    assert kinds(peer, PeerSigns(), 0.0, expected=True, age_s=ALONE_S) == []
+    assert kinds(peer, PeerSigns(), 0.0, expected=True, age_s=ALONE_S + 1) == ["no_peer"]
+
+
+def test_tables_that_differ_once_are_no_finding_and_in_a_row_they_are() -> None:
+    peer = started()
+    counters = peer.features.routes.counters
+    counters.audits_differing, counters.differing_buckets = AUDITS_DIFFERING - 1, 900
+    assert kinds(peer, PeerSigns(), 0.0) == []
+    counters.audits_differing = AUDITS_DIFFERING
+    (found,) = peer_findings(peer, PeerSigns(), 0.0, expected=False, age_s=1e6)
+    assert found.kind == "tables_differ"
+    assert "900 of 4096" in found.what

@@ -1,0 +1,108 @@
+"""What the parts of a node find wrong with themselves, each from its own state."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from ranvier_py.core.clients.client_watch import BreakCount, BreakKind
+from ranvier_py.core.engine_cache.calibration.bias_findings import BIASES, bias_finding
+from ranvier_py.core.engine_cache.calibration.biases import Bias
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions
+from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.routing.capacity import CapacityEstimate
+from ranvier_py.node.client_parts import ClientReader
+from ranvier_py.node.part import Part
+from ranvier_py.node.parts.request_parts import PublicPort
+from ranvier_py.node.parts.router_parts import ShadowPolicies
+from ranvier_py.node.parts.tls_parts import TlsFiles
+from ranvier_py.node.reload import Reloads
+from tests.builders.built_nodes import built
+from tests.node.node_lab import lab
+from tests.node.test_verdict import SOON, finding, until_found
+
+
+def found_by(kind: type[Part], **settings: Any) -> tuple[Any, list[Finding]]:
+    part = built(**settings).part(kind)
+    return part, [*part.findings(0.0)]
+
+
+@pytest.mark.parametrize(("days", "severity"), [(-1, Severity.DOWN), (13, Severity.DEGRADED), (15, None)])
+def test_a_certificate_is_named_two_weeks_before_it_ends(tmp_path: Path, days: int, severity: Severity | None) -> None:
+    made = trustme.CA().issue_cert("127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=days))
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    made.cert_chain_pems[0].write_to_path(str(chain))
+    made.private_key_pem.write_to_path(str(key))
+    _, found = found_by(TlsFiles, tls_certificate_file=chain, tls_key_file=key)
+    assert [(each.kind, each.about, each.severity) for each in found] == (
+        [("certificate_ends", str(chain), severity)] if severity is not None else []
+    )
+
+
+def test_the_break_of_a_client_that_costs_most_is_named_with_the_rule_that_mends_it() -> None:
+    part, found = found_by(ClientReader)
+    assert found == []
+    counts = part.watch.counts("codex")
+    counts.prompt_tokens = 1_000_000
+    counts.breaks[BreakKind("reordered", "$.tools", "turn")] = BreakCount(3, 20_000, 1.0)
+    assert not [*part.findings(0.0)], "too little is lost"
+    counts.breaks[BreakKind("volatile", "$.system", "turn")] = BreakCount(9, 200_000, 12.5, {"sort-tools": 100})
+    (each,) = part.findings(0.0)
+    assert (each.kind, each.about, each.severity) == ("prefix_breaks", "codex", Severity.NOTICE)
+    assert "$.system" in each.what
+    assert "sort-tools" in each.remedy
+
+
+def test_the_shadow_that_would_have_saved_most_is_named_if_it_is_worth_a_change() -> None:
+    part, found = found_by(ShadowPolicies, shadow=["ttft", "random"])
+    assert found == []
+    for shadow, saved_s in zip(part.shadows.shadows, (90.0, 9.0), strict=True):
+        shadow.counters.placed, shadow.counters.saved_seconds = 10_000, saved_s
+    (each,) = part.findings(0.0)
+    assert (each.kind, each.about) == ("shadow_better", "ttft")
+    part.shadows.shadows[0].counters.saved_seconds = 40.0
+    assert not [*part.findings(0.0)]
+
+
+def test_a_port_that_is_nearly_full_is_named_by_what_it_is_full_of() -> None:
+    part, found = found_by(PublicPort, connections_max=100, in_flight_max=100)
+    assert found == []
+    part.server.counters.in_flight = 90
+    (each,) = part.findings(0.0)
+    assert (each.kind, each.about, each.severity) == ("node_full", "in_flight_max", Severity.DEGRADED)
+
+
+def test_too_few_files_for_the_connections_that_are_configured_are_named() -> None:
+    node = built(connections_max=100)
+    config = (
+        node.config.model_copy(update={"server": node.config.server}) if hasattr(node.config, "model_copy") else None
+    )
+    assert config is None
+    reloads = Reloads(node, built(connections_max=5000).config, None, 1024)
+    (each,) = reloads.findings(0.0)
+    assert (each.kind, each.severity) == ("descriptors", Severity.NOTICE)
+    assert "100 instead of 5000" in each.what
+
+
+@pytest.mark.parametrize("bias", Bias)
+def test_every_bias_of_predictions_has_its_words_and_its_remedy(bias: Bias) -> None:
+    known = BackendPredictions("http://a:1", 0, CapacityEstimate(), 16)
+    each = bias_finding(bias, known, "a")
+    assert each.kind == BIASES[bias][0]
+    assert each.about.startswith("a")
+    assert each.remedy.endswith(".")
+
+
+async def test_an_engine_whose_events_can_not_be_had_is_a_finding_with_the_reason() -> None:
+    async with lab(engines=1, **SOON) as node:
+        url = node.engines[0]
+        await node.http.request("DELETE", f"{node.control}/admin/backends", json={"url": url})
+        body = {"url": url, "kv_events": "tcp://127.0.0.1:1", "name": "w"}
+        assert (await node.http.post(f"{node.control}/admin/backends", json=body)).is_success
+        await node.until("/admin/status", lambda each: any("not connected" in one["what"] for one in each["findings"]))
+        found = finding(await until_found(node, "cache_level"), "cache_level")
+        assert (found["severity"], "w is known as estimated" in found["what"]) == ("degraded", True)
