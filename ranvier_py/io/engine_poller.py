@@ -65,7 +65,6 @@ ADDRESSES_MAX = 64  # addresses of a backend's host name
 DETAIL_CHARACTERS_MAX = 300  # of an error's description: enough for OpenSSL's longest text and a host
 CLOSE_S = 1.0  # to close a TLS connection while being cancelled
 LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
-
 PUBLISHER_PAGES = (
     ("/kv_event_sources", read_event_sources),
     ("/server_info", read_server_info),
@@ -280,7 +279,8 @@ class EnginePoller:
         asking; without `events` nobody asks for any."""
         self.forget(id)
         engine = self._engines[id] = Engine(id, url, api_key, tls_name, self._options)
-        self.trust(self._context)
+        if engine.url.scheme == "https":
+            self.trust(self._context)
         engine.fixed = publishers if events or publishers else None
         if self._nursery is not None:
             self._start(engine)

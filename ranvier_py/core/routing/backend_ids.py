@@ -66,7 +66,8 @@ class BackendIds:
         self.generations_used[backend.id] = backend.generation
         self.slots[backend.id] = backend
         self.by_name[backend.name] = self.by_url[backend.url] = backend
-        self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
+        if backend.id + 1 < len(self.slots):  # it has the id of one that is gone
+            self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
 
     def leave(self, name_or_url: str) -> Backend:
         """Remove a backend, whose id stays taken until `free`. Raises NotFound."""

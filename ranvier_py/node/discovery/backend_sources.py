@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import trio
+
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import Conflict, NotFound, RanvierError
 from ranvier_py.core.routing.backend import Backend
@@ -27,6 +29,9 @@ from ranvier_py.core.routing.wanted.backend_reconciler import (
 )
 from ranvier_py.core.routing.wanted.found_backend import OF_OPERATORS, STATIC, FoundBackend, SourceName
 
+PORTION = 32  # backends that come or go in one call: with all that a part notes of one, a fraction of 50 ms
+BETWEEN_PORTIONS_S = 0.005
+
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +41,7 @@ class BackendSources:
     def __init__(self, registry: Registry, add: Callable[..., Any], remove: Callable[..., object]) -> None:
         self.reconciler: BackendReconciler[BackendSpec] = BackendReconciler(registry.ids.backends_max)
         self._registry, self._add, self._remove = registry, add, remove
+        self.more = trio.Event()  # set: `settle` left something for its next call
 
     def take(
         self, name: SourceName, found: Iterable[FoundBackend[BackendSpec]], left_out: Sequence[str] = ()
@@ -136,8 +142,15 @@ class BackendSources:
         for url in before:
             if url not in self.reconciler.overrides:
                 log.warning("orders.outdated %s: its sources, edited since an operator changed it, hold", url)
+        left = PORTION
         try:
             for effect in effects:
+                if isinstance(effect, ToAdd | ToRemove) and not self._is_ordered(effect, ordered):
+                    left -= 1
+                    if left < 0:  # requests come first: the rest is done in a moment
+                        self.reconciler.changed = True
+                        self.more.set()
+                        continue
                 try:
                     self._carry_out(effect, ordered.get(effect.url, ""))
                 except RanvierError as error:
@@ -150,6 +163,19 @@ class BackendSources:
             self.reconciler.changed = True  # what is left is done with the next look
             raise
         return errors
+
+    def _is_ordered(self, effect: ToAdd | ToRemove, ordered: Mapping[str, str]) -> bool:
+        """Whether an operator waits for it, here or as the node starts."""
+        want = effect.want if isinstance(effect, ToAdd) else self.reconciler.placed[effect.url].want
+        return effect.url in ordered or not OF_OPERATORS.isdisjoint(want.kinds)
+
+    async def settle_rest(self) -> None:
+        """Do what `settle` leaves, until cancelled, a portion at a time."""
+        while True:
+            await self.more.wait()
+            self.more = trio.Event()
+            self.settle()
+            await trio.sleep(BETWEEN_PORTIONS_S)
 
     def _is_busy(self, url: str) -> bool:
         backend = self._registry.ids.by_url.get(url)

@@ -58,6 +58,7 @@ class DiscoveryParts(Part):
         """Follow the sources of the configuration as it is now."""
         self._followers, self._scopes = {}, {}
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sources.settle_rest)
             while True:
                 self._changed = trio.Event()
                 self._follow(self._wanted, nursery)

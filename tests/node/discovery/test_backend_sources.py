@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Registry
 from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
-from ranvier_py.node.discovery.backend_sources import BackendSources
+from ranvier_py.node.discovery.backend_sources import BETWEEN_PORTIONS_S, PORTION, BackendSources
 from tests.node.node_lab import lab
 
 FILE, DNS = SourceName("file"), SourceName("dns", "engines:8000")
@@ -79,6 +80,25 @@ def test_while_its_source_fails_a_new_process_gets_no_requests_until_the_source_
         assert place.pool == ["a:1"]
         with pytest.raises(BadRequest, match="there already"):
             place.sources.add(read_backend({"url": "http://a:1"}))
+
+
+async def test_many_backends_come_and_go_in_portions_and_those_of_an_operator_at_once() -> None:
+    place, many = Place(), 3 * PORTION + 5
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(place.sources.settle_rest)
+            place.take(DNS, *({"url": f"http://a:{number}"} for number in range(1, many + 1)))
+            assert len(place.names) == PORTION
+            place.sources.add(read_backend({"url": "http://b:1"}))
+            assert "b:1" in place.names
+            for wanted in (many + 1, 1):
+                while len(place.names) != wanted:  # noqa: ASYNC110
+                    await trio.sleep(BETWEEN_PORTIONS_S)
+                place.take(DNS)
+                place.sources.reconciler.drain_s = 0.0
+                place.sources.settle()
+                assert len(place.names) >= wanted - PORTION
+            nursery.cancel_scope.cancel()
 
 
 async def test_an_operator_removes_what_the_configuration_names_and_adds_it_again() -> None:

@@ -112,6 +112,8 @@ def test_a_fleet_is_replaced_and_no_request_fails(monkeypatch: pytest.MonkeyPatc
     fleet = Fleet(Random(7))
     monkeypatch.setattr(backend_sources.time, "monotonic", lambda: fleet.now)
     fleet.look()
+    while len(fleet.registry) < ENGINES:  # they come in portions
+        fleet.sources.settle()
     ends: list[tuple[float, int]] = []
     for old in range(ENGINES):
         fleet.change(ENGINES + old, ready=False)
