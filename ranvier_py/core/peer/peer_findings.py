@@ -21,6 +21,9 @@ from ranvier_py.core.peer.router_peer import RouterPeer
 HELD_S = 90.0
 """A node that finds nobody greets the addresses of its configuration each half minute."""
 
+LOST_S = 600.0
+"""So long a death degrades the cluster: later another node has taken its place, or is not to."""
+
 ALONE_S = 10.0  # after its start: a first look-up and an answer take less
 AUDITS_DIFFERING = 3  # in a row: one is a node that joins, two may be a burst
 
@@ -39,7 +42,7 @@ def peer_findings(peer: RouterPeer, signs: PeerSigns, now: float, *, expected: b
     """Yield the findings. `expected`: whether the configuration names peers; `age_s`: since the start."""
     yield from strangers(peer, signs, now)
     for member in peer.members.everybody():
-        yield from of_member(peer, member)
+        yield from of_member(peer, member, now)
     for session, how in peer.features.backend_sets.differing.items():
         name = peer.name_of(session)
         what, whom = f"peer {name} has another set of engines: {how}", "requests that it gets, and routes of these"
@@ -82,12 +85,13 @@ def strangers(peer: RouterPeer, signs: PeerSigns, now: float) -> Iterator[Findin
         yield Finding("peer_datagrams", Severity.NOTICE, what, "", whom, remedy)
 
 
-def of_member(peer: RouterPeer, member: Member) -> Iterator[Finding]:
+def of_member(peer: RouterPeer, member: Member, now: float) -> Iterator[Finding]:
     record, me = member.record, peer.me
     if member.state is State.DEAD:
         what = f"peer {record.name} at {spelled(member.address)} is gone without saying so"
-        remedy = "Start it again, or leave it: its routes stay, and it is forgotten by itself."
-        yield Finding("peer_lost", Severity.DEGRADED, what, record.name, "clients that only it serves", remedy)
+        remedy = "Start it again, or leave it: its routes stay, and it is forgotten after a day."
+        severity = Severity.DEGRADED if now - member.since < LOST_S else Severity.NOTICE
+        yield Finding("peer_lost", severity, what, record.name, "clients that only it serves", remedy)
     if not member.live:
         return
     if record.schema != me.schema:

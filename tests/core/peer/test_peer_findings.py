@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ranvier_py.core.findings import Severity
-from ranvier_py.core.peer.peer_findings import ALONE_S, AUDITS_DIFFERING, HELD_S, PeerSigns, peer_findings
+from ranvier_py.core.mesh.wire.messages import Record, State
+from ranvier_py.core.peer.peer_findings import ALONE_S, AUDITS_DIFFERING, HELD_S, LOST_S, PeerSigns, peer_findings
 from ranvier_py.core.peer.router_peer import RouterPeer
 from tests.core.peer.test_gossip_state import started
 
@@ -41,6 +42,15 @@ def test_a_node_that_should_have_peers_and_finds_none_is_named_after_its_start()
     peer = started()
     assert kinds(peer, PeerSigns(), 0.0, expected=True, age_s=ALONE_S) == []
     assert kinds(peer, PeerSigns(), 0.0, expected=True, age_s=ALONE_S + 1) == ["no_peer"]
+
+
+def test_a_peer_that_died_degrades_the_cluster_for_ten_minutes() -> None:
+    peer = started()
+    record = Record("n2", 2, 1, 0, State.DEAD, "10.0.0.2", 7946, peer.me.schema)
+    peer.members.table.roster.add(record, 100.0)
+    for now, severity in ((101.0, Severity.DEGRADED), (100.0 + LOST_S, Severity.NOTICE)):
+        (found,) = peer_findings(peer, PeerSigns(), now, expected=False, age_s=1e6)
+        assert (found.kind, found.about, found.severity) == ("peer_lost", "n2", severity)
 
 
 def test_tables_that_differ_once_are_no_finding_and_in_a_row_they_are() -> None:
