@@ -1,4 +1,4 @@
-"""Turns chats into token ids, with transformers and tokenizers, in worker threads.
+"""Turns chats into token ids, with tokenizers and jinja2, in worker threads; transformers loads what is not plain.
 
 The template renders the text, and the tokenizer encodes it, both as the engines use them: rendered text is encoded
 without added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
@@ -10,16 +10,19 @@ Invariant: tokenize(start) + tokenize_tail(rest) equals tokenize(whole), or the 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
+from tokenizers import Tokenizer
 
 from ranvier_py.core.errors import ConfigError, TemplateRefused, causes, words_of
 from ranvier_py.core.prompts.boundaries import (
@@ -45,6 +48,8 @@ from ranvier_py.core.prompts.templates import (
     stable_count,
     tail_pieces,
 )
+from ranvier_py.core.tokenize.plain_files import ADDED_TOKEN_FIELDS, plain_files
+from ranvier_py.core.tokenize.template_language import compile_template
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.core.tokenize.tokenizer_probe import PROBE_CHAT, PROBE_TEXT, ProbeTokens
 
@@ -93,7 +98,7 @@ class ChatTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        self._template = template
+        self._template: jinja2.Template | None = None
         self._variables: frozenset[str] = frozenset()
         self.profile = self._probed(template)
         self.facts = TokenizerFacts(
@@ -118,7 +123,9 @@ class ChatTokenizer:
         Raises ConfigError if it can't be loaded or is no fast tokenizer, or if the template does not compile.
         """
         path = EMBEDDED if source in ("", "embedded") else Path(source)
-        tokenizer = load_tokenizer(str(path) if path.is_dir() else source, local=path.is_dir())
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
+        local = path.is_dir()
+        tokenizer = (load_plain(path) if local else None) or load_tokenizer(str(path) if local else source, local=local)
         template = read_template(tokenizer, chat_template)
         tool_use = None if chat_template else read_tool_template(tokenizer)
         tokens = path / "tokenizer.json"
@@ -192,11 +199,12 @@ class ChatTokenizer:
             raise TemplateRefused("the request brings its own chat template")  # as vLLM does unless set to trust it
         arguments = {**chat.template, **(chat.template.get("chat_template_kwargs") or {})}
         try:
-            return render_template(
-                self._template,
-                chat,
-                {**self._special, **{name: arguments[name] for name in arguments if name in self._variables}},
-                generation,
+            return self._template.render(
+                messages=chat.messages,
+                tools=chat.tools or None,
+                documents=chat.template.get("documents"),
+                add_generation_prompt=generation,
+                **{**self._special, **{name: arguments[name] for name in arguments if name in self._variables}},
             )
         except RENDER_ERRORS as error:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
@@ -252,7 +260,8 @@ class ChatTokenizer:
     def _probed(self, template: str | None) -> TemplateProfile:
         if template is None:
             return TemplateProfile(reason="no chat template")
-        tree = parse_template(template)
+        self._template = compiled(template)
+        tree = self._template.environment.parse(template)
         self._variables, extra = read_variables(tree)
         eos = self._special.get("eos_token", "")
         quoting, exact = compared_texts(tree)
@@ -301,9 +310,38 @@ class ChatTokenizer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PlainTokenizer:
+    """A tokenizer that needs no transformers, with what one of transformers is asked for."""
+
+    backend_tokenizer: Tokenizer
+    special_tokens_map: Mapping[str, str]
+    chat_template: str | Mapping[str, str] | None
+
+
+def load_plain(folder: Path) -> PlainTokenizer | None:
+    """Load what a folder holds, or return None if transformers shall, which also knows what is wrong with its files."""
+    config, own = folder / "config.json", folder / "chat_template.jinja"
+    older = any((folder / name).exists() for name in ("special_tokens_map.json", "added_tokens.json"))
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        model = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+        template = own.read_text(encoding="utf-8") if own.exists() else None
+        found = plain_files(settings, model, template=template, older=older)
+        if found is None or (folder / "additional_chat_templates").exists():
+            return None
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # of tokenizers, which raises nothing more special; and what files of any content bring
+        return None
+    added = {
+        str(number): {name: getattr(token, name) for name in ADDED_TOKEN_FIELDS}
+        for number, token in backend.get_added_tokens_decoder().items()
+    }
+    return PlainTokenizer(backend, found.special_tokens_map, found.chat_template) if found.fit(added) else None
+
+
 def load_tokenizer(source: str, *, local: bool) -> Any:
     """Load with AutoTokenizer, without its logs; from the cache if the hub can't be reached. Raises ConfigError."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
 
@@ -346,7 +384,7 @@ def check_files(source: str, chat_template: str) -> None:
     if is_on_hub(source):
         check_hub_id(source)
     if chat_template:
-        parse_template(read_template(None, chat_template) or "")
+        compiled(read_template(None, chat_template) or "")
 
 
 def is_on_hub(source: str) -> bool:
@@ -419,31 +457,12 @@ def identity_of(tokenizer_data: bytes, templates: str, special: Mapping[str, Any
     return digest.hexdigest()
 
 
-def compiled(template: str) -> Any:
-    """Compile the template in transformers' sandboxed environment, which caches it."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415 - see load_tokenizer
-
-    return _compile_jinja_template(template)
-
-
-def parse_template(template: str) -> jinja2.nodes.Template:
-    """Return the template's syntax tree, in transformers' dialect. Raises ConfigError if it does not compile."""
+def compiled(template: str) -> jinja2.Template:
+    """Compile a chat template. Raises ConfigError."""
     try:
-        tree: jinja2.nodes.Template = compiled(template).environment.parse(template)
+        return compile_template(template, lambda form: datetime.now().strftime(form))  # noqa: DTZ005  # as engines do
     except jinja2.TemplateError as error:
         raise ConfigError([f"chat_template: does not compile: {error}"]) from error
-    return tree
-
-
-def render_template(template: str, chat: Chat, arguments: Mapping[str, Any], generation: bool) -> str:
-    text: str = compiled(template).render(
-        messages=chat.messages,
-        tools=chat.tools or None,
-        documents=chat.template.get("documents"),
-        add_generation_prompt=generation,
-        **arguments,
-    )
-    return text
 
 
 def clean_tokens(backend: Any) -> tuple[str, ...]:
