@@ -114,9 +114,14 @@ class StatusReports(Machine):
 
     @property
     def wake_at(self) -> float:
-        if not self._peers or self._own == ((), ()):
+        if not self._peers or self._is_silent:
             return inf
         return min(self._repeat_at, self._sent_at + SENT_S) if self._changed else self._repeat_at
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether peers know of nothing here, and there is nothing."""
+        return self._own == ((), ()) and self._sent_at == -inf
 
     def show(self, engines: Iterable[EngineReport], troubles: Iterable[Trouble]) -> None:
         """Set what this node shows from now on. That a finding has lasted longer is no change."""
@@ -129,7 +134,7 @@ class StatusReports(Machine):
     def met(self, peers: LivePeers, now: float) -> None:  # noqa: ARG002  # as of all machines
         before, self._peers = self._peers, {peer.session: peer for peer in peers.near}
         self._received = {session: each for session, each in self._received.items() if session in self._peers}
-        if self._own != ((), ()):
+        if not self._is_silent:
             self._send([peer for session, peer in self._peers.items() if session not in before])
 
     def tick(self, now: float) -> None:

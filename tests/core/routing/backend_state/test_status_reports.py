@@ -60,6 +60,15 @@ def test_a_report_is_sent_when_it_changes_and_now_and_then_again() -> None:
     assert outbox[-1].session == 3, "who comes gets it at once"
 
 
+def test_peers_are_sent_that_nothing_is_wrong_any_more() -> None:
+    machine, outbox = made(1)
+    machine.show([], [TROUBLE])
+    machine.tick(1000.0)
+    machine.show([], [])
+    machine.tick(1000.0 + SENT_S)
+    assert [each.message for each in outbox] == [StatusReport((), (TROUBLE,)), StatusReport((), ())]
+
+
 def test_a_peers_report_is_kept_until_it_is_old_or_the_peer_gone() -> None:
     machine, _ = made(1, 2)
     report = StatusReport((ENGINE,), (TROUBLE,))
