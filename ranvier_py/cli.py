@@ -37,7 +37,7 @@ COMMANDS = {
     "node": "the nodes that a node knows; drain: be unready, so that no new clients are sent to it",
     "access": "who may use a node, what is left of limits, and keys that are revoked on all nodes",
     "explain": "where would this request go, and why (body on stdin)",
-    "status": "backends, health, load, routes and requests of a node",
+    "status": "what is wrong with a node and its cluster, and what to do; engines and peers",
     "clients": "what clients do to their own prefixes, as a node sees it",
     "replay": "what would each policy have done with this traffic",
     "lint": "what clients do to their own prefixes, in captured requests or live traffic",
