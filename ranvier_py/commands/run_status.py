@@ -40,7 +40,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", default="", metavar="TEXT", help="only engines with TEXT in name, state or model")
     parser.add_argument("--watch", action="store_true", help="again and again, until q or Ctrl-C; ? lists the keys")
     parser.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="time between two pages (2)")
-    parser.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables (not with keys)")
+    parser.add_argument(
+        "--against", metavar="URL", help="control port of another node, to compare route tables (on no screen)"
+    )
     add_control_flags(parser)
 
 
