@@ -6,6 +6,7 @@ No container is started. The schemas come with `kubernetes-validate` and `check-
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
@@ -39,6 +41,7 @@ from ranvier_py.node.cluster_parts import LEAVE_S_MAX
 from ranvier_py.proxy.client import ServerCounters
 from ranvier_py.proxy.upstream import UpstreamCounters
 from ranvier_py.supervision import FaultCounters
+from tests.pages import Pages, serving
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -137,6 +140,48 @@ def test_the_image_is_built_from_what_its_ignore_file_lets_through() -> None:
     assert {"pyproject.toml", "ranvier_py"} <= set(copied)
     assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
     assert all((DEPLOY.parent / name).exists() for name in copied)
+
+
+def test_the_image_has_the_versions_of_the_lock() -> None:
+    (strip,) = re.findall(r"RUN (sed .* requirements\.lock) > /versions", (DEPLOY / "Dockerfile").read_text())
+    done = subprocess.run(shlex.split(strip), cwd=DEPLOY.parent, check=True, capture_output=True, text=True)
+    pins = [Requirement(line) for line in done.stdout.splitlines() if not line.lstrip().startswith("#")]
+    assert all(str(pin.specifier).startswith("==") and not pin.extras for pin in pins)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    needed = [
+        *project["dependencies"],
+        *(each for group in project["optional-dependencies"].values() for each in group),
+    ]
+    assert {Requirement(each).name for each in needed} <= {pin.name for pin in pins}
+    assert "--constraint /versions" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_the_image_is_labelled_as_the_wheel_is() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    labels = dict(re.findall(r'image\.(\w+)="(.*)"', "\n".join(dockerfile("LABEL"))))
+    assert labels == {
+        "title": project["name"],
+        "description": project["description"],
+        "licenses": project["license"],
+    }
+
+
+class Healthy(Pages):
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/healthz" else 404, b"")
+
+
+def test_the_image_is_healthy_while_the_control_port_answers() -> None:
+    (check,) = dockerfile("HEALTHCHECK")
+    python, option, program = json.loads(check.partition(" CMD ")[2])
+    assert (python, option) == ("/opt/ranvier/bin/python", "-c")
+    (url,) = re.findall(r"http://[^']+", program)
+    assert url == f"http://{Config().control}/healthz"
+    assert "/healthz" in OPEN_PATHS
+    with serving(Healthy) as server:
+        for there, code in ((f"{server.url}/healthz", 0), (f"{server.url}/other", 1)):
+            command = [sys.executable, "-c", program.replace(url, there)]
+            assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == code
 
 
 # --- Kubernetes: what the schemas know ------------------------------------------------------------------------------
