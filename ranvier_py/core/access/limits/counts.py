@@ -10,7 +10,7 @@ further ones are dropped and counted, so that what they count is not limited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import ceil, exp
 from operator import itemgetter
@@ -145,6 +145,16 @@ class Count:
             return self.taken
         bucket = self.buckets.get(window)
         return bucket.taken if bucket is not None else 0.0
+
+    def taken_before(self, moment: float) -> Mapping[int, float]:
+        """Return what each session took of a minute before a moment, of all that is kept; of other windows all."""
+        if self.span is not LimitSpan.MINUTE:
+            return self.by_origin
+        found: dict[int, float] = {}
+        for row in self.rows.values():
+            if (row.place - 1) * SLOT_S <= moment:  # those of peers are booked a slot late
+                found[row.origin] = found.get(row.origin, 0.0) + row.taken
+        return found
 
     def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
         """Add to a row; one that was dropped since is history."""

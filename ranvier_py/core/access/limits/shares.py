@@ -127,12 +127,13 @@ class LimitPeers:
 
     # --- shares -----------------------------------------------------------------------------------------------------
 
-    def share(self, count: Count, *sessions: int) -> list[float]:
-        """Return the shares of a limit that some nodes have, by what each took lately: of what those have left that
-        vanished before."""
+    def share(self, count: Count, *sessions: int, before: float = inf) -> list[float]:
+        """Return the shares of a limit that some nodes have, by what each took lately, `before` some moment: of what
+        those have left that vanished before."""
         everybody = (self.me, *self.live, *[one for one in self.vanished if one not in count.allowed])
         left = max(0.0, 1 - sum(allowed.share for allowed in count.allowed.values()))
-        taken = {one: max(0.0, count.by_origin.get(one, 0.0)) for one in everybody}
+        by_origin = (count.taken_before(before) if before < inf else None) or count.by_origin
+        taken = {one: max(0.0, by_origin.get(one, 0.0)) for one in everybody}
         whole, equal = sum(taken.values()), left / len(everybody)
         if whole <= 0:
             return [equal for _ in sessions]
@@ -145,7 +146,8 @@ class LimitPeers:
         for session in [one for one in count.allowed if one not in self.vanished]:
             del count.allowed[session]
         new = [one for one in self.vanished if one not in count.allowed]
-        for session, share in zip(new, self.share(count, *new), strict=True):
+        silent = min((self.vanished[session] for session in new), default=inf)  # else a share falls while others take
+        for session, share in zip(new, self.share(count, *new, before=silent), strict=True):
             count.allowed[session] = KeptShare(share, count.by_origin.get(session, 0.0), taken)
         held = 0.0
         for session, allowed in count.allowed.items():

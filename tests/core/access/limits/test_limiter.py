@@ -167,6 +167,18 @@ def test_both_sides_of_a_partition_get_together_no_more_than_the_limit(side: tup
     assert 800 <= net.taken(1, *MONTH) == net.taken(4, *MONTH) <= 1000
 
 
+def test_a_side_that_goes_on_while_the_other_is_silent_wins_no_share_of_it() -> None:
+    net, limits = LimitNet(4), meters(requests_per_minute=60)
+    granted_ones = [net.settle(session, net.decided(session, limits), 1) for session in net.nodes for _ in range(5)]
+    net.run(0.5)
+    net.part(1, 2)
+    found = []
+    for _ in range(40):
+        found += [net.decided(session, limits) for session in net.nodes]
+        net.run(0.4)
+    assert 30 <= granted(*found) <= 60 - len(granted_ones)
+
+
 def test_a_node_that_left_hands_its_share_over_and_one_that_died_keeps_it_for_an_hour() -> None:
     for leaves in (True, False):
         net = LimitNet(2)
