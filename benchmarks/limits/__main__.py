@@ -1,12 +1,13 @@
 """Does a limit of tokens a minute hold over several nodes without a store, and how much of it is left unused?
 
-    python -m benchmarks.limits [--only virtual | processes] [--dry]
+    python -m benchmarks.limits [--only virtual | processes | scale] [--dry]
 
 *Virtual*: simulated clusters of 1, 4, 8 and 32 nodes: 32 clients, four fifths of them at one node, ask for twice the
 limit, a fifth of all datagrams is lost; then with half of the nodes cut off for 30 s, and with a node killed.
 *Processes*: the same with 1, 4 and 8 nodes as processes, and an engine of this process that answers with counts. A
 request that is refused is tried again at once, so somebody always waits. Goals: served in no sliding minute more than
 1.02 x the limit (1.05 x with a partition), and held, with what is reserved, on average 0.98 x less one reservation.
+*Scale*: one of 16 nodes with 50,000 keys and 2,000 tenants (`scale`); goals: 100 MB, and 5 kB/s to each peer.
 
 LiteLLM with and without Redis and SMG are not beside it yet; SMG 1.13 limits no requests on its HTTP path.
 """
@@ -33,6 +34,7 @@ import orjson
 import trio
 
 from benchmarks.harness.bench import ROOT, command_line, finish, show, show_row
+from benchmarks.limits.scale import Scale
 from cluster.limits.limit_run import ANSWER_TOKENS, CLIENTS, PROMPT_TOKENS, LimitCase, LimitRun, Served, sliding
 
 VIRTUAL = {
@@ -41,6 +43,7 @@ VIRTUAL = {
     "8 nodes, one killed": LimitCase(8, kill_s=150.0, for_s=270.0),
 }
 PROCESSES = (1, 4, 8)
+SCALE_PER_S = (10.0, 30.0)  # requests of each node
 KEY, LIMIT, SKEW = "rk-of-the-benchmark", 100_000, 0.8
 TOKENS_PER_S = 1000.0
 RUN_S, MEASURED_FROM_S, RAMP_S = 150.0, 90.0, 30.0
@@ -166,13 +169,18 @@ def measured(only: Sequence[str], seed: int) -> dict[str, Any]:
         for nodes in PROCESSES:
             found["processes"][f"{nodes} nodes"] = trio.run(with_processes, nodes, seed)
             show_row({"processes": nodes, **found["processes"][f"{nodes} nodes"]})
+    if "scale" in only:
+        found["scale"] = {}
+        for per_s in SCALE_PER_S:
+            found["scale"][f"{per_s:g} requests per s and node"] = Scale(per_s, seed).go()
+            show_row({"scale": per_s, **found["scale"][f"{per_s:g} requests per s and node"]})
     return found
 
 
 def main() -> int:
     parser: argparse.ArgumentParser = command_line(__doc__, seed="clients and answers")
-    kinds = ("virtual", "processes")
-    parser.add_argument("--only", nargs="*", default=kinds, choices=kinds, help="both by default")
+    kinds = ("scale", "virtual", "processes")
+    parser.add_argument("--only", nargs="*", default=kinds, choices=kinds, help="all by default")
     options = parser.parse_args()
     result = measured(options.only, options.seed)
     show("")
