@@ -251,7 +251,7 @@ def features_of(
     wall_ms, admin_key = settings.wall_ms, settings.admin_key
     revocations = Revocations(admin_key, outbox, rng, now, wall_ms=wall_ms, stored=revoked)
     workers = WorkerCommands(
-        *(settings.worker_key, outbox, rng, now),
+        *(settings.worker_key, outbox, Random(session), now),  # noqa: S311  # its own draws, for times alone: no seed's run moves
         is_worker=lambda address: address[0] == peer.me.host and address[1] in settings.worker_ports,
         wall_ms=wall_ms,
     )
