@@ -34,6 +34,7 @@ RAMP_S = 60.0  # within which clients begin
 SETTLED_S = 120.0  # from when on it is measured
 LOOK_S = 0.1
 RESERVED = PROMPT_TOKENS + MEAN_TOKENS
+NEEDED = PROMPT_TOKENS + 3605  # what nine in ten requests take no more than
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class LimitRun:
             think_s = CLIENTS * 60.0 * (PROMPT_TOKENS + 2000) / (self.case.offered * self.case.per_minute)
             time.after(seconds + rng.expovariate(1 / think_s), self._begin, client)
         else:
-            is_false = self._held(LOOSE_S) + RESERVED < FALSE_SHARE * self.case.per_minute
+            is_false = self._held(LOOSE_S) + NEEDED < FALSE_SHARE * self.case.per_minute
             self.refusals.append((now, is_false))
             time.after(rng.uniform(0.05, 0.15), self._send, client, host.index, answer)
 

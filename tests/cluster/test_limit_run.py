@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.limits.limit_run import EXCESS, RESERVED, LimitCase, LimitRun
+from cluster.limits.limit_run import NEEDED, LimitCase, LimitRun
 
-SHARE = (RESERVED + EXCESS.most) / LimitCase().per_minute  # of the limit, that must be free for one request
+SHARE = NEEDED / LimitCase().per_minute  # of the limit, that one request may need
 SLOW = pytest.mark.slow
 
 
