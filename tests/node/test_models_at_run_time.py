@@ -127,7 +127,7 @@ LACKING = [
     answer(b'{"error":{"message":"The model `tuned` does not exist.","type":"NotFoundError","code":404}}'),
     answer(b'{"error":"model \'tuned\' not found, try pulling it first"}', status=404),
     answer(b'{"message":"The following requested LoRA adapters are not loaded: tuned"}', status=400),
-    answer(gzip.compress(b'{"error":{"code":"model_not_found"}}'), b"content-encoding: gzip", status=404),
+    answer(gzip.compress(b'{"error":{"code":"model_not_found"}}', mtime=0), b"content-encoding: gzip", status=404),
 ]
 
 

@@ -92,7 +92,7 @@ NO_JSON = (b'{"model":"other"', b"not json")
         b'{"model":"other","messages":[],"model":"lab-model"}',
         b'{"model":"lab-model","messages":[],"mod\\u0065l":"other"}',
         *NO_JSON,
-        gzip.compress(b'{"model":"other"}'),
+        gzip.compress(b'{"model":"other"}', mtime=0),
     ],
 )
 async def test_a_body_that_names_no_model_or_can_not_be_read_is_refused_for_a_key_of_some(
