@@ -44,6 +44,9 @@ the connection otherwise. A missed deadline, a client that left and the end of a
 READ_BYTES_MAX = 262_144
 """One read of a long body: with a quarter of a megabyte a 200 kB chat takes two or three reads."""
 
+SKIPPED_BYTES_MAX = 65_536
+"""The longest body that is read on after a refusal: a new connection costs more than this."""
+
 TURN_BYTES_MAX = 1024 * 1024
 """Bytes to read of a body that keeps arriving before other tasks have their turn."""
 
@@ -151,9 +154,11 @@ class Conversations:
                 self.by_head(request, client)
             self._check(head.length)
         except RanvierError as refusal:
-            if not whole:
+            if not whole and (head.waits or not 0 < head.length <= SKIPPED_BYTES_MAX):
                 raise
             self._refuse(client, refusal)
+            if not whole:
+                yield from self._skip(client, rest - len(data))
             return data[rest:]
         counters.in_flight += 1
         try:
@@ -174,6 +179,18 @@ class Conversations:
             client.body_bytes = 0
             counters.in_flight -= 1
         return data
+
+    def _skip(self, client: Client, count: int) -> Steps[None]:
+        """Read the rest of a body whose request is answered and keep none of it: the connection can take the next one.
+        Many clients send a head and its body apart, and each refusal would cost them a connection."""
+        if client.unsent is not None:
+            yield client.flush
+        client.arm(WaitPhase.IDLE, self.limits.header_s)
+        while count:
+            data = yield from received(client.transport, min(count, READ_BYTES_MAX))
+            if not data:
+                raise ConnectionOver
+            count -= len(data)
 
     def _handle(self, client: Client, request: HttpRequest) -> Steps[None]:
         """Run the handler, and answer errors that it raises before it answered. Raises what must end the connection."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from ranvier_py.core.errors import NodeBusy
 from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.conversation import SKIPPED_BYTES_MAX, awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.request_reader import ServerLimits
@@ -160,3 +161,43 @@ async def test_a_connection_that_waits_for_its_next_request_keeps_no_large_head_
             await client.send(b"GET / HTTP/1.1\r\nhost: h\r\nx-padding: %b\r\n\r\n" % (b"a" * size))
             assert (await client.response())[0] == 200
             assert ((await until_idle(server)).last_head is not None) == is_kept
+
+
+def refused(request: HttpRequest, client: Client) -> None:
+    if request.path == b"/refused":
+        raise NodeBusy("not now")
+
+
+@pytest.mark.parametrize("count", [1, 600, SKIPPED_BYTES_MAX])
+async def test_a_request_refused_by_its_head_keeps_its_connection_though_its_body_comes_later(count: int) -> None:
+    """The answer does not wait for the body, which is read and not kept."""
+    async with serving(Held()) as (server, port), await Wire.connect(port) as wire:
+        server.conversations.by_head = refused
+        request = post(b"x" * count).replace(b"/v1/chat/completions", b"/refused")
+        for _ in range(2):
+            await wire.send(request[:-count])
+            status, headers, _ = await wire.response()
+            assert (status, headers.get("connection")) == (503, None)
+            await wire.send(request[-count:])
+        assert server.counters.in_flight_bytes == 0
+        await wire.send(post(b"xyz"))
+        assert (await wire.response())[2] == b"3"
+
+
+@pytest.mark.parametrize("head", [b"content-length: %d" % (SKIPPED_BYTES_MAX + 1), b"transfer-encoding: chunked"])
+async def test_a_refusal_ends_the_connection_of_a_body_that_is_long_or_of_no_known_length(head: bytes) -> None:
+    async with serving(Held()) as (server, port), await Wire.connect(port) as wire:
+        server.conversations.by_head = refused
+        await wire.send(b"POST /refused HTTP/1.1\r\nhost: h\r\n%b\r\n\r\n" % head)
+        status, headers, _ = await wire.response()
+        assert (status, headers["connection"]) == (503, "close")
+        assert await wire.ended()
+
+
+async def test_a_refused_body_that_never_comes_holds_its_connection_no_longer_than_a_head_may() -> None:
+    limits = ServerLimits(tick_s=0.01, header_s=0.05)
+    async with serving(Held(), limits) as (server, port), await Wire.connect(port) as wire:
+        server.conversations.by_head = refused
+        await wire.send(b"POST /refused HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\nxx")
+        assert (await wire.response())[0] == 503
+        assert await wire.ended()
