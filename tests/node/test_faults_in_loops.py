@@ -18,6 +18,7 @@ from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.node.fingerprints import tokenizer_process
 from tests.examples import whole
 from tests.house import loops
+from tests.node.discovery.source_labs import SOURCES, quick
 from tests.node.node_lab import ClusterLab, Node, opened, start_engine, turn
 from tests.planted_bugs import Bug, plant
 
@@ -29,19 +30,23 @@ COUNTED = r'ranvier_unexpected_errors_total\{place="\w+"\}|ranvier_server_errors
 
 ELSEWHERE = {
     "ClusterParts._sums": "a part of one request of the control port, where a bug is a logged 500",
+    "EngineAsker._asked": "a part of one question to an engine, which TokenizerFit.loop asks",
     "LimitParts.loop": "goes round only where clients have keys; test_limits_of_nodes.py has it meet a bug",
     "NameParts.refuse_twin": "a part of one request of the control port, where a bug is a logged 500",
     "PublicPort._stop_on_signal": "ends the node, as it was asked to",
     "PublicPort._cut_at_next": "ends the node, as it was asked to",
     "Reloads.loop": "goes round for hang-ups alone, each of which reads one file; test_reload.py has it meet a bug",
     "RedisLink.prepare": "a part of one request; without a Redis it never goes round",
+    "SharedOrders.answers": "a part of one request of the control port, where a bug is a logged 500",
     "Splice._from_backend": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "Splice._from_client": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "TlsTransport.handshake": "a part of one connection by TLS; test_realtime.py has it meet a bug",
+    "TlsTransport._refuse_plain_http": "a part of one connection, which ends with it",
     "Wire._watch": "goes round for events that no connection has",
     "WorkerReports._reconcile": "a part of the answer to one report",
     "SharedAnswer.flush": "a part of one request, which others share, and ends with its answer",
     "SharedAnswer._await_engine.pass_on": "a part of one request, which others share, and ends with its answer",
+    "greeted": "a part of `ranvier check`, which is no node",
     "receive_frame": "a part of TokenizerProcess.run; a node does not start without",
 }
 """Loops that nothing here reaches, and why none of them is one that serves for ever."""
@@ -61,16 +66,25 @@ async def server_sent(stream: trio.SocketStream) -> None:
 @asynccontextmanager
 async def everything(folder: Path, *, process: bool) -> AsyncIterator[tuple[ClusterLab, dict[str, Any]]]:
     """An engine that publishes its events, streams of an index, and settings that have a node run all its parts."""
-    async with opened(partial(ClusterLab, folder=folder), 0, DEADLINE_S) as lab:
+    async with (
+        opened(partial(ClusterLab, folder=folder), 0, DEADLINE_S) as lab,
+        SOURCES["dns"](folder) as names,
+        SOURCES["service"](folder) as service,
+    ):
         if process:
             lab.tokenizer_of = tokenizer_process
         kv = KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
         lab.engines += [(await start_engine(lab.nursery, kv=kv))[0], (await start_engine(lab.nursery, 1))[0]]
         index = await lab.listen(server_sent)
         streams = (f"{index}/events", f"{index.replace('http', 'ws')}/events")
+        for source in (names, service):
+            await source.give(lab.engines[:1])
         yield (
             lab,
             {
+                **names.settings,
+                **service.settings,
+                "state_folder": folder,
                 "backend": [f"{url},kv_index={events}" for url, events in zip(lab.engines, streams, strict=True)],
                 "policy": "kv_score",
                 "kv_index_backend": "redis",
@@ -124,6 +138,7 @@ async def noted(node: Node) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that a bug left open
 @pytest.mark.parametrize(("module", "name"), ALL, ids=[name for _, name in ALL])
 async def test_a_bug_in_a_loop_is_counted_and_the_loop_goes_on(
@@ -143,3 +158,6 @@ async def test_a_bug_in_a_loop_is_counted_and_the_loop_goes_on(
 
 def test_what_is_left_out_is_still_there() -> None:
     assert set(ELSEWHERE) < {name for _, name in loops("node", "io", "proxy")}
+
+
+__all__ = ["quick"]
