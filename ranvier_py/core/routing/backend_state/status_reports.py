@@ -110,7 +110,7 @@ class StatusReports(Machine):
         self._peers: Mapping[int, Peer] = {}
         self._received: dict[int, Received] = {}
         self._changed = False
-        self._sent_at, self._repeat_at = -inf, now + rng.uniform(0, REPEAT_S)
+        self._sent_at, self._repeat_at = -inf, now + REPEAT_S
 
     @property
     def wake_at(self) -> float:
