@@ -24,7 +24,7 @@ def test_no_minute_has_more_than_the_limit_and_nothing_is_left_while_somebody_wa
 def test_a_partition_of_half_a_minute_never_doubles_the_limit(nodes: int) -> None:
     found = LimitRun(LimitCase(nodes, cut_s=150.0, for_s=270.0), 2).go()
     assert found.served_most <= 1.05
-    assert found.held_mean >= 0.98 - SHARE
+    assert found.held_mean >= 0.98 - 2 * SHARE  # each side may have a remainder in which no request has room
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ class Scene(NamedTuple):
     url: str
     folder: Path
 
-    async def chats(self, count: int, headers: Mapping[str, str] = {}) -> None:  # only read
+    async def chats(self, count: int, headers: Mapping[str, str] = {}, first: int = 0) -> None:  # only read
         """So many conversations, each of two turns, since only a second turn shows whether the first is found."""
-        for number in range(count):
+        for number in range(first, first + count):
             opening = f"question {number}: where are the atlases of shelf {number * 7}? " * 10
             for words in ([opening], [opening, "On the third shelf.", "And the maps?"]):
                 await self.place.http.post(self.url + CHAT, content=chat(turn(*words)), headers=dict(headers))
@@ -69,7 +69,9 @@ async def fail_inside(scene: Scene) -> None:
     for url in scene.place.engines[:1]:
         fault = {"kind": "error_inside", "form": "first", "status": 500}
         assert (await scene.place.http.post(f"{url}/admin/faults", json=fault)).is_success
-    await scene.chats(20)
+    async with trio.open_nursery() as nursery:  # several at once, so that both engines are asked
+        for user in range(4):
+            nursery.start_soon(scene.chats, 100, {}, 100 * user)
 
 
 class Incident(NamedTuple):
