@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +33,7 @@ import orjson
 import trio
 
 from benchmarks.harness.bench import ROOT, command_line, finish, show, show_row
+from benchmarks.harness.processes import free_port
 from benchmarks.limits.scale import Scale
 from cluster.limits.limit_run import ANSWER_TOKENS, CLIENTS, PROMPT_TOKENS, LimitCase, LimitRun, Served, sliding
 
@@ -83,27 +83,35 @@ class Engine:
 
 
 async def with_processes(nodes: int, seed: int) -> Mapping[str, Any]:
-    """Measure so many processes."""
-    served, counts = list[Served](), {"requests": 0, "refused": 0}
+    """Measure so many nodes as processes."""
     with TemporaryDirectory() as folder:
-        async with AsyncExitStack() as stack:
-            nursery = await stack.enter_async_context(trio.open_nursery())
-            serve = partial(trio.serve_tcp, Engine(Random(seed)).serve, 0, host="127.0.0.1")
-            (listener,) = await nursery.start(serve)
-            engine = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-            processes, urls = await trio.to_thread.run_sync(start_nodes, nodes, engine, Path(folder))
-            await trio.sleep(SETTLE_S)
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=60.0, limits=httpx.Limits()))
-            began = time.monotonic()
-            with trio.move_on_after(RUN_S):
-                async with trio.open_nursery() as clients:
-                    for client in range(CLIENTS):
-                        url = urls[0] if nodes == 1 or client < SKEW * CLIENTS else urls[1 + client % (nodes - 1)]
-                        clients.start_soon(ask, http, url, Random(f"{seed} {client}"), served, counts)
-            for process in processes:
-                process.terminate()
-                process.wait()
-            nursery.cancel_scope.cancel()
+        return await served_by(lambda engine: running(nodes, engine, Path(folder)), seed, {"x-api-key": KEY}, SETTLE_S)
+
+
+async def served_by(
+    start: Callable[[str], AbstractContextManager[Sequence[str]]],
+    seed: int,
+    headers: Mapping[str, str],
+    settle_s: float = 0.0,
+) -> Mapping[str, Any]:
+    """Measure processes in front of one engine: `start` runs them, given its URL, and gives theirs."""
+    served, counts = list[Served](), {"requests": 0, "refused": 0}
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        serve = partial(trio.serve_tcp, Engine(Random(seed)).serve, 0, host="127.0.0.1")
+        (listener,) = await nursery.start(serve)
+        held = start(f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
+        urls = await trio.to_thread.run_sync(held.__enter__)
+        stack.callback(held.__exit__, None, None, None)
+        await trio.sleep(settle_s)
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=60.0, headers=dict(headers)))
+        began = time.monotonic()
+        with trio.move_on_after(RUN_S):
+            async with trio.open_nursery() as clients:
+                for client in range(CLIENTS):
+                    url = urls[0] if len(urls) == 1 or client < SKEW * CLIENTS else urls[1 + client % (len(urls) - 1)]
+                    clients.start_soon(ask, http, url, Random(f"{seed} {client}"), served, counts)
+        nursery.cancel_scope.cancel()
     served.sort(key=lambda one: one.at)
     minutes = sliding(served, began + MEASURED_FROM_S, began + RUN_S - 5.0, LIMIT)
     return {
@@ -114,30 +122,33 @@ async def with_processes(nodes: int, seed: int) -> Mapping[str, Any]:
     }
 
 
-def start_nodes(nodes: int, engine: str, folder: Path) -> tuple[list[subprocess.Popen[str]], list[str]]:
+@contextmanager
+def running(nodes: int, engine: str, folder: Path) -> Iterator[Sequence[str]]:
+    """So many nodes that gossip, with one key; gives where each takes chats."""
     keys, secret = folder / "keys.toml", folder / "cluster.key"
     digest = sha256(KEY.encode()).hexdigest()
     keys.write_text(f'[[key]]\nid = "b"\nsha256 = "{digest}"\ntokens_per_minute = {LIMIT}\n')
     secret.write_text("3f" * 16 + "a7" * 16)
-    processes, urls, places = [], [], list[str]()
-    for number in range(nodes):
-        place = f"127.0.0.1:{free_port()}"
-        options = ["--listen=127.0.0.1:0", "--control=127.0.0.1:0", f"--gossip={place}", f"--backend={engine}"]
-        options += [f"--keys-file={keys}", f"--cluster-key-file={secret}", *[f"--join={one}" for one in places]]
-        command = [sys.executable, "-m", "ranvier_py", "serve", f"--node-name=n{number}", *options]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert process.stdout is not None
-        found = LISTENING.search(process.stdout.readline())
-        assert found is not None
-        processes.append(process)
-        urls.append(f"http://{found[1]}/v1/chat/completions")
-        places.append(place)
-    return processes, urls
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    processes, urls, places = list[subprocess.Popen[str]](), list[str](), list[str]()
+    try:
+        for number in range(nodes):
+            place = f"127.0.0.1:{free_port()}"
+            options = ["--listen=127.0.0.1:0", "--control=127.0.0.1:0", f"--gossip={place}", f"--backend={engine}"]
+            options += [f"--keys-file={keys}", f"--cluster-key-file={secret}", *[f"--join={one}" for one in places]]
+            command = [sys.executable, "-m", "ranvier_py", "serve", f"--node-name=n{number}", *options]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            processes.append(process)
+            assert process.stdout is not None
+            found = LISTENING.search(process.stdout.readline())
+            assert found is not None
+            urls.append(f"http://{found[1]}/v1/chat/completions")
+            places.append(place)
+        yield urls
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
 
 
 async def ask(http: httpx.AsyncClient, url: str, rng: Random, served: list[Served], counts: dict[str, int]) -> None:
@@ -146,7 +157,7 @@ async def ask(http: httpx.AsyncClient, url: str, rng: Random, served: list[Serve
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": TEXT}], "max_tokens": ANSWER_TOKENS[1]})
     while True:
         at = time.monotonic()
-        response = await http.post(url, content=body, headers={"x-api-key": KEY})
+        response = await http.post(url, content=body)
         counts["requests"] += 1
         if response.status_code == 200:
             tokens = response.json()["usage"]["total_tokens"]

@@ -17,22 +17,18 @@ import argparse
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import trio
 
 from benchmarks.harness.bench import command_line, finish, show, show_row
 from benchmarks.harness.processes import PEERS_DIR, free_port, process, wait_for_answer
-from benchmarks.limits.__main__ import KEY, LIMIT, MEASURED_FROM_S, RUN_S, SKEW, Engine, ask, with_processes
-from cluster.limits.limit_run import CLIENTS, Served, sliding
+from benchmarks.limits.__main__ import KEY, LIMIT, served_by, with_processes
 
 PROCESSES = (1, 4)
 KINDS = ("ours", "litellm", "redis")
@@ -83,34 +79,9 @@ def proxies(count: int, engine: str, folder: Path, *, redis: bool) -> Iterator[S
 
 async def with_proxies(count: int, seed: int, *, redis: bool) -> Mapping[str, Any]:
     """Measure so many proxies."""
-    served, counts = list[Served](), {"requests": 0, "refused": 0}
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     with TemporaryDirectory() as name:
-        async with AsyncExitStack() as stack:
-            nursery = await stack.enter_async_context(trio.open_nursery())
-            serve = partial(trio.serve_tcp, Engine(Random(seed)).serve, 0, host="127.0.0.1")
-            (listener,) = await nursery.start(serve)
-            engine = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-            held = proxies(count, engine, Path(name), redis=redis)
-            urls = await trio.to_thread.run_sync(held.__enter__)
-            stack.callback(held.__exit__, None, None, None)
-            headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=60.0, headers=headers))
-            began = time.monotonic()
-            with trio.move_on_after(RUN_S):
-                async with trio.open_nursery() as clients:
-                    for client in range(CLIENTS):
-                        url = urls[0] if count == 1 or client < SKEW * CLIENTS else urls[1 + client % (count - 1)]
-                        clients.start_soon(ask, http, url, Random(f"{seed} {client}"), served, counts)
-            nursery.cancel_scope.cancel()
-    served.sort(key=lambda one: one.at)
-    minutes = sliding(served, began + MEASURED_FROM_S, began + RUN_S - 5.0, LIMIT)
-    most, least, mean = max(minutes), min(minutes), sum(minutes) / len(minutes)
-    return {
-        "served_most": round(most, 4),
-        "served_least": round(least, 4),
-        "served_mean": round(mean, 4),
-        **counts,
-    }
+        return await served_by(lambda engine: proxies(count, engine, Path(name), redis=redis), seed, headers)
 
 
 def release() -> str:
