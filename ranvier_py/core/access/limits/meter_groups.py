@@ -38,7 +38,9 @@ class Excess(NamedTuple):
     def margin(self, amount: float) -> float:
         """Return what must be left beside an amount, so that all that runs stays within both.
         Sums of many vary less than each."""
-        return min(DEVIATIONS * sqrt(self.variance * amount), self.most * amount) if self.variance else 0.0
+        if not self.variance or amount <= 0.0:  # a little less than nothing may be left of what ran: it is rounded
+            return 0.0
+        return min(DEVIATIONS * sqrt(self.variance * amount), self.most * amount)
 
 
 NO_EXCESS = Excess(0.0, 0.0)

@@ -113,6 +113,19 @@ def test_one_request_holds_no_more_room_than_it_may_take_at_most() -> None:
     assert isinstance(limiter.reserve(group, net_amounts(50), 10.0, excess=excess), Refusal)
 
 
+def test_reservations_that_are_no_whole_numbers_leave_nothing_that_stops_the_next_request() -> None:
+    limiter, group, rng = LimitNet(1).nodes[1].limiter, MeterGroup(meters(tokens_per_minute=100_000)), Random(1)
+    excess = Excess(100.0**2, 200.0)
+    for turn in range(50):
+        now = 10.0 + turn * 30.0  # each looks at its count anew
+        grants = [limiter.reserve(group, net_amounts(rng.expovariate(1 / 1000)), now, excess=excess) for _ in range(8)]
+        assert granted(*grants) == 8
+        rng.shuffle(grants)
+        for grant in grants:
+            assert isinstance(grant, Grant)
+            limiter.settle(net_amounts(rng.expovariate(1 / 1000)), grant)
+
+
 def net_amounts(tokens: float) -> Amounts:
     return Amounts(tokens, tokens, tokens)
 
