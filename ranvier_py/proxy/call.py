@@ -173,6 +173,12 @@ class Call:
         return identity is None or by_alias or identity.may_use(model)
 
     @property
+    def model_names(self) -> Sequence[str]:
+        """The names for its model of which the client must be allowed one; none where it named no model."""
+        asked = self.named.asked if self.named is not None else ""
+        return tuple(filter(None, (asked, self.read.prompt.model)))
+
+    @property
     def is_open(self) -> bool:
         """Whether the client has the head of a stream that has not begun, so that any engine may still answer."""
         return self.awaited is not None and self.awaited.is_open

@@ -1,7 +1,7 @@
 """WebSockets of /v1/realtime: once an engine has accepted one, bytes pass both ways until both sides have ended.
 
 If one side ends, the other one is notified (FIN) and may still send; if one breaks off, the whole WebSocket ends. A
-client whose key is not valid any more gets a close frame between two frames of its engine, and sends nothing further.
+client that would not be let in any more gets a close frame between two frames of its engine, and sends nothing further.
 Invariant: what one side ends or leaves silent ends on the other, and is never read as a request (test_realtime.py).
 Bounds: `connections_max` at once, above which a client gets a 503. A WebSocket is closed after `idle_s` without a byte
 in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory.
@@ -10,7 +10,7 @@ in either direction, or after CLOSE_S once a side has ended. Each direction has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -58,7 +58,7 @@ class RealtimeCounters:
     refused: int = counter("WebSockets of clients refused because too many were open.")
     idle: int = counter("WebSockets closed because nothing came from either side.")
     broken: int = counter("WebSockets that one side broke off.")
-    parted: int = counter("WebSockets closed because their client's key was not valid any more.")
+    parted: int = counter("WebSockets closed because their client's key would not be let in any more.")
     client_bytes: int = counter("Bytes of WebSockets from clients to backends.")
     backend_bytes: int = counter("Bytes of WebSockets from backends to clients.")
 
@@ -107,10 +107,11 @@ class Realtime:
         if splice.failure is not None:
             raise splice.failure
 
-    def part(self, refusal: Callable[[SeenHead], str]) -> None:
-        """Close all whose client would not be let in any more; `refusal`: why not."""
+    def part(self, refusal: Callable[[SeenHead, Sequence[str]], str]) -> None:
+        """Close all whose client would not be let in any more; `refusal`: why not, of one with these names of its
+        model."""
         for splice, seen in [*self._open.items()]:
-            if reason := refusal(seen):
+            if reason := refusal(seen, splice.models):
                 del self._open[splice]
                 self.counters.parted += 1
                 splice.part(reason)
@@ -119,7 +120,7 @@ class Realtime:
 class Splice:
     """Relays between one client and one backend. `ahead` has the bytes that the client sent before it had its answer.
     `client_bytes` came from the client, `backend_bytes` from the backend. `early`: bytes of the backend that the client
-    has already; `seen`: who the client is, if it may have to be parted from."""
+    has already; `seen`: who the client is, if it may have to be parted from; `models`: by which names it asked."""
 
     def __init__(
         self,
@@ -130,9 +131,10 @@ class Splice:
         *,
         early: bytes = b"",
         seen: SeenHead | None = None,
+        models: Sequence[str] = (),
     ) -> None:
         self._client, self._backend, self._ahead = client, backend, ahead
-        self._idle_s, self.seen = idle_s, seen
+        self._idle_s, self.seen, self.models = idle_s, seen, models
         self._scope, self._receiving = trio.CancelScope(), trio.CancelScope()
         self._frames = (
             (WebSocketFrames(), WebSocketFrames()) if seen is not None else None

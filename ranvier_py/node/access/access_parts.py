@@ -28,10 +28,13 @@ from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import LIMIT, TEXT_SCHEMA, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node
+from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
+from ranvier_py.proxy.stages.admit import may_go_on
 from ranvier_py.proxy.stages.identify import Gate, Network
+from ranvier_py.proxy.stages.reserve import UNCOUNTED
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,9 @@ NOT_SHARED = (
     "revoking needs a keys_file, and gossip with a gossip_admin_key; without, set disabled = true in the file. With "
     "them there are too many revocations, or there is none to take back"
 )
+
+OTHER_MODELS = "the key may not use this model any more"
+"""Ends a WebSocket that its key opened before its models changed."""
 
 HeadCheck = Callable[[HttpRequest, Client], object]
 """Raises a RanvierError if the head of a request is reason enough to refuse it."""
@@ -110,9 +116,20 @@ class Access(KeyedPart):
         self._part()
 
     def _part(self) -> None:
-        """Close the WebSockets of clients whose keys have gone: each was asked for its key when it was opened alone."""
+        """Close the WebSockets of clients that would not be let in now: each was asked for its key, its model and its
+        limits when it was opened alone."""
         if self.gate is not None and self.gate.needs_key:
-            self._realtime.part(self.gate.refusal)
+            self._realtime.part(self._refusal)
+
+    def _refusal(self, seen: SeenHead, models: Sequence[str]) -> str:
+        if self.gate is None or seen.identity is None or seen.identity.key is None:
+            return ""
+        found, why = self.gate.still(seen)
+        if found is None:
+            return why
+        if not may_go_on(found, models, self._listed):
+            return OTHER_MODELS
+        return UNCOUNTED if self._limits.reserve is not None and self._limits.reserve.needs_counts(found) else ""
 
     def held(self, before: Config, after: Config) -> Iterable[str]:
         """Whether there is a gate can't change: what else tells tenants apart was made for that."""

@@ -7,6 +7,7 @@ is known, because a body can't be read or names none, such a key may ask only wh
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trio.lowlevel import checkpoint
@@ -41,13 +42,22 @@ class AdmitStage:
         if model:
             if not call.may_use(model):
                 raise self.names.missing(asked_in(call), identity.may_use)
-            return None if self._may_use_all(identity) else named_once(read)
-        if (call.request.method in ASKING or read.upgrades) and not self._may_use_all(identity):
+            return None if may_use_all(identity, self.names) else named_once(read)
+        if (call.request.method in ASKING or read.upgrades) and not may_use_all(identity, self.names):
             raise BadRequest(FOR_SOME)
         return None
 
-    def _may_use_all(self, identity: Identity) -> bool:
-        return bool(self.names.listed) and all(map(identity.may_use, self.names.listed))
+
+def may_use_all(identity: Identity, names: ModelNames) -> bool:
+    return bool(names.listed) and all(map(identity.may_use, names.listed))
+
+
+def may_go_on(identity: Identity, models: Sequence[str], names: ModelNames) -> bool:
+    """Whether what was asked for by one of these names for its model may go on, or by none, while engines list no
+    other."""
+    if not identity.is_limited_to_models:
+        return True
+    return any(map(identity.may_use, models)) if models else all(map(identity.may_use, names.listed))
 
 
 def shown_to(call: Call, error: ModelNotFound, names: ModelNames) -> ModelNotFound:

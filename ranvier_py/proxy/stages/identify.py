@@ -125,14 +125,14 @@ class Gate:
                 why = "revoked"
         return None, why
 
-    def refusal(self, seen: SeenHead) -> str:
-        """Return why who was let in with a key would not be now, as clients read it; "" if it would be."""
-        if seen.identity is None or seen.identity.key is None:
-            return ""
+    def still(self, seen: SeenHead) -> tuple[Identity | None, str]:
+        """Return who would be let in now of those who were let in with a key; else None, and why not, as clients read
+        it."""
+        assert seen.identity is not None
         found, why = self._holder(seen)
         if found is not None and found.key_id == seen.identity.key_id:
-            return ""
-        return WORDS[why or "unknown"]
+            return found, ""
+        return None, WORDS[why or "unknown"]
 
     def _pass(self, seen: SeenHead, request: HttpRequest, identity: Identity | None) -> None:
         seen.claims = []

@@ -178,7 +178,7 @@ class RelayStage:
         client.work()
         client.handling = False  # from now on a client that ends its side may still receive
         sides, seen = (client.transport, exchange.transport), client.seen_head
-        splice = Splice(*sides, client.ahead, limits.idle_s, early=early, seen=seen)
+        splice = Splice(*sides, client.ahead, limits.idle_s, early=early, seen=seen, models=call.model_names)
         try:
             with suppress(NodeBusy):  # the end of a drain: both sides are closed as if they had ended
                 yield partial(self.realtime.splice, splice)

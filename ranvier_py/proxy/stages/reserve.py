@@ -64,6 +64,11 @@ class ReserveStage:
         if refusal is not None:
             raise error_of(refusal)
 
+    def needs_counts(self, identity: Identity) -> bool:
+        """Whether requests whose tokens nobody counts may not pass the limits of this identity."""
+        meters = self.meters.of(identity)
+        return meters.needs_counts and not meters.is_unlimited
+
     def begin(self, call: Call) -> Steps[None] | None:
         """Count a request by its head. Raises LimitReached, Forbidden."""
         if call.identity is None or call.client.started:

@@ -14,8 +14,10 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
 
 from ranvier_py.io.keys import FollowedFile
+from ranvier_py.node.access.access_parts import OTHER_MODELS
 from ranvier_py.proxy import realtime
 from ranvier_py.proxy.stages import identify
+from ranvier_py.proxy.stages.reserve import UNCOUNTED
 from tests.node.access.key_lab import BLUE, RED, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, cluster_lab, lab
 from tests.proxy.test_realtime import TARGET, Engine, Socket, accepted, certified, closed, echo, until
@@ -29,10 +31,10 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FollowedFile.__init__.__kwdefaults__, "interval_s", 0.05)
 
 
-async def opened(node: Node, key: str, wire: Wire | None = None) -> Socket:
+async def opened(node: Node, key: str, wire: Wire | None = None, target: str = TARGET) -> Socket:
     found = Socket(wire or await node.wire(), WSConnection(ConnectionType.CLIENT))
     headers = [(name.encode(), value.encode()) for name, value in bearer(key).items()]
-    await found.send(Request(host="h", target=TARGET, extra_headers=headers))
+    await found.send(Request(host="h", target=target, extra_headers=headers))
     assert isinstance(await found.next(), AcceptConnection)
     return found
 
@@ -61,6 +63,10 @@ GOES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "the key has expired": expire,
     "the key is disabled": lambda path, _: rewritten(path, key_lines(RED, disabled=True), key_lines(BLUE)),
     "the key is not known here": lambda path, _: rewritten(path, key_lines(BLUE)),
+    OTHER_MODELS: lambda path, _: rewritten(path, key_lines(RED, models=["other-*"]), key_lines(BLUE, models=["m*"])),
+    UNCOUNTED: lambda path, _: rewritten(
+        path, key_lines(RED, tokens_per_minute=1000), key_lines(BLUE, tokens_per_minute=1000, uncounted=True)
+    ),
 }
 
 
@@ -75,6 +81,18 @@ async def test_a_websocket_is_closed_when_its_key_goes_and_that_of_another_key_s
         GOES[words](path, monkeypatch)
         await parted(red, words)
         await until(node, open=1, parted=1, idle=0, broken=0)
+        await blue.send(TextMessage(data="still here"))
+        assert await blue.next() == TextMessage(data="still here")
+        await closed(blue)
+
+
+async def test_a_websocket_is_closed_when_its_key_loses_the_model_that_it_named_alone(tmp_path: Path) -> None:
+    path, engine = keys_file(tmp_path, key_lines(RED), key_lines(BLUE, models=["m*"])), Engine(echo)
+    async with lab(engine, keys_file=path) as node:
+        red = await opened(node, RED, target=f"{TARGET}?model=m")
+        blue = await opened(node, BLUE, target=f"{TARGET}?model=m")
+        rewritten(path, key_lines(RED, models=["other-*"]), key_lines(BLUE, models=["other-*", "m"]))
+        await parted(red, OTHER_MODELS)
         await blue.send(TextMessage(data="still here"))
         assert await blue.next() == TextMessage(data="still here")
         await closed(blue)
