@@ -216,7 +216,7 @@ class Conversations:
             logger.exception("request.failed peer=%s", client.peer)
             if client.started:
                 raise
-            client.must_close = True
+            client.must_close, client.limit_lines = True, None  # what failed may be what these lines are made of
             self._answer_error(client, RanvierError("internal error"))
         finally:
             client.handling = False

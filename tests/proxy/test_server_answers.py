@@ -114,6 +114,7 @@ async def test_a_handler_that_crashes_or_forgets_to_answer_is_a_500(
     @awaiting
     async def broken(request: HttpRequest, client: Client) -> None:
         if crash:
+            client.limit_lines = lambda: b"%d" % (1 // 0)  # the same bug may be met as the head of the answer is made
             raise ZeroDivisionError("secret detail")
 
     async with serving(broken) as (_, port), await Wire.connect(port) as wire:
