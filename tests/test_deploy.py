@@ -46,7 +46,7 @@ from tests.pages import Pages, serving
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 KUSTOMIZATION = KUBERNETES / "kustomization.yaml"
-MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path != KUSTOMIZATION)
+MANIFESTS = sorted({*KUBERNETES.glob("*.yaml")} - {KUSTOMIZATION, KUBERNETES / "values.yaml"})
 COMPOSE = DEPLOY / "compose.yaml"
 
 OLDEST_KUBERNETES = "1.27"
@@ -190,7 +190,8 @@ def test_the_image_is_healthy_while_the_control_port_answers() -> None:
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
 def test_every_manifest_is_what_kubernetes_accepts(version: str) -> None:
     found = [item for path in MANIFESTS for item in documents(path)]
-    assert sorted(item["kind"] for item in found) == ["PodDisruptionBudget", "Service", "Service", "StatefulSet"]
+    kinds = ["NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding", *["Service"] * 3, "ServiceAccount"]
+    assert sorted(item["kind"] for item in found) == [*kinds, "StatefulSet"]
     for item in found:
         kubernetes_validate.validate(item, version, strict=True)
 
@@ -211,7 +212,7 @@ def test_the_kustomization_brings_every_manifest_the_configuration_and_the_image
     assert generator == {"name": volume("configuration")["configMap"]["name"], "files": ["ranvier.toml"]}
     (image,) = item.pop("images")
     assert set(image) == {"name", "newName", "newTag"}
-    assert (image["name"], image["newTag"]) == (container()["image"], __version__)
+    assert f"{image['name']}:{image['newTag']}" == container()["image"] == f"ranvier:{__version__}"
     assert item == {}
 
 
@@ -253,6 +254,14 @@ def mounted(name: str) -> Path:
 def headless() -> Object:
     (only,) = (item for item in objects("Service").values() if item["spec"].get("clusterIP") == "None")
     return only
+
+
+def test_services_beside_the_headless_one_are_for_clients_and_for_operators() -> None:
+    others = {name: item["spec"] for name, item in objects("Service").items() if item != headless()}
+    assert {name: (each["type"], [port["targetPort"] for port in each["ports"]]) for name, each in others.items()} == {
+        "ranvier": ("ClusterIP", ["http"]),
+        "ranvier-control": ("ClusterIP", ["control"]),
+    }
 
 
 LoadInAPod = Callable[..., Config]
@@ -349,14 +358,17 @@ def test_probes_ask_the_control_port_what_it_reports_without_a_key(probe: str, p
 
 def test_what_selects_pods_selects_ours() -> None:
     labels = stateful_set()["spec"]["template"]["metadata"]["labels"]
-    (affinity,) = pod()["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (policy,) = objects("NetworkPolicy").values()
+    ((gossip,),) = (rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == 7946)
     selectors = [
         *(item["spec"]["selector"] for item in objects("Service").values()),
         *(item["spec"]["selector"]["matchLabels"] for item in objects("PodDisruptionBudget").values()),
         stateful_set()["spec"]["selector"]["matchLabels"],
-        affinity["podAffinityTerm"]["labelSelector"]["matchLabels"],
+        *(each["labelSelector"]["matchLabels"] for each in pod()["topologySpreadConstraints"]),
+        policy["spec"]["podSelector"]["matchLabels"],
+        gossip["podSelector"]["matchLabels"],
     ]
-    assert selectors == [labels] * 5
+    assert selectors == [labels] * 9
 
 
 def test_services_lead_to_ports_of_the_container() -> None:
@@ -365,9 +377,6 @@ def test_services_lead_to_ports_of_the_container() -> None:
     for service in objects("Service").values():
         for port in service["spec"]["ports"]:
             assert (port["port"], port.get("protocol", "TCP")) == ports[port["targetPort"]]
-    clients = objects("Service")["ranvier"]["spec"]
-    assert clients["type"] == "ClusterIP"
-    assert [port["targetPort"] for port in clients["ports"]] == ["http"]
 
 
 def test_pods_find_each_other_by_the_headless_service(pods_config: Config) -> None:
@@ -405,7 +414,8 @@ def test_the_group_of_the_pod_may_read_the_keys_and_nobody_else() -> None:
 def test_no_key_is_kept_in_these_files() -> None:
     for path in DEPLOY.rglob("*"):
         if path.is_file():
-            assert not re.search(r"[0-9a-fA-F]{32,}|^kind: Secret$", path.read_text(), re.MULTILINE), path
+            form = r"[0-9a-fA-F]{32,}" if path.name == "secret.yaml" else r"[0-9a-fA-F]{32,}|^kind: Secret$"
+            assert not re.search(form, path.read_text(), re.MULTILINE), path
 
 
 def test_a_pod_writes_to_its_state_and_nowhere_else(pods_config: Config) -> None:
@@ -422,7 +432,9 @@ def test_a_pod_has_no_more_rights_than_it_needs() -> None:
     context = pod()["securityContext"]
     assert (context["runAsUser"], context["runAsGroup"]) == (int(user), int(group))
     assert context["runAsNonRoot"] is True
-    assert pod()["automountServiceAccountToken"] is False
+    (account,) = objects("ServiceAccount").values()
+    assert account["automountServiceAccountToken"] is False, "only a pod of ours has its token, to find engines"
+    assert pod()["serviceAccountName"] == account["metadata"]["name"]
     assert container()["securityContext"]["allowPrivilegeEscalation"] is False
     assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import pytest
 import trio
 
 from tests.node.node_lab import ANNOUNCED, MODEL, Lab, first_lines, opened
+from tests.page_commands import commands, environment, shell
 
-PAGE = Path(__file__).parents[3] / "docs" / "access.md"
-
-
-def commands() -> list[str]:
-    """The commands of the first section."""
-    section = PAGE.read_text().partition("## From nothing")[2].partition("\n## ")[0]
-    return re.findall(r"^    (.+)$", section, re.MULTILINE)
-
-
-async def shell(command: str, folder: Path) -> str:
-    command = re.sub(r"^ranvier\b", f"{quote(sys.executable)} -m ranvier_py", command)
-    done = await trio.run_process(["sh", "-ec", command], cwd=folder, capture_stdout=True, env=environment())
-    return done.stdout.decode()
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PAGE.parents[1]), "no_proxy": "*"}
+COMMANDS = commands("docs/access.md", "From nothing to three tenants")
 
 
 @pytest.mark.slow
 async def test_its_commands_lead_to_three_tenants_with_limits(tmp_path: Path) -> None:
-    makes, rest = commands()[:3], commands()[3:]
+    makes, rest = COMMANDS[:3], COMMANDS[3:]
     serve = next(each for each in rest if each.startswith("ranvier serve"))
     asks = [each for each in rest if each.startswith("curl")]
     assert all(each.startswith("ranvier keys make") for each in makes)
@@ -51,7 +33,7 @@ async def test_its_commands_lead_to_three_tenants_with_limits(tmp_path: Path) ->
         silent: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "env": environment(), "check": False}
         process = await place.nursery.start(partial(trio.run_process, command, cwd=tmp_path, **silent))
         ((public, _),) = ANNOUNCED.findall(await first_lines(process))
-        answers = [json.loads(await shell(each.replace("localhost:8080", public), tmp_path)) for each in asks]
+        answers = [json.loads(await shell(each, tmp_path, {"localhost:8080": public})) for each in asks]
         assert [[card["id"] for card in each["data"]] for each in answers] == [[MODEL], [MODEL]]
         body = {"model": MODEL, "prompt": "a", "max_tokens": 4}
         for name, status, limit in (("ann", 200, "600"), ("bob", 200, "600"), ("eve", 404, "600"), ("", 401, None)):

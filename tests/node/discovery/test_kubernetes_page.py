@@ -1,33 +1,29 @@
-"""docs/kubernetes.md and its manifests: its configuration is followed, its command runs, its Role allows enough."""
+"""docs/kubernetes.md: its commands run as far as they can without a cluster, and the Role allows enough."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
-import trio
-from ruamel.yaml import YAML
 
+from cluster.pages.chart_pages import PLAIN
+from cluster.pages.helm import program, run
 from ranvier_py.config.config_loader import load
+from tests.deploy.charts import loaded, needs_helm, of_kind
+from tests.house import ROOT
 from tests.node.discovery.source_labs import KUBERNETES, KubernetesLab, kubernetes_lab
 from tests.node.node_lab import Lab, opened
+from tests.page_commands import commands, section, shell
 
-ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
-DISCOVERY = ROOT / "deploy" / "kubernetes" / "discovery"
+NAME = "docs/kubernetes.md"
+PAGE = (ROOT / NAME).read_text()
+FIRST = "From nothing to a fleet"
 
 
 def examples() -> list[str]:
     return re.findall(r"^    (\w+ = .*)$", PAGE, re.MULTILINE)
-
-
-def documents(name: str) -> list[dict[str, Any]]:
-    return list(YAML(typ="safe").load_all(DISCOVERY / name))
 
 
 def test_its_lines_of_configuration_are_taken(tmp_path: Path) -> None:
@@ -39,31 +35,62 @@ def test_its_lines_of_configuration_are_taken(tmp_path: Path) -> None:
 
 
 async def test_its_command_shows_the_engines_that_were_found(tmp_path: Path) -> None:
-    (command,) = re.findall(r"^    (ranvier .*)$", PAGE, re.MULTILINE)
+    (command,) = commands(NAME, "What it shows")
     async with opened(Lab, 1, 60) as place, kubernetes_lab("service", tmp_path) as source:
         await source.give(place.engines)
         node = await place.start(backend=[], **{**source.settings, "backend_kubernetes": ["service=vllm,port=http"]})
         await node.until("/admin/backends", lambda answer: answer["backends"])
-        words = [sys.executable, "-m", "ranvier_py", *command.split()[1:], "--control", node.control]
-        done = await trio.run_process(words, capture_stdout=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        (line,) = [each for each in done.stdout.decode().splitlines() if place.engines[0] in each]
+        printed = await shell(f"{command} --control {node.control}", tmp_path)
+        (line,) = [each for each in printed.splitlines() if place.engines[0] in each]
         assert line.endswith("kubernetes")
 
 
-def test_the_manifests_are_what_kubernetes_accepts() -> None:
-    found = documents("rbac.yaml")
-    assert [item["kind"] for item in found] == ["ServiceAccount", "Role", "RoleBinding"]
+def fleet_values(folder: Path) -> None:
+    (text,) = re.findall(r"(?s) {3}```yaml\n(.*?) {3}```", section(NAME, FIRST))
+    (folder / "fleet.yaml").write_text(re.sub("(?m)^   ", "", text))
+
+
+@needs_helm
+async def test_its_commands_lead_from_nothing_to_a_fleet(tmp_path: Path) -> None:
+    """What asks a cluster is asked of kubectl in a dry run, of Helm as a template, and of a node of the lab."""
+    fleet_values(tmp_path)
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    first, rest = commands(NAME, FIRST)[:2], commands(NAME, FIRST)[2:]
+    for command in first:
+        assert command.startswith("openssl rand")
+        await shell(command, tmp_path)
+    create, secret, install, rollout, status, forward = rest
+    if program("kubectl"):
+        dry = ["--dry-run=client", "--output=yaml"]
+        (made,) = loaded(run(*create.split(), *dry, folder=tmp_path))
+        assert (made["kind"], made["metadata"]["name"]) == ("Namespace", "llm")
+        (keys,) = loaded(run(*secret.split(), *dry, folder=tmp_path))
+        assert keys["metadata"]["namespace"] == "llm"
+    else:
+        keys = {"metadata": {"name": "ranvier-keys"}, "data": {"cluster-key": "", "control-key": ""}}
+    helm, verb, *words = install.split()
+    assert (helm, verb) == ("helm", "install")
+    found = tuple(loaded(run(helm, "template", *words, folder=tmp_path)))
     for item in found:
         kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
-    (component,), (account,) = documents("kustomization.yaml"), documents("account.yaml")
-    named = {*component["resources"], *(patch["path"] for patch in component["patches"]), "kustomization.yaml"}
-    assert named == {path.name for path in DISCOVERY.iterdir()}
-    assert account["spec"]["template"]["spec"]["serviceAccountName"] == found[0]["metadata"]["name"]
+    stateful = of_kind(found, "StatefulSet")
+    (volume,) = (each["secret"] for each in stateful["spec"]["template"]["spec"]["volumes"] if each["name"] == "keys")
+    assert volume["secretName"] == keys["metadata"]["name"]
+    assert {each["key"] for each in volume["items"]} == set(keys["data"])
+    assert rollout.endswith(f"rollout status statefulset/{stateful['metadata']['name']}")
+    services = [each["metadata"]["name"] for each in found if each["kind"] == "Service"]
+    assert re.findall(r"service/(\S+) (\d+)", forward) == [(services[0], "8080")]
+    _, _, inner = status.partition(f"exec {stateful['metadata']['name']}-0 -- ")
+    async with opened(Lab, 1, 60) as place:
+        node = await place.start()
+        await node.until("/admin/backends", lambda answer: answer["backends"])
+        printed = await shell(f"{inner} --control {node.control}", tmp_path, {"/run/secrets/ranvier": str(tmp_path)})
+        assert "engine" in printed
 
 
 @pytest.mark.parametrize("kind", KUBERNETES)
 async def test_the_role_allows_all_that_a_source_asks_for_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    role = documents("rbac.yaml")[1]
+    role = of_kind(tuple(loaded(PLAIN / "rbac.yaml")), "Role")
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert {verb for verb, _ in allowed} == {"list", "watch"}
     async with opened(Lab, 1, 60) as place, kubernetes_lab(kind, tmp_path) as source:

@@ -1,0 +1,1 @@
+"""Files of the repository that are made of others: pages, pictures, manifests."""

@@ -1,0 +1,41 @@
+"""`python -m cluster pages`: makes anew what is made of other files of the repository; `--check` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cluster.pages.chart_pages import README, SCHEMA, plain_manifests, readme, schema
+from cluster.pages.helm import program
+from cluster.processes.children import ROOT
+
+
+def manifests() -> Mapping[Path, str]:
+    return plain_manifests() if program("helm") else {}
+
+
+MAKERS: Sequence[Callable[[], Mapping[Path, str]]] = (
+    lambda: {SCHEMA: schema(), README: readme()},
+    manifests,  # Helm reads the schema
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Code 1 if `--check` finds one that is not current. Without Helm nothing is compared with it."""
+    parser = argparse.ArgumentParser(prog="python -m cluster pages", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; code 1 if a file is not current")
+    options = parser.parse_args(argv)
+    if not program("helm"):
+        sys.stderr.write("helm is not here (make helm): deploy/kubernetes stays as it is\n")
+    stale = 0
+    for make in MAKERS:
+        for path, text in make().items():
+            if path.exists() and path.read_text() == text:
+                continue
+            stale += 1
+            print(f"{'not current' if options.check else 'written'}: {path.relative_to(ROOT)}")
+            if not options.check:
+                path.write_text(text)
+    return int(options.check and stale > 0)
