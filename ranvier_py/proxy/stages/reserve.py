@@ -18,7 +18,7 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
-from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
+from ranvier_py.core.access.limits.limiter import Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup, Meters
 from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure
 from ranvier_py.core.answers.answer_ends import AnswerEnds
@@ -29,6 +29,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 
+LATE_S = 0.5  # gossip gives an answer a tenth of it; a node that is so late has no time for its peers
 NOTHING = Amounts()
 NO_COUNTS = Took(None, 0, 0, 0, 0)
 GENERATES = frozenset(path for path, rule in PATHS.items() if rule.reader)
@@ -164,10 +165,10 @@ class ReserveStage:
         self._hold(held, question.outcome)
 
     async def _decided(self, question: HomeQuestion) -> None:
-        """Wait for the answer of a limit's home, which has ASK_S, and twice that if gossip is late."""
+        """Wait until a limit's home has answered, or the time is over in which it should have."""
         event = trio.Event()
         question.decided = event.set
-        with trio.move_on_after(2 * ASK_S):
+        with trio.move_on_after(LATE_S):
             await event.wait()
         if question.outcome is None:
             self.limiter.unanswered(question, time.monotonic())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ranvier_py.core.access.limits.counts import Counters, CountRow, LimitRow
 from ranvier_py.core.access.limits.homes import AskRow
-from ranvier_py.core.access.limits.limiter import AGAIN_S, HomeQuestion, Limiter
+from ranvier_py.core.access.limits.limiter import AGAIN_S, ASKS_LEAST, HomeQuestion, Limiter
 from ranvier_py.core.access.limits.meters import LimitSpan
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.mesh.budget import Window
@@ -205,10 +205,12 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
             self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
     def _ask(self, limiter: Limiter, question: HomeQuestion, now: float) -> None:
-        if now >= question.until:
+        is_late = now >= question.until
+        if is_late and question.asks >= ASKS_LEAST:
             limiter.unanswered(question, now)
             return
-        question.again_at = min(question.until, now + AGAIN_S)
+        question.asks += 1
+        question.again_at = now + AGAIN_S if is_late else min(question.until, now + AGAIN_S)
         home, message = question.home, LimitQuestion(question.number, limiter.ask_rows(question, now))
         self._outbox.append(Outgoing(home.address, home.session, Plane.DATAGRAM, message))
 

@@ -2,9 +2,9 @@
 
 Far from a limit the sum that this node knows decides. Near it the limit's home decides, the node that rendezvous
 hashing of its tenant names: what others may have taken unseen counts twice, and each node may have MARGIN requests on
-their way, so limits below that are always near. The home is asked by datagram and has ASK_S; without its answer a node
-takes no more than its own share. A home books what it grants, and so does the asker; what it asked for and does not use
-it books as reserved and settled, so that both have the same in the end.
+their way, so limits below that are always near. The home has ASK_S, and as many questions as ASKS_LEAST, since a node
+that was busy has read no answer; without one a node takes no more than its own share. A home books what it grants, and
+so does the asker; what it asked for and does not use it books as reserved and settled, so that both end with the same.
 Invariant: each grant ends once (test_limiter.py). Bound: QUESTIONS_MAX questions; beyond, a node decides by its share.
 """
 
@@ -25,7 +25,8 @@ from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.metrics import counter, gauge, increment
 
 ASK_S = 0.05
-AGAIN_S = 0.008  # after which a question is repeated: with one datagram in five lost, one in a thousand goes unanswered
+AGAIN_S = 0.008  # after which a question is repeated
+ASKS_LEAST = 6  # with one datagram in five lost, each way, two questions in a thousand go unanswered
 QUESTIONS_MAX = 1024
 QUESTION_ROWS_MAX = 12  # in a datagram
 SCOPES_MAX = 4096  # of which the refusals are shown
@@ -65,7 +66,7 @@ class Grant:
 
 @dataclass(slots=True, eq=False)
 class HomeQuestion:
-    """A grant about which a home is asked. `outcome` is set and `decided` called once, by `until` at the latest."""
+    """A grant about which a home is asked. `outcome` is set and `decided` called once: at `until`, if nobody is busy."""
 
     number: int
     home: Peer
@@ -73,6 +74,7 @@ class HomeQuestion:
     asked: list[ReservedRow]
     until: float
     again_at: float
+    asks: int = 0
     outcome: Grant | Refusal | None = None
     decided: Callable[[], object] = field(default=lambda: None)
 

@@ -220,6 +220,21 @@ def test_a_home_that_does_not_answer_costs_a_request_fifty_milliseconds_and_then
         assert net.now < began + ASK_S + 0.01
 
 
+def test_a_node_that_was_busy_itself_asks_once_more_before_it_decides_alone() -> None:
+    net = LimitNet(3)
+    home = net.home(*FEW)
+    asker = next(session for session in net.nodes if session != home)
+    net.asleep.append(home)
+    question = net.reserve(asker, FEW)
+    assert isinstance(question, HomeQuestion)
+    net.asleep.append(asker)
+    net.run(4 * ASK_S)
+    net.asleep.clear()
+    net.run(0.01)
+    assert isinstance(question.outcome, Grant)
+    assert net.nodes[asker].limiter.counters.asked == {"granted": 1}
+
+
 def test_what_a_home_granted_and_its_asker_did_not_use_is_free_again() -> None:
     net = LimitNet(3)
     home = net.home(*TOKENS)
