@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, UNCOUNTED_BYTES_MAX, members_at, object_of
+from ranvier_py.core.prompts.reserved_members import NAME_ESCAPE
 
 WALKED_BYTES_MAX = PARSED_BYTES_MAX  # one text of that length is one step
 PORTION = 20_000  # texts and brackets: names of members, which take longest, in 25 ms
@@ -52,7 +53,15 @@ class OuterValues:
 
     def last(self, name: str) -> Generator[None, None, Scalar | None]:
         """The same, of the last member with this name, by whatever spelling and wherever it stands."""
-        return self._scalar((yield from self._walked(name)))
+        return self._scalar((yield from self.last_place(name)))
+
+    def last_place(self, name: str) -> Generator[None, None, int]:
+        """Return where the value of that member begins; 0 if there is none, or the body is not walked."""
+        if self._all is None and self.is_walked and NAME_ESCAPE.search(self.body) is None:
+            number = self.body.count(b'"%b"' % name.encode())
+            if number < 2:  # written once, it need not be sought among others
+                return (yield from self._place(name)) if number else 0
+        return (yield from self._walked(name))
 
     def _scalar(self, place: int) -> Scalar | None:
         found = SCALAR.match(self.body, place) if place else None
@@ -112,6 +121,33 @@ def walked(body: bytes) -> Generator[None, None, dict[str, int]]:
         if number % PORTION == PORTION - 1:
             yield
     return found
+
+
+def elements(body: bytes, place: int) -> Generator[None, None, int]:
+    """Count the texts, lists and objects in a list that begins here; 1 if it has none, or what begins is no list."""
+    found, depth = 0, 0
+    for number, token in enumerate(TOKEN.finditer(body, place) if body[place : place + 1] == b"[" else ()):
+        kind = body[token.start()]
+        found += depth == 1 and kind not in b"}]"
+        depth += 0 if kind == 0x22 else 1 if kind in b"{[" else -1
+        if not depth:
+            break
+        if number % PORTION == PORTION - 1:
+            yield
+    return max(found, 1)
+
+
+def whole_value(body: bytes, place: int) -> Generator[None, None, bytes]:
+    """Return the object or list that begins here."""
+    depth = 0
+    for number, token in enumerate(TOKEN.finditer(body, place)):
+        kind = body[token.start()]
+        depth += 0 if kind == 0x22 else 1 if kind in b"{[" else -1
+        if depth <= 0:
+            return body[place : token.end()]
+        if number % PORTION == PORTION - 1:
+            yield
+    return body[place:]
 
 
 def scalar_of(body: bytes, name: str) -> Scalar | None:

@@ -16,6 +16,7 @@ import trio
 
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers, asked_answers, may_ask
 from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
 from ranvier_py.core.access.limits.limiter import Grant, HomeQuestion, Limiter, Refusal
@@ -32,7 +33,8 @@ from ranvier_py.proxy.http_values import HttpRequest
 LATE_S = 0.5  # gossip gives an answer a tenth of it; a node that is so late has no time for its peers
 NOTHING = Amounts()
 NO_COUNTS = Took(None, 0, 0, 0, 0)
-GENERATES = frozenset(path for path, rule in PATHS.items() if rule.reader)
+APIS = {path: rule.reader for path, rule in PATHS.items() if rule.reader}
+"""How the bodies are read of what generates."""
 ONE = ModelCost()
 WINDOW_S = 60  # a minute slides, so what counts now is free a minute from now
 UNCOUNTED = "this key has limits of tokens, and nobody counts the tokens of this request"
@@ -112,10 +114,22 @@ class ReserveStage:
         if not group.meters:
             return None
         held.taken = (*held.taken, *group.meters) if held.taken else group.meters
-        holders = call.match.holders
+        api = APIS.get(request.path, "")
+        if api and request.fields.readable and may_ask(request.body, api):
+            return self._reserve_asked(call, held, group, api)
+        return self._reserve(call, held, group, ONE_ANSWER if api else None)
+
+    def _reserve_asked(self, call: Call, held: Reservation, group: MeterGroup, api: str) -> Steps[None]:
+        asked = yield from in_portions(asked_answers(call.read.request.body, api))
+        yield from self._reserve(call, held, group, asked) or ()
+
+    def _reserve(
+        self, call: Call, held: Reservation, group: MeterGroup, asked: AskedAnswers | None
+    ) -> Steps[None] | None:
+        prompt, holders = call.read.prompt, call.match.holders
         cached = holders[0].tokens if holders else 0
         held.estimate = estimate = self.estimates.of(
-            prompt, request.body, held.tenant, cached, held.cost, answers=request.path in GENERATES
+            prompt, call.read.request.body, held.tenant, cached, held.cost, asked
         )
         found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess)
         if type(found) is Grant:

@@ -228,6 +228,21 @@ async def test_a_response_in_the_background_is_refused_wherever_its_body_asks_fo
         assert [one.status_code for one in answers] == [200, 200]
 
 
+MANY = {
+    "/v1/chat/completions": b'"messages":[],"n":20',
+    "/v1/completions": b'"prompt":[%b"a"]' % (b'"a",' * 20),
+    "/generate": b'"text":"a","sampling_params":{"n":20}',
+}
+
+
+@pytest.mark.parametrize("path", MANY)
+async def test_room_is_held_for_all_answers_wherever_a_body_asks_for_them(tmp_path: Path, path: str) -> None:
+    body = DENSE.replace(b'"background":true', MANY[path])
+    async with limited(tmp_path, Scripted(answer(counted(5, 5))), tokens_per_minute=9000) as node:
+        one = await asked(node, bearer(RED), path, DENSE.replace(b'"background":true', b'"n":1,"prompt":"a"'))
+        assert [one.status_code, (await asked(node, bearer(RED), path, body)).status_code] == [200, 429]
+
+
 async def test_a_request_larger_than_its_limit_is_refused_for_good_only_if_that_is_sure(tmp_path: Path) -> None:
     async with limited(tmp_path, Scripted(answer(counted(5, 5))), tokens_per_minute=50) as node:
         found = await asked(node, bearer(RED))

@@ -9,33 +9,28 @@ many vary less than each. Bounds: TENANTS_MAX, MODELS_MAX.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
 from operator import mul
 from typing import NamedTuple
 
-import orjson
-
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.asked_answers import AskedAnswers
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess
 from ranvier_py.core.access.limits.meters import Amounts, cost_of
-from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.prompts.body_json import excess
-from ranvier_py.core.prompts.outer_values import scalar_of
 from ranvier_py.core.prompts.prompt import Prompt
 
 TENANTS_MAX, MODELS_MAX = 2048, 1024
 NO_TOKENS = Amounts()
 ANSWER_TOKENS, PROMPT_TOKENS, MEDIUM_TOKENS = 1024.0, 2048.0, 1024.0  # until some were seen
 BYTES_PER_TOKEN = 4.0
-CHOICES_MAX = 128  # of one prompt, as in OpenAI's API
 STEPS = 4  # of lengths in each doubling: a p90 is at most a quarter above the true one
 LENGTHS = 96  # classes of lengths: up to 2^24
 FADES = 256.0  # answers that count
 AT_ONCE = 16  # one in so many of them is learned at once
 
-MOST = re.compile(rb'"max_(?:completion_|output_|new_)?tokens"\s*:\s*(\d{1,9})')
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
 MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
 INPUT, OUTPUT, CACHE_READ, WRITTEN = b"input", b"output", b"cache_read_input", b"cache_creation_input"
@@ -154,13 +149,18 @@ class Estimates:
         return found
 
     def of(
-        self, prompt: Prompt, body: bytes, tenant: str, cached: float, cost: ModelCost | None, *, answers: bool
+        self,
+        prompt: Prompt,
+        body: bytes,
+        tenant: str,
+        cached: float,
+        cost: ModelCost | None,
+        asked: AskedAnswers | None,
     ) -> Estimate:
-        """Estimate a request, of whose prompt so many tokens are expected to be cached. `answers`: it generates."""
+        """Estimate a request, of whose prompt so many tokens are expected to be cached. `asked`: the answers that it
+        asks for, None if it generates nothing."""
         lengths, is_read = self.tenant(tenant), prompt.kind != "opaque"
-        prompts, media, sure = 1, 0, 0.0
-        if prompt.kind == "completion" or (answers and not is_read):
-            prompts = several_prompts(body)
+        prompts, media, sure = asked.prompts if asked is not None else 1, 0, 0.0
         if is_read and prompts == 1 and prompt.end.state is not None:
             tokens = sure = float(prompt.end.length)
         elif MEDIA_MARKS.search(body) and (found := media_in(body)):
@@ -170,7 +170,7 @@ class Estimates:
             tokens = len(body) / BYTES_PER_TOKEN
         else:
             tokens = float(prompt.end.length) if is_read else min(lengths.unread.p90, float(len(body)))
-        output, excess = expected(lengths.answers, body, prompts) if answers else (0.0, NO_EXCESS)
+        output, excess = expected(lengths.answers, asked) if asked is not None else (0.0, NO_EXCESS)
         price = cost_of(cost, tokens, min(cached, tokens), output) if cost is not None else 0.0
         all_tokens = tokens + output
         need = Amounts(all_tokens, all_tokens - cached if cached < tokens else output, price)
@@ -197,40 +197,14 @@ class Estimates:
             self._media[model] = before + (max(0.0, prompt - text) / estimate.media - before) / 8
 
 
-def expected(lengths: MeanLength, body: bytes, prompts: int) -> tuple[float, Excess]:
+def expected(lengths: MeanLength, asked: AskedAnswers) -> tuple[float, Excess]:
     """Return how many tokens the answers of a request are expected to have, and how many more they may."""
-    found = most_in(body)
-    number = prompts if b'"n"' not in body else prompts * choices(body)
-    if not found and number == 1:
+    prompts, choices, most = asked
+    number = prompts * choices
+    if most == inf and number == 1:
         return lengths.mean, lengths.excess
-    most = max(map(float, found), default=inf)
     mean = min(lengths.mean, most)
     return number * mean, Excess(number * lengths.excess.variance * (most > mean), number * (most - mean))
-
-
-def most_in(body: bytes) -> Sequence[bytes]:
-    """Return how many tokens an answer may have, as its request says, near the ends of a long one alone."""
-    return MOST.findall(body if len(body) < 2 * ENDS_BYTES else body[:ENDS_BYTES] + body[-ENDS_BYTES:])
-
-
-def choices(body: bytes) -> int:
-    """Return how many answers to each prompt a request asks for."""
-    found = scalar_of(body, "n")
-    number = found.value if found is not None else 1
-    return min(number, CHOICES_MAX) if type(number) is int and number > 0 else 1
-
-
-def several_prompts(body: bytes) -> int:
-    """Return how many prompts a completion has."""
-    at = body.find(b'"prompt"')
-    if at < 0 or b"[" not in body[at : at + 16] or excess(body):
-        return 1
-    try:
-        prompts = orjson.loads(body)["prompt"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return 1
-    is_several = type(prompts) is list and len(prompts) > 1 and type(prompts[0]) in (str, list)
-    return len(prompts) if is_several else 1
 
 
 def media_in(body: bytes) -> tuple[int, int] | None:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.access.limit_values import ModelCost
+from ranvier_py.core.access.limits.asked_answers import LENGTHS, ONE_ANSWER, SAMPLING, AskedAnswers, asked_answers
 from ranvier_py.core.access.limits.estimates import ANSWER_TOKENS, Estimates, Percentile, Took, took_of
 from ranvier_py.core.access.limits.meters import Amounts
 from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.outer_values import finished
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
 
 COST = ModelCost(input=1.0, cached_input=0.1, cache_write=1.25, output=4.0, reasoning=5.0)
@@ -28,9 +30,8 @@ def estimated(
     body: dict, tokens: int = 100, kind: str = "chat", estimates: Estimates | None = None, **more: float
 ) -> Amounts:
     raw = orjson.dumps(body)
-    found = (estimates or Estimates()).of(
-        prompt(raw, tokens, kind), raw, "acme", more.get("cached", 0), COST, answers=True
-    )
+    asked = finished(asked_answers(raw, kind))
+    found = (estimates or Estimates()).of(prompt(raw, tokens, kind), raw, "acme", more.get("cached", 0), COST, asked)
     return found.need
 
 
@@ -41,10 +42,13 @@ def ends_of(*pieces: bytes) -> AnswerEnds:
     return ends
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_an_answer_counts_no_more_than_its_request_allows(name: str) -> None:
-    assert estimated({name: 20}).tokens == 120
-    assert estimated({name: 10_000}).tokens == 100 + ANSWER_TOKENS
+@pytest.mark.parametrize(("name", "kind"), [(name, api) for api, names in LENGTHS.items() for name in names])
+def test_an_answer_counts_no_more_than_its_request_allows(name: str, kind: str) -> None:
+    def asks(most: int) -> dict:
+        return {SAMPLING: {name: most}} if kind == "generate" else {name: most}
+
+    assert estimated(asks(20), kind=kind).tokens == 120
+    assert estimated(asks(10_000), kind=kind).tokens == 100 + ANSWER_TOKENS
     assert estimated({}).tokens == 100 + ANSWER_TOKENS
 
 
@@ -66,19 +70,19 @@ def test_cached_tokens_cost_less_and_do_not_count_as_uncached() -> None:
 
 def test_answers_count_what_their_tenants_have_on_average_and_how_much_those_vary() -> None:
     estimates, rng = Estimates(), Random(1)
-    first = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, answers=True)
+    first = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, ONE_ANSWER)
     for _ in range(500):
         estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "m", None)
-    found = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, answers=True)
+    found = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, ONE_ANSWER)
     assert 100 + 450 <= found.need.tokens <= 100 + 550
     assert 250**2 <= found.excess.variance <= 330**2  # of 289
     short = b'{"max_tokens":600}'
-    assert estimates.of(prompt(short, 100), short, "acme", 0, None, answers=True).excess.most < 150
+    assert estimates.of(prompt(short, 100), short, "acme", 0, None, AskedAnswers(most=600)).excess.most < 150
     several = b'{"n":4}'
-    four = estimates.of(prompt(several, 100), several, "acme", 0, None, answers=True)
+    four = estimates.of(prompt(several, 100), several, "acme", 0, None, AskedAnswers(1, 4))
     assert four.need.tokens - 100 == 4 * (found.need.tokens - 100)
     assert four.excess.variance == 4 * found.excess.variance
-    others = estimates.of(prompt(b"{}", 100), b"{}", "others", 0, None, answers=True)
+    others = estimates.of(prompt(b"{}", 100), b"{}", "others", 0, None, ONE_ANSWER)
     assert others.need.tokens == 100 + ANSWER_TOKENS
 
 
@@ -94,11 +98,11 @@ def test_the_ninetieth_percentile_is_above_nine_in_ten_and_at_most_a_quarter_too
 def test_media_count_what_those_of_their_model_took_and_not_their_bytes() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 90_000}}
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}], "max_tokens": 10}
-    raw, estimates = orjson.dumps(body), Estimates()
-    found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, answers=True)
+    raw, estimates, asked = orjson.dumps(body), Estimates(), AskedAnswers(most=10)
+    found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, asked)
     assert found.need.tokens < 1200
     for _ in range(40):
-        found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, answers=True)
+        found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, asked)
         estimates.took(found, Took(330, 0, 0, 5, 0), "m", None)
     assert 280 < found.prompt < 380
 
@@ -112,9 +116,9 @@ def test_media_that_are_named_count_as_well() -> None:
 def test_a_body_that_is_not_read_counts_what_nine_in_ten_of_its_tenant_took() -> None:
     estimates, body = Estimates(), b"\x1f\x8b" + bytes(9000)
     for _ in range(50):
-        found = estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True)
+        found = estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, ONE_ANSWER)
         estimates.took(found, Took(500, 0, 0, 5, 0), "m", None)
-    assert 500 <= estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, answers=True).prompt <= 610
+    assert 500 <= estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, ONE_ANSWER).prompt <= 610
 
 
 OPENAI = (
