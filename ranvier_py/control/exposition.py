@@ -15,6 +15,7 @@ from typing import Any, cast
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from ranvier_py.core.metrics import Histogram, Sample
 
@@ -57,21 +58,31 @@ def family(samples: Sequence[Sample], prefix: str) -> Metric:
     )
     metric = Metric(prefix + first.name, first.help, first.kind)
     for sample in samples:
-        for suffix, labels, value in series(sample):
-            metric.add_sample(metric.name + suffix, labels, value)
+        if sample.value is not None:
+            for suffix, labels, value, exemplar in series(sample):
+                metric.add_sample(metric.name + suffix, labels, value, exemplar=exemplar)
     return metric
 
 
-def series(sample: Sample) -> Iterable[tuple[str, dict[str, str], float]]:
-    """Return (suffix of the name, labels, value) of each line of a sample."""
-    labels = dict(sample.labels)
-    if not isinstance(sample.value, Histogram):
+def series(sample: Sample) -> Iterable[tuple[str, dict[str, str], float, Exemplar | None]]:
+    """Return (suffix of the name, labels, value, exemplar) of each line of a sample."""
+    labels, histogram = dict(sample.labels), sample.value
+    if not isinstance(histogram, Histogram):
         assert sample.kind != "histogram", f"{sample.name} is a histogram and has a plain value"
-        return [("_total" if sample.kind == "counter" else "", labels, sample.value)]
+        assert histogram is not None, f"{sample.name} has no series yet"
+        return [("_total" if sample.kind == "counter" else "", labels, histogram, None)]
     assert sample.kind == "histogram", f"{sample.name} is no histogram and has one"
-    histogram = sample.value
-    lines = [("_bucket", {**labels, "le": le(bound)}, float(n)) for bound, n in histogram.cumulative()]
-    return [*lines, ("_count", labels, float(histogram.count)), ("_sum", labels, histogram.sum)]
+    lines = [
+        ("_bucket", {**labels, "le": le(bound)}, float(count), exemplar_of(histogram, bucket))
+        for bucket, (bound, count) in enumerate(histogram.cumulative())
+    ]
+    return [*lines, ("_count", labels, float(histogram.count), None), ("_sum", labels, histogram.sum, None)]
+
+
+def exemplar_of(histogram: Histogram, bucket: int) -> Exemplar | None:
+    """Return a request of this bucket, which only OpenMetrics shows."""
+    found = histogram.exemplars.get(bucket)
+    return None if found is None else Exemplar({"trace_id": found.trace_id}, found.value, found.at)
 
 
 def le(bound: float) -> str:

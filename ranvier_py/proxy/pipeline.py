@@ -18,7 +18,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -47,7 +46,7 @@ Stage = Callable[[Call], Steps[None] | None]
 
 
 class Pipeline:
-    """Handles every request of the public port. `report` is called with each; it may be replaced, like `responses`."""
+    """Handles every request of the public port. `report` is called with each that ends; `responses` may be replaced."""
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
@@ -58,7 +57,7 @@ class Pipeline:
         limits: PipelineLimits,
         address_of: Callable[[str], BackendAddress],
         asking: UsageAsker,
-        report: Callable[[RequestSummary], object] | None,
+        report: Callable[[Call, float], object],
         trouble: Callable[[BackendId], object],
         look_for: Callable[[str], Awaitable[None]],
         lacking: Callable[[BackendId], object],
@@ -152,8 +151,7 @@ class Pipeline:
         call.client.renamed = None
         if call.reservation is not None:
             call.reservation.settle(call)
-        if self.report is not None:
-            self.report(call.summary(time.monotonic()))
+        self.report(call, time.monotonic())
 
     def _compute(self, call: Call) -> Steps[None]:
         try:

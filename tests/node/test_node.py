@@ -178,8 +178,8 @@ async def test_metrics_report_reasons_engine_caches_and_every_bound() -> None:
         for line in (
             'ranvier_decisions_total{reason="cold"} 1.0',
             'ranvier_outcomes_total{outcome="success"} 1.0',
-            "ranvier_first_token_seconds_count 1.0",
-            "ranvier_engine_prompt_tokens_total",
+            'ranvier_request_duration_seconds_count{model="lab-model"} 1.0',
+            'ranvier_counted_prompt_tokens_total{model="lab-model"}',
             "ranvier_routes_rows",
             "ranvier_tokenizer_worker_dropped_total 0.0",
             "ranvier_server_connections",

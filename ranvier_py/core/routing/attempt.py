@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram, counter, histogram
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.body_json import Splice
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
@@ -118,6 +118,7 @@ class BackendReply:
     counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
     completion_tokens: int = 0  # by the engine's count; 0: not known
     decoded: Decoded | None = None  # set at the attempt's end: how long it took; its tokens once they are known
+    ended_at: float = 0.0  # 0: not yet
 
 
 @dataclass(slots=True, eq=False)
@@ -183,15 +184,13 @@ class RouterCounters:
         "Placements of requests, by the fingerprints (text, tokens) that matched.", label="source"
     )
     outcomes: dict[str, int] = counter("Attempts of requests at backends, by how they ended.", label="outcome")
-    prompt_tokens: int = counter("Tokens of prompts placed on backends, exact or estimated.")
-    predicted_tokens: int = counter("Prompt tokens predicted to be cached at the chosen backend.")
-    engine_prompt_tokens: int = counter("Prompt tokens as the engines counted.")
-    engine_cached_tokens: int = counter("Cached tokens as the engines counted.")
+    prompt_tokens: int = 0  # placed on backends, exact or estimated; metrics have these four by model and by backend
+    predicted_tokens: int = 0  # to be cached at the chosen backend
+    engine_prompt_tokens: int = 0  # as the engines counted
+    engine_cached_tokens: int = 0
     learned_rows: int = counter("Rows of the route table created by learning from requests.")
     answers_learned: int = counter("Answers learned as part of the next prompt.")
     unsalted: int = counter("Requests of tenants to engines that, by their model cards, know no cache_salt there.")
-    first_token_seconds: Histogram = histogram("Seconds from sending an attempt to its first token.", LATENCY_BUCKETS_S)
-    attempt_seconds: Histogram = histogram("Seconds from sending an attempt to its end.", LATENCY_BUCKETS_S)
 
 
 def explained_length(prompt: Prompt) -> dict[str, Any]:

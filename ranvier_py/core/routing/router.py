@@ -294,7 +294,6 @@ class Router:
             attempt.service = service_of(attempt, gap_s, now)
             self.policy.learner.served(attempt.service)
         self.settle(attempt)
-        self.counters.first_token_seconds.observe(now - attempt.sent_at)
         self._learn(attempt, attempt.prompt.end, now)
         for observer in self.observers:
             observer.started(attempt, now)
@@ -307,7 +306,7 @@ class Router:
         if attempt.speculation:
             self.settle(attempt)
         increment(self.counters.outcomes, outcome.value)
-        self.counters.attempt_seconds.observe(now - attempt.sent_at)
+        attempt.reply.ended_at = now
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
         if outcome is Outcome.SUCCESS and not (attempt.work.seen or attempt.work.decoding):  # sooner than expected

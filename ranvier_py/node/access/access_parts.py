@@ -21,10 +21,8 @@ from ranvier_py.core.access.keys_file import label
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import HEADER
-from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.access.limit_parts import LimitParts
-from ranvier_py.node.access.request_counts import RequestCounts
 from ranvier_py.node.asked import LIMIT, TEXT_SCHEMA, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node
@@ -70,7 +68,6 @@ class Access(KeyedPart):
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
-        self._counts, self._listed = RequestCounts(), node.registry.pools.names
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
         super().__init__(config.keys_file, "keys_file", self._take)
@@ -89,18 +86,6 @@ class Access(KeyedPart):
         reserve, seen = self._limits.reserve, client.seen_head
         if reserve is not None and request.method == b"POST" and seen is not None and seen.identity is not None:
             reserve.check(seen.identity)
-
-    def counted(self, line: Callable[[RequestSummary], object] | None) -> Callable[[RequestSummary], object] | None:
-        """Return what is called with each request that is over: it is logged, and counted if there is a gate."""
-        if self.gate is None:
-            return line
-
-        def count(request: RequestSummary) -> None:
-            self._counts.add(request, self._listed.listed)
-            if line is not None:
-                line(request)
-
-        return count
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the keys before the public port opens. Raises ConfigError for a file with an error."""
@@ -146,7 +131,6 @@ class Access(KeyedPart):
     def metrics(self) -> Iterator[Sample]:
         if self.gate is not None:
             yield from samples("access", self.gate.counters)
-            yield from self._counts.samples()
         yield from super().metrics()
 
     def routes(self) -> Mapping[str, Handler]:

@@ -41,6 +41,7 @@ from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
 from ranvier_py.node.parts.model_parts import ModelLooks
+from ranvier_py.node.parts.request_metrics import RequestMetrics
 from ranvier_py.node.parts.response_parts import Responses
 from ranvier_py.node.parts.tls_parts import PUBLIC, tls_context
 from ranvier_py.node.parts.upkeep import Polls
@@ -80,7 +81,7 @@ class RequestPath(Part):
         reserve: ReserveStage | None,
     ) -> None:
         config = node.config
-        self._node, self._responses, self._clients = node, responses, clients
+        self._node, self._responses, self._clients, self.counts = node, responses, clients, RequestMetrics(node)
         self.addresses: dict[str, BackendAddress] = {}
         self.upstream = Upstream(config.upstream)
         self.pipeline = Pipeline(
@@ -95,7 +96,7 @@ class RequestPath(Part):
             changed=log_transitions,
             tenants=responses.tenants,
             limits=config.pipeline,
-            report=None,  # the public port sets it
+            report=self.counts.ended,
             authorization=authorization_of(config),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
@@ -112,8 +113,10 @@ class RequestPath(Part):
 
     def sweep(self, now: float) -> None:
         self.upstream.prune()
+        self.counts.fold()
 
     def removed(self, backend: Backend) -> None:
+        self.counts.removed(backend.name)
         self._look_for_ranks()
         if address := self.addresses.pop(backend.url, None):
             self.upstream.forget(address)
@@ -141,6 +144,7 @@ class RequestPath(Part):
         self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
 
     def metrics(self) -> Iterator[Sample]:
+        yield from self.counts.samples()
         yield from samples("upstream", self.upstream.counters)
         yield from samples("realtime", self.pipeline.realtime.counters)
         yield from samples("router_fields", self.pipeline.router_fields.counters)
@@ -272,13 +276,15 @@ class PublicPort(Part):
     def __init__(
         self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None, access: Access
     ) -> None:
-        config, handle, report = node.config, path.pipeline.handle, access.counted(request_line())
-        path.pipeline.report = report
-        self._node, self._polls, self._clustering = node, polls, clustering
-        self._access, self._pipeline = access, path.pipeline
+        config, handle, path.counts.line = node.config, path.pipeline.handle, request_line()
+        self._node, self._polls, self._clustering, self._path = node, polls, clustering, path
         self._certificate = tls_context(config)
         self.server = DataServer(
-            handle, config.server, tls=self._certificate, report=report, ids=request_ids(), faults=node.faults
+            *(handle, config.server),
+            tls=self._certificate,
+            report=path.counts.refused,
+            ids=request_ids(),
+            faults=node.faults,
         )
         self.server.conversations.cors.origins = config.cors_origins
         self.server.conversations.by_head, self.server.conversations.before_body = access.by_head, access.before_body
@@ -353,7 +359,7 @@ class PublicPort(Part):
         """Both sides of a request share the descriptors, so their limits change together."""
         self.server.tls, self.server.conversations.cors.origins = self._certificate, after.cors_origins
         self.server.conversations.limits = after.server
-        self.server.conversations.report = self._pipeline.report = self._access.counted(request_line())
+        self._path.counts.line = request_line()
 
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield what the port is nearly full of."""

@@ -9,8 +9,10 @@ import pytest
 
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.logs import text_request
-from ranvier_py.node.access.request_counts import SERIES_MAX, TENANTS_MAX, RequestCounts
 from ranvier_py.node.parts import request_parts
+from ranvier_py.node.parts.request_metrics import TENANTS_MAX
+from ranvier_py.node.parts.request_parts import RequestPath
+from tests.builders.built_nodes import built
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import Node, lab
 from tests.proxy.wire import GOOD, Scripted, answer
@@ -36,7 +38,7 @@ async def test_each_request_is_counted_once_and_its_line_names_key_and_tenant(
         for key, model in ((RED, "lab-model"), (BLUE, "lab-model"), (RED, "lab-model"), (RED, "other"), ("rk-x", "a")):
             await asked(node, bearer(key), model=model)
         await node.http.get(f"{node.url}/v1/models", headers=bearer(BLUE))
-        assert await counts(node, "access_requests") == {
+        assert await counts(node, "requests") == {
             "code=200,model=lab-model,path=/v1/chat/completions,tenant=t": 1,
             "code=200,model=lab-model,path=/v1/chat/completions,tenant=blue": 1,
             "code=400,model=lab-model,path=/v1/chat/completions,tenant=t": 1,
@@ -46,7 +48,7 @@ async def test_each_request_is_counted_once_and_its_line_names_key_and_tenant(
         }
         backend = node.engines[0].removeprefix("http://")
         expected = {f"backend={backend},code=200": 2, f"backend={backend},code=400": 1}
-        assert await counts(node, "access_answers") == expected
+        assert await counts(node, "backend_requests") == expected
         assert await counts(node, "access_refused") == {"reason=unknown": 1}
     named = [(line.key_id, line.tenant, line.model) for line in lines]
     assert named[:2] == [("red", "t", "lab-model"), ("blue", "blue", "lab-model")]
@@ -56,17 +58,14 @@ async def test_each_request_is_counted_once_and_its_line_names_key_and_tenant(
     assert not any("rk-" in str(line) for line in lines)
 
 
-def test_tenants_and_series_beyond_a_bound_are_counted_as_others() -> None:
-    found = RequestCounts()
+def test_tenants_beyond_a_bound_are_counted_as_others() -> None:
+    counts = built().part(RequestPath).counts
     for number in range(TENANTS_MAX + 10):
-        found.add(RequestSummary("", "POST", "/v1/embeddings", 200, "", tenant=f"t{number}", model="m"), ("m",))
-    assert len([*found.samples()]) == TENANTS_MAX + 1
-    for number in range(SERIES_MAX):
-        found.add(
-            RequestSummary("", "POST", f"/{number}", 200 + number, "", "b", tenant="t0", model=f"m{number}"), ("m",)
-        )
-    requests = [sample for sample in found.samples() if sample.name == "access_requests"]
-    assert sum(sample.value for sample in requests if isinstance(sample.value, int)) == TENANTS_MAX + 10 + SERIES_MAX
-    named = [sample for sample in requests if sample.labels["tenant"] == "t0"]
-    assert len(named) == SERIES_MAX - TENANTS_MAX
-    assert {sample.labels["model"] for sample in requests} == {"m", "other"}
+        counts.refused(RequestSummary("", "POST", "/v1/embeddings", 429, "", tenant=f"t{number}"))
+        counts.refused(RequestSummary("", "POST", f"/{number}", 429, "", tenant="t0"))
+    found = {
+        (each.labels["path"], each.labels["tenant"]): each.value for each in counts.samples() if each.name == "requests"
+    }
+    assert len(found) == TENANTS_MAX + 2
+    assert found["/v1/embeddings", "other"] == 10
+    assert found["other", "t0"] == TENANTS_MAX + 10
