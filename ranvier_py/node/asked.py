@@ -84,6 +84,8 @@ class Asked(NamedTuple):
 JSON = "application/json"
 TEXT_SCHEMA: Mapping[str, Any] = {"type": "string"}
 YES_OR_NO: Mapping[str, Any] = {"type": "boolean"}
+SCOPE: Mapping[str, Mapping[str, Any]] = {"cluster": YES_OR_NO}
+"""Whether all nodes are meant."""
 LIMIT: Mapping[str, Mapping[str, Any]] = {"limit": {"type": "integer", "minimum": 1, "maximum": 999_999_999}}
 """The query of what lists at most LISTED."""
 

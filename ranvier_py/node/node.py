@@ -79,7 +79,7 @@ def parts_of(
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
-    learner, kept, drains = Learner(worker), KeptOrders(node), NodeOrders(node, clustering)
+    learner, kept, drains = Learner(worker), KeptOrders(node, clustering), NodeOrders(node, clustering)
     orders = BackendOrders(node, names, clustering, kept)
     return [
         Counted("resolver", lambda: resolver.counters, resolver.run),

@@ -7,7 +7,9 @@ from pathlib import Path
 import trio
 
 from tests.node.discovery.source_labs import kubernetes_lab
-from tests.node.node_lab import Lab, Node, opened
+from tests.node.fleet.test_backend_orders import command
+from tests.node.node_lab import Lab, Node, cluster_lab, opened
+from tests.node.test_cluster_of_nodes import ADMIN_KEY
 
 BASE = b"/llm/gemma"
 
@@ -48,6 +50,21 @@ async def test_what_is_written_precedes_the_paths_of_requests_and_probes() -> No
         gateway = Gateway(place.engines[0])
         url = await place.listen(gateway.serve)
         await check(await place.start(backend=[f"{url},base_path={BASE.decode()}"]), gateway)
+
+
+async def test_operators_give_one_while_nodes_run_to_one_or_to_all(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, engines=1) as place:
+        gateway = Gateway(place.engines[0])
+        url = await place.listen(gateway.serve)
+        first = await place.start(backend=[], gossip_admin_key=ADMIN_KEY)
+        second = await place.start(backend=[], gossip_admin_key=ADMIN_KEY)
+        await first.sees(1)
+        assert "added" in await command(first, "add", url, f"base_path={BASE.decode()}", "--cluster")
+        for node in (first, second):
+            assert (await node.backends())[0]["base_path"] == BASE.decode()
+            await check(node, gateway)
+        assert "set" in await command(first, "set", url, "base_path=", "--cluster")
+        assert ["base_path" in backend for node in (first, second) for backend in await node.backends()] == [False] * 2
 
 
 async def test_a_pod_may_have_it_as_an_annotation(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 from ranvier_py.commands.control_client import add_control_flags, asked, control_client, of_a_node
 from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, CommandError
 
-USAGE = """ranvier backend [list]
+USAGE = """ranvier backend [list] [--cluster]
        ranvier backend add URL [KEY=VALUE ...]
        ranvier backend set NAME-OR-URL KEY=VALUE ...
        ranvier backend weight NAME-OR-URL WEIGHT
        ranvier backend drain|undrain|remove NAME-OR-URL
 
-each but list with --cluster for all nodes, and --control URL"""
+each with --cluster for all nodes, and --control URL"""
 
 HEADS = ("backend", "url", "health", "weight", "draining", "in flight", "wanted by")
 REQUESTS = {
@@ -37,15 +37,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("list", *REQUESTS), default="list", help="what to do")
     parser.add_argument("backend", nargs="?", metavar="NAME-OR-URL", help="which engine; for add its URL")
     parser.add_argument("values", nargs="*", metavar="VALUE", help="weight, or options of a backend as KEY=VALUE")
-    parser.add_argument("--cluster", action="store_true", help="on all nodes, by an order that the node signs")
+    parser.add_argument("--cluster", action="store_true", help="on all nodes, by a signed order; list: what each has")
     add_control_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.action == "list":
+        path = "/admin/backends" + ("?cluster=true" if options.cluster else "")
         with control_client(options) as client, of_a_node(client):
-            print("\n".join(lines_of(asked(client, "GET", "/admin/backends").json()["backends"])))
-        return EXIT_OK
+            answer = asked(client, "GET", path).json()
+            print("\n".join([*lines_of(answer["backends"]), *compared(answer)]))
+            return EXIT_FAILED if any(each["why"] or each["differences"] for each in compared_of(answer)) else EXIT_OK
     order = order_of(options.action, options.backend, options.values)
     if options.action not in ("drain", "undrain"):  # which hold on all nodes in any case
         order["cluster"] = options.cluster
@@ -77,7 +79,7 @@ def option_of(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not equals:
         raise CommandError(f"{word!r} is no option of a backend, expected one like weight=2", EXIT_CONFIG)
-    return name, value if name in ("name", "tls_name") else value_of(value)
+    return name, value if name in ("name", "tls_name", "base_path") else value_of(value)
 
 
 def value_of(text: str) -> Any:
@@ -98,6 +100,19 @@ def lines_of(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         numbers = f"{each['weight']:g}", draining, str(each["in_flight"]), " ".join(each.get("wanted_by", ()))
         rows.append((each["name"], each["url"], each["health"], *numbers))
     yield from aligned(rows)
+
+
+def compared_of(answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return answer.get("places") or ()
+
+
+def compared(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what other workers and nodes have, and in what they differ from the one that was asked."""
+    for each in compared_of(answer):
+        differing = [f"  {one['name']} {one['what']}" for one in each["differences"]]
+        alike = f"{len(each['backends'])} backends, as here"
+        yield f"{each['place']}: {each['why'] or (f'differs in {len(differing)}' if differing else alike)}"
+        yield from differing
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

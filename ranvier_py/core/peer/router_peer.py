@@ -32,6 +32,7 @@ from ranvier_py.core.mesh.wire.messages import Members, Record
 from ranvier_py.core.mesh.wire.seal import Sealer, Subkeys
 from ranvier_py.core.response_cache.peers.answer_values import PeerAnswerSettings
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerSecrets, PeerAnswers
+from ranvier_py.core.routing.backend_state.backend_lists import BackendLists
 from ranvier_py.core.routing.backend_state.backend_sets import BackendSets
 from ranvier_py.core.routing.backend_state.facts import BackendFacts
 from ranvier_py.core.routing.backend_state.order_notes import Carrier, Order, OrderNotes
@@ -46,7 +47,7 @@ from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.router import Router
 
 MACHINES: Sequence[type[Machine]] = (
-    *(RouteGossip, RegistrySync, SignedCommands, ReaderClaimTable),
+    *(RouteGossip, RegistrySync, BackendLists, SignedCommands, ReaderClaimTable),
     *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip, Revocations),
     *(WorkerCommands, OrderNotes, StatusReports),
 )
@@ -94,6 +95,7 @@ class Features:
     signed_commands: SignedCommands
     worker_commands: WorkerCommands
     order_notes: OrderNotes
+    backend_lists: BackendLists
     route_sync: RouteSync
     routes: RouteGossip
     streams: SharedStreams
@@ -108,7 +110,14 @@ class Features:
     def machines(self) -> Sequence[Machine]:
         """Return them in the order in which they are called."""
         return (
-            *(self.routes, self.backends, self.order_notes, self.signed_commands, self.worker_commands),
+            *(
+                self.routes,
+                self.backends,
+                self.order_notes,
+                self.backend_lists,
+                self.signed_commands,
+                self.worker_commands,
+            ),
             *(self.revocations, self.streams, self.streams.claims, self.streams.transfers),
             *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
             self.status_reports,
@@ -270,6 +279,7 @@ def features_of(
         signed_commands=commands,
         worker_commands=workers,
         order_notes=notes,
+        backend_lists=BackendLists(backends, outbox),
         route_sync=route_sync,
         routes=routes,
         streams=streams,

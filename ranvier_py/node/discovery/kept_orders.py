@@ -1,9 +1,10 @@
 """Keeps what operators ordered of backends in the state folder, and carries it out again at the next start.
 
 Rules: an entry of the configuration, or of another source, that is another one than when the order was given wins, and
-a line of the log names that. The workers of a node keep the same, each in its own file, and read the newest. An error
-of a file is logged once until it works again; the node goes on. Written a second after a change, and before an order is
-answered. Bounds: STATE_BYTES_MAX; an order for each backend that operators have one for.
+a line of the log names that; peers' orders that are no later than what was kept change nothing there. The workers of a
+node keep the same, each in its own file, and read the newest. An error of a file is logged once until it
+works again; the node goes on. Written a second after a change, and before an order is answered. Bounds:
+STATE_BYTES_MAX; an order for each backend that operators have one for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.routing.wanted.backend_reconciler import Override
 from ranvier_py.core.routing.wanted.found_backend import API, KINDS, STATIC, FoundBackend, SourceName
 from ranvier_py.io.gossip.state_file import write_whole
+from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
@@ -50,11 +52,12 @@ class KeptOrders(Part):
 
     name = "kept_orders"
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
         self.counters = KeptCounters()
         self._node, config = node, node.config
         folder, index = config.state.state_folder, config.worker_index
         self._path = folder and numbered(folder / FILE, index) if config.workers > 1 else folder and folder / FILE
+        self._shared = clustering.orders if clustering is not None else None
         self._written: bytes | None = None
         self._trouble = ""
         self._limiter = trio.CapacityLimiter(1)  # one write at a time, in the order of the changes
@@ -84,7 +87,8 @@ class KeptOrders(Part):
             return False
         rows = [*self._rows()]
         self.counters.orders = len(rows)
-        content = json.dumps({"version": VERSION, "backends": rows}, indent=1).encode()
+        shared = self._shared.stored() if self._shared is not None else {}
+        content = json.dumps({"version": VERSION, "backends": rows, **shared}, indent=1).encode()
         if content == self._written:
             return True
         try:
@@ -125,8 +129,9 @@ class KeptOrders(Part):
         sources = self._node.sources.reconciler.sources.items()
         return {name: each.found[url] for name, each in sources if url in each.found and name != API}
 
-    def _restore(self, rows: Sequence[Row]) -> None:
+    def _restore(self, state: Row) -> None:
         sources, registry = self._node.sources, self._node.registry
+        rows: Sequence[Row] = state["backends"]
         added: list[FoundBackend[BackendSpec]] = []
         for row in rows:
             url, seen = row["url"], dict(map(seen_of, row["seen"]))
@@ -148,6 +153,8 @@ class KeptOrders(Part):
         for row in rows:
             if row["drained"] and (backend := registry.ids.find(row["url"])) is not None:
                 registry.drain(backend.name)
+        if self._shared is not None:
+            self._shared.restore(state, registry)
 
 
 def seen_of(row: Row) -> tuple[SourceName, FoundBackend[BackendSpec]]:
@@ -164,18 +171,17 @@ def words_of(row: Row) -> str:
     return ", ".join([word for word in words if row[word]]) or "given other options"
 
 
-def newest_of(folder: Path) -> Sequence[Row]:
-    """Return what the worker kept that wrote last; () if none did. Blocks for a file. Raises OSError, ValueError."""
+def newest_of(folder: Path) -> Row:
+    """Return what the worker kept that wrote last; if any. Blocks for a file. Raises OSError, ValueError."""
     found = sorted(folder.glob(f"{FILE}*"), key=lambda path: path.stat().st_mtime_ns)
     if not found:
-        return ()
+        return {"backends": ()}
     if found[-1].stat().st_size > STATE_BYTES_MAX:
         raise ValueError(f"{found[-1].name} has more than {STATE_BYTES_MAX} bytes")
-    state = json.loads(found[-1].read_bytes())
+    state: Row = json.loads(found[-1].read_bytes())
     if state["version"] != VERSION:
         raise ValueError(f"{found[-1].name} is of another version")
-    rows: Sequence[Row] = state["backends"]
-    return rows
+    return state
 
 
 def write(path: Path, content: bytes) -> None:

@@ -20,12 +20,12 @@ from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
 from ranvier_py.core.routing.backend_state.order_notes import Given
 from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command, CommandOptions
 from ranvier_py.core.routing.backends import Backend
-from ranvier_py.node.asked import PLAIN, TEXT_SCHEMA, YES_OR_NO, Asked, ControlAnswer, Route, text_of
+from ranvier_py.node.asked import PLAIN, SCOPE, TEXT_SCHEMA, YES_OR_NO, Asked, ControlAnswer, Route, text_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.discovery.kept_orders import KeptOrders
 from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Handler, Node, Part
-from ranvier_py.node.parts.backend_views import backend_view
+from ranvier_py.node.parts.backend_views import shown_backend
 from ranvier_py.node.shared_orders import SharedOrders, WantedBackend, without_gossip
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in FIELDS}
 """Checked as those of the configuration are, with all that is wrong in one answer."""
 NAMED = dict.fromkeys(("url", "name"), TEXT_SCHEMA)
 WORKER = {"url": TEXT_SCHEMA}
-SCOPE, WEIGHT = {"cluster": YES_OR_NO}, {"weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000}}
+WEIGHT = {"weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000}}
 
 
 class CarriedOut(NamedTuple):
@@ -93,7 +93,7 @@ class BackendOrders(Part):
         with ExitStack() as undo:
             backend = self._node.sources.add(spec, by)
             undo.callback(self._node.sources.withdraw, backend.url)
-            done = CarriedOut(self._view(backend), self._give("add", spec, by, cluster))
+            done = CarriedOut(shown_backend(self._node, backend), self._give("add", spec, by, cluster))
             undo.pop_all()
         return done
 
@@ -106,7 +106,7 @@ class BackendOrders(Part):
 
     def remove(self, named: str, by: str = "", cluster: bool = True) -> CarriedOut:
         backend = self._registry.ids.known(named)
-        view, spec = self._view(backend), BackendSpec(url=backend.url)
+        view, spec = shown_backend(self._node, backend), BackendSpec(url=backend.url)
         self._node.sources.remove(named, by)
         return CarriedOut(view, self._give("remove", spec, by, cluster))
 
@@ -123,7 +123,7 @@ class BackendOrders(Part):
         before = self._spec(backend)
         wanted = read_backend({**before.model_dump(), **fields})
         changed = self._become(backend, before, wanted, by)
-        return CarriedOut(self._view(changed), self._give("add", wanted, by, cluster))
+        return CarriedOut(shown_backend(self._node, changed), self._give("add", wanted, by, cluster))
 
     def _spec(self, backend: Backend) -> BackendSpec:
         spec = self._node.sources.spec_of(backend.url) or BackendSpec(
@@ -152,7 +152,7 @@ class BackendOrders(Part):
         if before is not draining:
             log.info("backend.draining %s %s -> %s (ordered by %s)", backend.name, before, draining, asked.caller)
         asks = self._shared.drained(backend, asked.caller) if self._shared is not None else None
-        return await self._answered(self._view(backend), asks)
+        return await self._answered(shown_backend(self._node, backend), asks)
 
     async def _answered(self, view: Mapping[str, Any], asks: Sequence[Given] | None) -> Mapping[str, Any]:
         """Return the answer to an order. `shared`: whether it is sent to others, if there is gossip; `reached`: to
@@ -161,12 +161,6 @@ class BackendOrders(Part):
         if shared is None or asks is None:
             return {**view, "reached": without_gossip(self._node.config)}
         return {**view, "shared": bool(asks), "reached": await shared.answers(asks)}
-
-    def _view(self, backend: Backend) -> dict[str, Any]:
-        spec = self._node.sources.spec_of(backend.url)
-        events = {} if spec is None else spec.model_dump()
-        shown = {name: value for name, value in events.items() if name.startswith("kv_")}
-        return {**backend_view(backend, self._registry), **shown}
 
     def _scope(self, cluster: object) -> bool:
         """Return whether an order goes to peers, too. Raises BadRequest where it is meant to and can't."""
@@ -181,7 +175,7 @@ class BackendOrders(Part):
         be, without gossip."""
         if self._shared is None:
             return None
-        options = CommandOptions(HOSTED.index(spec.hosted), spec.any_model, spec.tls_name)
+        options = CommandOptions(HOSTED.index(spec.hosted), spec.any_model, spec.tls_name, spec.base_path)
         given = (spec.weight, spec.name, options) if verb == "add" else ()
         wanted = WantedBackend(verb, spec.url, *given)
         return self._shared.order(wanted, by, cluster=cluster)

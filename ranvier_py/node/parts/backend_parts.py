@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.engine_findings import engine_findings
 from ranvier_py.core.routing.wanted.source_set import Belief
-from ranvier_py.node.asked import Route
+from ranvier_py.node.asked import SCOPE, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
-from ranvier_py.node.parts.backend_views import backend_metrics, backend_view, reaches_engine
+from ranvier_py.node.parts.backend_views import backend_metrics, options_digest, reaches_engine, shown_backend
 from ranvier_py.node.ranks.rank_parts import RankParts
+from ranvier_py.node.shared_orders import without_gossip
 
 
 class BackendParts(Part):
@@ -30,6 +32,8 @@ class BackendParts(Part):
 
     def __init__(self, node: Node, ranks: RankParts, clustering: ClusterParts | None) -> None:
         self._node, self._registry, self._ranks, self._clustering = node, node.registry, ranks, clustering
+        if clustering is not None:
+            clustering.peer.features.backend_lists.options_of = partial(options_digest, node)
 
     def probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self._registry.changes.probed(backend, result, time.monotonic()))
@@ -61,12 +65,24 @@ class BackendParts(Part):
     def routes(self) -> Mapping[str, Handler]:
         """/list_workers answers as SGLang's router does."""
         return {
-            "GET /admin/backends": Route(lambda _: {"backends": self.view()}, "All backends"),
+            "GET /admin/backends": Route(self._listed, "All backends; those of all nodes as well", query=SCOPE),
             "GET /list_workers": Route(lambda _: {"urls": [backend.url for backend in self._registry]}, "All URLs"),
         }
 
+    async def _listed(self, asked: Asked) -> Mapping[str, Any]:
+        """List the backends. With `cluster=true` also what each other worker and node has, and how that differs."""
+        wanted = asked.query.get("cluster", "false")
+        if wanted not in ("true", "false"):
+            raise BadRequest("cluster must be true or false")
+        if wanted == "false":
+            return {"backends": self.view()}
+        if self._clustering is not None:
+            return {"backends": self.view(), "places": await self._clustering.orders.lists()}
+        unknown = [{**each, "backends": [], "differences": []} for each in without_gossip(self._node.config)]
+        return {"backends": self.view(), "places": unknown}
+
     def view(self) -> Sequence[Mapping[str, Any]]:
-        return [backend_view(backend, self._registry) for backend in self._registry]
+        return [shown_backend(self._node, backend) for backend in self._registry]
 
     def check(self, before: Config, after: Config) -> bool:
         problems = [*self._taken(before.backend, after.backend)]

@@ -5,14 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
+from ranvier_py.node.part import Node
+
+GIVEN = ("hosted", "any_model", "tls_name", "base_path")
+"""Options of a backend that all nodes should have alike: those of a signed command."""
 
 
 def reaches_engine(registry: Registry) -> bool:
     """Whether any engine answers this node, drained ones included."""
     return any(backend.vitals.admits or backend.vitals.silent for backend in registry)
+
+
+def shown_backend(node: Node, backend: Backend) -> dict[str, Any]:
+    """Return what a backend is, with the options that few have, where they are given."""
+    spec = node.sources.spec_of(backend.url)
+    given = {} if spec is None else spec.model_dump()
+    shown = {name: value for name, value in given.items() if name.startswith(("kv_", "tls_name", "base_path"))}
+    return {**backend_view(backend, node.registry), **shown}
+
+
+def options_digest(node: Node, backend: Backend) -> int:
+    """Return 32 bits of what a backend was given that nodes share but its weight; alike where they agree."""
+    spec = node.sources.spec_of(backend.url)
+    given = () if spec is None else (*[getattr(spec, name) for name in GIVEN],)
+    return crc32(repr(given).encode())
 
 
 def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:

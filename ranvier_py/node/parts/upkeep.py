@@ -170,12 +170,18 @@ class PeerFollower(Part):
     def _follow(self, features: Features) -> None:
         """Carry out what operators ordered on other nodes and workers, in the order in which it was given."""
         tables: Sequence[SignedCommands] = (features.signed_commands, features.worker_commands)
+        shared = self._clustering.orders
         new = [(command, table) for table in tables for command in table.take_new()]
         for command, table in sorted(new, key=lambda each: by_clock(each[0])):
+            if shared.is_over(command):  # followed before a restart, or undone since
+                table.followed(command)
+                continue
             why = "a bug there, which its log has"
             with self._node.faults.caught("commands"):
                 orders = self._node_orders if command.url == NODE else self._orders
-                why = orders.follow(command, self._clustering.orders.ordered_by(command))
+                why = orders.follow(command, shared.ordered_by(command))
+            if not why:
+                shared.done(command.url, command.clock)
             table.followed(command, why)
 
 

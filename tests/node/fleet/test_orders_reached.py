@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from cluster.dns.addresses import free_port
+from tests.node.fleet.test_backend_orders import command
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, cluster_lab, opened
 from tests.node.test_cluster_of_nodes import ADMIN_KEY
 from tests.node.test_reload_of_processes import DEADLINE_S, Served, logged, served, taken_by
@@ -47,6 +48,9 @@ async def test_an_answer_names_the_nodes_that_obeyed_and_those_that_do_not(
         assert weighed["reached"][1] == {"place": "peer", "why": ""}
         assert [each["weight"] for each in await peer.backends()] == [1.0, 5.0, 1.0]
         assert "backend.set two weight 1.0 -> 5.0 (ordered by - on asked)" in caplog.messages
+        changed = await ordered(place.http, asked.control, "/set", name="two", base_path="/v2", cluster=True)
+        assert changed["base_path"] == "/v2"
+        assert "backend.set two base_path  -> /v2 (ordered by - on asked)" in caplog.messages
         drained = await ordered(place.http, asked.control, "/drain", name="one")
         assert drained["reached"] == [{"place": "careful", "why": ""}, {"place": "peer", "why": ""}]
         while len(lines := [line for line in caplog.messages if line.startswith(DRAINED)]) < 3:  # noqa: ASYNC110  # a log
@@ -56,6 +60,13 @@ async def test_an_answer_names_the_nodes_that_obeyed_and_those_that_do_not(
         assert here["reached"] == []
         assert len(await asked.backends()) == 2
         assert len(await peer.backends()) == 3
+        await ordered(place.http, peer.control, "/weight", name="two", weight=9, cluster=False)
+        listed = await command(asked, "list", "--cluster", status=1)
+        assert "careful: differs in 1\n  two is not there\n" in listed
+        assert "peer: differs in 2\n  two has weight 9, here 5\n  three is not here\n" in listed
+        places = (await asked.ask("/admin/backends?cluster=true"))["places"]
+        assert [(each["place"], len(each["backends"])) for each in places] == [("careful", 1), ("peer", 3)]
+        assert "differs" not in await command(peer, "list", status=0)
 
 
 def places(gossips: bool) -> tuple[str, ...]:
@@ -102,6 +113,9 @@ async def test_an_order_reaches_both_workers_and_one_that_is_restarted_later(tmp
                 while sorted(await seen_by(node, worker)) != wanted:  # noqa: ASYNC110  # another process
                     await trio.sleep(BETWEEN_LOOKS_S)
             assert (await node.http.post(f"{one}/admin/node/drain", json={"draining": False})).is_success
+            (other,) = (await node.http.get(f"{one}/admin/backends?cluster=true")).json()["places"]
+            assert (other["place"], other["why"], other["differences"]) == ("worker 1", "", [])
+            assert sorted((each["name"], each["weight"], each["draining"]) for each in other["backends"]) == wanted
 
 
 async def test_workers_that_do_not_gossip_are_named_as_not_reached(tmp_path: Path) -> None:
@@ -111,3 +125,5 @@ async def test_workers_that_do_not_gossip_are_named_as_not_reached(tmp_path: Pat
         async with served(place, file, *places(False), workers=2) as node:
             answer = await ordered(place.http, node.control[0], "/weight", name="one", weight=3)
             assert "do not gossip" in answer["reached"][0]["why"]
+            listed = (await node.http.get(f"{node.control[0]}/admin/backends?cluster=true")).json()
+            assert "do not gossip" in listed["places"][0]["why"]

@@ -268,12 +268,12 @@ class BackendFacts(JoinTable[int, Fact]):
         if known is not None and not known.started_at:
             known.started_at = started_at
 
-    def drain(self, backend: int, draining: bool) -> None:
-        """Note that the operator began or ended draining here."""
+    def drain(self, backend: int, draining: bool, *, clock: int = 0) -> None:
+        """Note that the operator began or ended draining here. `clock`: of the order, from before a restart."""
         known = self.backends.get(backend) or self._made(backend)
-        if known.draining is not draining:
+        if known.draining is not draining or clock > known.drain_clock:
             known.draining = draining
-            known.drain_clock = min(known.drain_clock + 1, COUNT_MAX)
+            known.drain_clock = min(max(clock, known.drain_clock + (not clock)), COUNT_MAX)
             self._changed[backend] = None
 
     def drains(self, backend: int, now: float) -> bool:

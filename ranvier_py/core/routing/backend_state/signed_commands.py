@@ -10,7 +10,7 @@ decides, since nothing else outlives all nodes. Bounds: COMMANDS_MAX URLs, FLOOR
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import repeat
@@ -22,7 +22,7 @@ from ranvier_py.core.mesh.join_table import ClockedTable
 from ranvier_py.core.mesh.membership.live_members import LivePeers
 from ranvier_py.core.mesh.mesh_values import Address, Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Codec, Kind
-from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, parts_field
+from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, packed, parts_field, unpacked
 from ranvier_py.core.mesh.wire.frame import amount, bad, text
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
@@ -43,7 +43,7 @@ REFUSALS = {
     "full": f"it knows of {COMMANDS_MAX} engines already",
 }
 HOSTED = (None, False, True)
-TLS_NAME_BYTES_MAX = 253
+TLS_NAME_BYTES_MAX, BASE_PATH_BYTES_MAX = 253, 200
 COMMAND_BYTES_MAX = (16, 512, NAME_CHARS_MAX)
 """The most bytes of a command's verb, URL and name."""
 
@@ -54,6 +54,7 @@ class CommandOptions(NamedTuple):
     hosted: int = 0  # index into HOSTED
     any_model: bool = False
     tls_name: str = ""  # at most 253 bytes
+    base_path: str = ""  # at most 200 bytes
 
 
 NO_OPTIONS = CommandOptions()
@@ -95,10 +96,11 @@ def read_command(
     return Command(clock, signed_ms, next(texts), next(texts), amount(weight), next(texts), signature)
 
 
-def read_options(hosted: int, any_model: int, tls_name: bytes) -> CommandOptions:
+def read_options(hosted: int, any_model: int, tls_name: bytes, base_path: bytes) -> CommandOptions:
     if hosted >= len(HOSTED) or any_model > 1:
         bad("options of a command")
-    return CommandOptions(hosted, bool(any_model), text(tls_name, TLS_NAME_BYTES_MAX))
+    texts = text(tls_name, TLS_NAME_BYTES_MAX), text(base_path, BASE_PATH_BYTES_MAX)
+    return CommandOptions(hosted, bool(any_model), *texts)
 
 
 def check(message: Commands | OwnCommands) -> None:
@@ -107,7 +109,7 @@ def check(message: Commands | OwnCommands) -> None:
 
 
 COMMANDS = parts_field("command", "Q Q *B *H d *B 32s", COMMANDS_PER_MESSAGE, read_command)
-OPTIONS = parts_field("options", "B B *B", COMMANDS_PER_MESSAGE, read_options)._replace(since=5)
+OPTIONS = parts_field("options", "B B *B *B", COMMANDS_PER_MESSAGE, read_options)._replace(since=5)
 KIND = Kind("backends", 50, Commands, (COMMANDS, OPTIONS), check)
 OWN_KIND = Kind("backends", 55, OwnCommands, (COMMANDS, OPTIONS), check, since=5)
 
@@ -188,6 +190,22 @@ class SignedCommands(ClockedTable[str, Command]):
     @property
     def signs(self) -> bool:
         return bool(self._key)
+
+    def stored(self) -> list[str]:
+        """Return the commands that hold, each as a text to be kept across a restart."""
+        rows = [held.command for held in self._known.values()]
+        return [packed([COMMANDS, OPTIONS], [(row,), (row.options,)]).hex() for row in rows]
+
+    def restore(self, stored: Iterable[str], now: float) -> None:
+        """Take what `stored` returned before a restart, but for what has expired or another key has signed.
+
+        Without it an order would be lost if all that follow it are restarted while a node is away. Raises ValueError.
+        """
+        for each in stored:
+            (row,), (options,) = unpacked([COMMANDS, OPTIONS], bytes.fromhex(each))
+            command: Command = row._replace(options=options)
+            if not self._refusal(command, now) and self._has_room(command):
+                self._take(command, now)
 
     def clock_of(self, url: str) -> int:
         """Return the clock of the last command about this URL."""
@@ -392,5 +410,5 @@ def signature_of(key: bytes, command: Command) -> bytes:
     numbers = pack("<QQd", command.clock, command.signed_ms, command.weight)
     parts = [numbers, command.verb.encode(), command.url.encode(), command.name.encode()]
     if command.options != NO_OPTIONS:  # else it is signed as in protocol 4
-        parts += [bytes(command.options[:2]), command.options.tls_name.encode()]
+        parts += [bytes(command.options[:2]), command.options.tls_name.encode(), command.options.base_path.encode()]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -23,6 +23,7 @@ from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.response_cache.peers.answer_keys import AnswerKeys
 from ranvier_py.core.response_cache.peers.invalidation_gossip import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.peers.peer_answers import AnswerDigest
+from ranvier_py.core.routing.backend_state.backend_lists import BackendList, ListedBackend, ListQuestion
 from ranvier_py.core.routing.backend_state.backend_sets import BackendSet
 from ranvier_py.core.routing.backend_state.facts import Fact, Facts
 from ranvier_py.core.routing.backend_state.loads import Loads
@@ -69,9 +70,13 @@ EXAMPLES: tuple[m.Message, ...] = (
     r.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
     Loads(4, ((11, 0, 0, 0), (12, 65535, 65535, 2**32 - 1))),
     Facts((Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1, 65535, 2**64 - 1, 7, 30))),
+    ListQuestion(2**32 - 1),
+    BackendList(
+        7, 2, (ListedBackend(11, 1.5, True, 2, 3, 2**32 - 1, "w1"), ListedBackend(12, 1.0, False, 0, 0, 0, ""))
+    ),
     Commands(
         (Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),),
-        (CommandOptions(1, True, "engine.internal"),),
+        (CommandOptions(1, True, "engine.internal", "/llm"),),
     ),
     ReaderClaims((ReaderClaim(11, SESSION, 7, 5), ReaderClaim(12, 1, 2**32 - 1, 0))),
     Prefills((SharedPrefill(1, 11, 2, bytes(range(16))), SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
@@ -99,7 +104,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
 )
 
-WRITTEN = {4: "4f50efb864106d9b", 5: "18004189f6fc5baa"}
+WRITTEN = {4: "4f50efb864106d9b", 5: "56cfaa55f39f9fc1"}
 """By version a digest of the examples as it writes them. What adds a kind or a field changes only the last."""
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -148,7 +153,7 @@ signed_alone = st.just(NO_OPTIONS)  # as in messages, which have options apart
 commands = st.builds(
     Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32), signed_alone
 )  # fmt: skip
-options = st.builds(CommandOptions, st.integers(0, len(HOSTED) - 1), st.booleans(), texts(253))
+options = st.builds(CommandOptions, st.integers(0, len(HOSTED) - 1), st.booleans(), texts(253), texts(200))
 
 
 def commands_of(rows: tuple[Any, ...]) -> Commands:
@@ -159,6 +164,7 @@ def own_commands_of(rows: tuple[Any, ...]) -> OwnCommands:
     return OwnCommands(*commands_of(rows))
 
 
+listed = st.builds(ListedBackend, u64, amounts, st.booleans(), st.integers(0, 2), u32, u32, texts(128))
 orders = st.builds(Order, u64, st.integers(0, 2), u64, u64, texts(64))
 answers = st.builds(OrderAnswer, u64, texts(200))
 
@@ -206,6 +212,7 @@ OF_ROWS: dict[type, st.SearchStrategy[m.Message]] = {
     OwnCommands: many(st.tuples(commands, options), 3).map(own_commands_of),
     Orders: st.builds(Orders, many(orders)),
     OrderAnswers: st.builds(OrderAnswers, many(answers)),
+    BackendList: st.builds(BackendList, u32, st.integers(0, 4096), many(listed)),
     ReaderClaims: st.builds(ReaderClaims, many(standings)),
     AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
     Voided: st.builds(Voided, many(voided, 3)),

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
-from ranvier_py.core.mesh.wire.frame import SPOKEN
+from ranvier_py.core.mesh.wire.frame import SPOKEN, BadFrame
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 from ranvier_py.core.routing.backend_state import signed_commands as c
@@ -54,7 +54,7 @@ def test_a_command_given_on_one_node_is_followed_by_another() -> None:
     assert [(new.verb, new.url, new.weight, new.name) for new in taker.new] == [("add", URL, 2.0, "engine-1")]
 
 
-OPTIONS = c.CommandOptions(2, True, "engine.internal")
+OPTIONS = c.CommandOptions(2, True, "engine.internal", "/team-a")
 
 
 def test_the_options_of_a_backend_are_followed_and_passed_on_beside_commands_without() -> None:
@@ -71,7 +71,14 @@ def test_the_options_of_a_backend_are_followed_and_passed_on_beside_commands_wit
 
 
 @pytest.mark.parametrize(
-    "options", [(), (c.NO_OPTIONS,), (OPTIONS._replace(any_model=False),), (OPTIONS._replace(tls_name="evil"),)]
+    "options",
+    [
+        (),
+        (c.NO_OPTIONS,),
+        (OPTIONS._replace(any_model=False),),
+        (OPTIONS._replace(tls_name="evil"),),
+        (OPTIONS._replace(base_path="/evil"),),
+    ],
 )
 def test_a_command_is_refused_without_its_options_or_with_others(options: tuple[c.CommandOptions, ...]) -> None:
     giver, outbox = node()
@@ -361,6 +368,24 @@ def test_a_wrong_clock_costs_only_as_long_as_it_is_wrong() -> None:
     taker.set_wall_clock(NOON_MS, 1.0)
     taker.receive(PEER, c.Commands((command(1),)), 1.0)
     assert len(taker.new) == 1
+
+
+def test_commands_that_a_node_held_outlive_its_restart_until_they_expire_and_under_their_key_alone() -> None:
+    before, outbox = node()
+    before.met(alike([PEER]), 0.0)
+    before.give("add", URL, 2.0, "e", 0.0, OPTIONS)
+    before.give("remove", "http://10.0.0.2:1", 1.0, "", 0.0)
+    after, sent = node(wall_ms=NOON_MS + 1000)
+    after.restore(before.stored(), 0.0)
+    after.met(alike([PEER]), 0.0)
+    assert [(new.verb, new.options) for new in after.take_new()] == [("add", OPTIONS), ("remove", c.NO_OPTIONS)]
+    before.tick(0.0)
+    assert commands(sent) == commands(outbox)
+    for changed in (node(b"j" * 32), node(wall_ms=NOON_MS + round(1000 * (c.VALID_S + c.SKEW_S + 1)))):
+        changed[0].restore(before.stored(), 0.0)
+        assert not changed[0].new
+    with pytest.raises(BadFrame):
+        after.restore(["00ff"], 0.0)
 
 
 def test_what_is_kept_across_a_restart_is_bounded_and_the_latest() -> None:
