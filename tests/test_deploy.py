@@ -14,15 +14,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from packaging.requirements import Requirement
-from ruamel.yaml import YAML
 
 from ranvier_py import __version__
 from ranvier_py.commands.exit_codes import EXIT_CONFIG
@@ -33,43 +31,24 @@ from ranvier_py.config.config_reference import reference
 from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.mesh.mesh_values import FRAME_BYTES_MAX
-from ranvier_py.core.mesh.port_traffic import PortOptions
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
 from ranvier_py.io.logs import LogCounters
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX
 from ranvier_py.proxy.client import ServerCounters
 from ranvier_py.proxy.upstream import UpstreamCounters
 from ranvier_py.supervision import FaultCounters
+from tests.deploy.deployed import DEPLOY, END_MARGIN_S, Object, dockerfile, loaded, most_bytes
 from tests.pages import Pages, serving
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 KUSTOMIZATION = KUBERNETES / "kustomization.yaml"
 MANIFESTS = sorted({*KUBERNETES.glob("*.yaml")} - {KUSTOMIZATION, KUBERNETES / "values.yaml"})
-COMPOSE = DEPLOY / "compose.yaml"
 
 OLDEST_KUBERNETES = "1.27"
 """As deploy/README.md says; the first one that knows unhealthyPodEvictionPolicy without being asked to."""
 
-END_MARGIN_S = 10
-"""Between the drain deadline and SIGKILL: the goodbye, closing what is left, writing the state, a slow machine."""
-
-STRANGERS_BYTES = PortOptions().streams_in * FRAME_BYTES_MAX + PortOptions().queued_bytes
-ROUTE_BYTES, CONVERSATION_BYTES = 250, 2048
-PROGRAM_BYTES = 256 * 1024**2
-"""What a node holds when it has seen much: by the key's own help, and with a large tokenizer's program."""
-
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "ranvier-0"}
 """What Kubernetes puts where a manifest refers to a pod's own fields."""
-
-Object = dict[str, Any]
-
-
-def documents(path: Path) -> list[Object]:
-    """The documents of a YAML file. A key that is written twice is an error, as it is to Kubernetes."""
-    return list(YAML(typ="safe", pure=True).load_all(path.read_text()))
-
 
 # --- one node -------------------------------------------------------------------------------------------------------
 
@@ -121,16 +100,6 @@ def test_the_unit_and_the_image_keep_a_tokenizer_of_the_hub_where_their_user_may
     (home,) = (line.removeprefix("HF_HOME=") for line in dockerfile("ENV"))
     user, group = dockerfile("USER")[0].split(":")
     assert dockerfile("RUN")[-1] == f"install -d -o {user} -g {group} {Path(home).parent}"
-
-
-def dockerfile(instruction: str) -> list[str]:
-    """What follows the instruction, once for each time it is there."""
-    return re.findall(rf"^{instruction} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-
-
-def test_the_image_exposes_the_ports_for_clients_and_peers(composed_config: Config) -> None:
-    gossip = gossip_endpoints(composed_config).listen[1]
-    assert dockerfile("EXPOSE") == [f"{host_port(composed_config.listen)[1]} {gossip}/tcp {gossip}/udp"]
 
 
 def test_the_image_is_built_from_what_its_ignore_file_lets_through() -> None:
@@ -191,7 +160,7 @@ def test_the_image_is_healthy_while_the_control_port_answers() -> None:
 
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
 def test_every_manifest_is_what_kubernetes_accepts(version: str) -> None:
-    found = [item for path in MANIFESTS for item in documents(path)]
+    found = [item for path in MANIFESTS for item in loaded(path)]
     kinds = ["NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding", *["Service"] * 3, "ServiceAccount"]
     assert sorted(item["kind"] for item in found) == [*kinds, "StatefulSet"]
     for item in found:
@@ -207,7 +176,7 @@ def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
 
 
 def test_the_kustomization_brings_every_manifest_the_configuration_and_the_image_of_this_version() -> None:
-    (item,) = documents(KUSTOMIZATION)
+    (item,) = loaded(KUSTOMIZATION)
     assert (item.pop("apiVersion"), item.pop("kind")) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
     assert sorted(item.pop("resources")) == [path.name for path in MANIFESTS]
     (generator,) = item.pop("configMapGenerator")
@@ -223,7 +192,7 @@ def test_the_kustomization_brings_every_manifest_the_configuration_and_the_image
 
 def objects(kind: str) -> dict[str, Object]:
     """The manifests of a kind by name."""
-    found = [item for path in MANIFESTS for item in documents(path) if item["kind"] == kind]
+    found = [item for path in MANIFESTS for item in loaded(path) if item["kind"] == kind]
     return {item["metadata"]["name"]: item for item in found}
 
 
@@ -314,18 +283,10 @@ def test_ipv6_pods_need_what_the_configuration_states_of_them(load_in_a_pod: Loa
     assert gossip_endpoints(config).advertise == ("fd00::7", gossip_endpoints(config).listen[1])
 
 
-def most_bytes(config: Config) -> int:
-    """What a node may come to hold."""
-    routes, prompts = config.route_capacity * ROUTE_BYTES, config.prompt_memory_entries * CONVERSATION_BYTES
-    return PROGRAM_BYTES + routes + prompts + config.server.in_flight_bytes_max + STRANGERS_BYTES
-
-
-def test_a_pod_and_a_container_fit_their_memory(pods_config: Config, composed_config: Config) -> None:
+def test_a_pod_fits_its_memory(pods_config: Config) -> None:
     """A node that is killed for its memory fails all that it serves."""
     assert container()["resources"]["limits"] == {"memory": "2Gi"}
     assert most_bytes(pods_config) < 0.75 * 2 * 1024**3
-    assert service()["deploy"]["resources"]["limits"] == {"memory": "2g"}
-    assert most_bytes(composed_config) < 0.75 * 2 * 1024**3
 
 
 def test_the_image_has_all_that_is_optional() -> None:
@@ -448,7 +409,7 @@ def test_while_one_pod_is_away_two_others_serve() -> None:
 
 
 def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(pods_config: Config) -> None:
-    (item,) = documents(DEPLOY / "prometheus" / "scrape.yaml")
+    (item,) = loaded(DEPLOY / "prometheus" / "scrape.yaml")
     (job,) = item["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]
     assert discovery["names"] == [headless()["metadata"]["name"]]
@@ -457,7 +418,7 @@ def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(pods_conf
 
 
 def test_alerts_name_metrics_that_a_node_has() -> None:
-    (item,) = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    (item,) = loaded(DEPLOY / "prometheus" / "alerts.yaml")
     (group,) = item["groups"]
     parts = {"": FaultCounters, "server": ServerCounters, "upstream": UpstreamCounters, "logs": LogCounters}
     known = {
@@ -471,112 +432,3 @@ def test_alerts_name_metrics_that_a_node_has() -> None:
         assert named, rule
         assert named <= known, rule
     assert "ranvier_unexpected_errors_total" in group["rules"][0]["expr"]
-
-
-# --- Compose --------------------------------------------------------------------------------------------------------
-
-GIVEN = {"BACKENDS": "http://a:1 http://b:2", "CLUSTER_KEY_FILE": "cluster-key"}
-"""The variables without which compose.yaml refuses to start."""
-
-
-def checked(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-
-
-def test_the_compose_file_is_what_compose_accepts() -> None:
-    result = checked(COMPOSE)
-    assert result.returncode == 0, result.stdout
-
-
-def test_a_key_that_compose_does_not_know_is_refused(tmp_path: Path) -> None:
-    """Else the test above holds nothing."""
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text(COMPOSE.read_text().replace("stop_grace_period:", "stop_grace_time:"))
-    assert checked(wrong).returncode == 1
-
-
-def composed() -> Object:
-    (item,) = documents(COMPOSE)
-    return item
-
-
-def service() -> Object:
-    ((name, only),) = composed()["services"].items()
-    assert name == "ranvier"
-    assert isinstance(only, dict)
-    return only
-
-
-def filled_in(text: str) -> str:
-    """The text with ${NAME:-default} and ${NAME:?message} as Compose fills them in. Raises KeyError without a value."""
-    return re.sub(
-        r"\$\{(\w+):([-?])([^}]*)\}",
-        lambda match: GIVEN.get(match[1], match[3]) if match[2] == "-" else GIVEN[match[1]],
-        text,
-    )
-
-
-@pytest.fixture
-def composed_config(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The configuration as a node in a container of the image's loads it."""
-    for name, value in service()["environment"].items():
-        monkeypatch.setenv(name, filled_in(str(value)))
-    (command,) = dockerfile("CMD")
-    flag, listen = YAML(typ="safe", pure=True).load(command)
-    assert flag == "--listen"
-    config, *_ = load({"listen": listen})
-    return config
-
-
-def tmpfs() -> Iterator[tuple[Path, dict[str, str]]]:
-    for entry in service()["tmpfs"]:
-        path, _, options = entry.partition(":")
-        yield Path(path), dict(option.split("=") for option in options.split(","))
-
-
-def test_containers_of_compose_find_each_other_by_the_name_of_their_service(composed_config: Config) -> None:
-    assert [backend.url for backend in composed_config.backend] == GIVEN["BACKENDS"].split()
-    places = gossip_endpoints(composed_config)
-    assert places.join == (("ranvier", places.listen[1]),)
-    assert places.advertise is None, "each container has an address of its own, which it finds out"
-    assert not composed_config.insecure_gossip
-
-
-def test_compose_publishes_one_port_for_each_node_on_this_machine_only(composed_config: Config) -> None:
-    (port,) = service()["ports"]
-    host, published, target = port.split(":")
-    first, last = published.split("-")
-    assert host == "127.0.0.1"
-    assert int(last) - int(first) + 1 == service()["deploy"]["replicas"]
-    assert int(target) == host_port(composed_config.listen)[1]
-
-
-def test_compose_asks_for_health_what_the_control_port_reports_without_a_key(composed_config: Config) -> None:
-    kind, python, option, program = service()["healthcheck"]["test"]
-    assert (kind, python, option) == ("CMD", "/opt/ranvier/bin/python", "-c")
-    compile(program, "healthcheck", "exec")
-    (url,) = re.findall(r'"(http://[^"]*)"', program)
-    control = composed_config.control
-    assert url in [f"http://{control}{path}" for path in OPEN_PATHS]
-
-
-def test_compose_leaves_time_to_drain(composed_config: Config) -> None:
-    (stop_s,) = re.fullmatch(r"(\d+)s", service()["stop_grace_period"]).groups()  # type: ignore[union-attr]
-    assert int(stop_s) >= composed_config.drain_timeout_s + END_MARGIN_S
-
-
-def test_compose_mounts_the_key_from_a_file_where_the_node_reads_it(composed_config: Config) -> None:
-    """Compose refuses a secret from anything but a file in a container whose file system is read-only."""
-    (secret,) = service()["secrets"]
-    assert secret["target"] == str(composed_config.cluster_key_file)
-    assert list(composed()["secrets"][secret["source"]]) == ["file"]
-
-
-def test_a_container_of_compose_writes_to_its_state_and_nowhere_else(composed_config: Config) -> None:
-    ((directory, options),) = tmpfs()
-    assert composed_config.gossip_state_file.parent == directory
-    assert Path(service()["environment"]["HF_HOME"]).parent == directory
-    assert f"{options['uid']}:{options['gid']}" == dockerfile("USER")[0]
-    assert service()["read_only"] is True
-    assert service()["cap_drop"] == ["ALL"]

@@ -8,22 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from cluster.pages.helm import CHART, program, rendered
-
-Object = dict[str, Any]
+from tests.deploy.deployed import Object, loaded
 
 needs_helm = pytest.mark.skipif(program("helm") is None, reason="helm is not here: make helm")
 needs_kubectl = pytest.mark.skipif(program("kubectl") is None, reason="kubectl is not here: make helm")
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 BY_NAME = {path.stem: path for path in VALUES}
-
-
-def loaded(text: str | Path) -> list[Any]:
-    """The documents of a text or file. A key that is written twice is an error, as it is to Kubernetes."""
-    return [each for each in YAML(typ="safe", pure=True).load_all(text) if each is not None]
 
 
 @cache

@@ -26,16 +26,15 @@ from ranvier_py.proxy.client import ServerCounters
 from tests.deploy.charts import (
     BY_NAME,
     VALUES,
-    Object,
     at,
     chart_of,
     defaults,
     leaves,
-    loaded,
     needs_helm,
     needs_kubectl,
     of_kind,
 )
+from tests.deploy.deployed import Object, loaded
 
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 NAMES = [path.stem for path in VALUES]

@@ -11,7 +11,8 @@ import pytest
 from cluster.pages.chart_pages import PLAIN
 from cluster.pages.helm import program, run
 from ranvier_py.config.config_loader import load
-from tests.deploy.charts import loaded, needs_helm, of_kind
+from tests.deploy.charts import needs_helm, of_kind
+from tests.deploy.deployed import loaded
 from tests.house import ROOT
 from tests.node.discovery.source_labs import KUBERNETES, KubernetesLab, kubernetes_lab
 from tests.node.node_lab import Lab, opened
