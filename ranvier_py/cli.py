@@ -24,6 +24,7 @@ from ranvier_py.commands.exit_codes import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_STATUS_UNKNOWN,
+    PROBLEMS,
     CommandError,
 )
 from ranvier_py.core.errors import ConfigError
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except ConfigError as error:
         print(
-            "\n".join(["ranvier: the configuration has problems:", *(f"  {line}" for line in error.problems)]),
+            "\n".join([f"ranvier: {PROBLEMS}", *(f"  {line}" for line in error.problems)]),
             file=sys.stderr,
         )
         return failed or EXIT_CONFIG

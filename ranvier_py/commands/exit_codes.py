@@ -16,6 +16,9 @@ EXIT_CODES = """exit codes:
   130  a second Ctrl-C cut answers short"""
 
 
+PROBLEMS = "the configuration has problems:"
+
+
 class CommandError(Exception):
     """Ends a command with a message for stderr and an exit code."""
 

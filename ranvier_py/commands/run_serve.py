@@ -5,25 +5,33 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import trio
 
 from ranvier_py.commands.config_flags import add_config_flags, load_from
-from ranvier_py.commands.exit_codes import EXIT_ADDRESS, EXIT_CONFIG, EXIT_CUT, EXIT_FAILED, EXIT_OK
+from ranvier_py.commands.exit_codes import EXIT_ADDRESS, EXIT_CONFIG, EXIT_CUT, EXIT_FAILED, EXIT_OK, PROBLEMS
 from ranvier_py.config.config_endpoints import config_of_worker
-from ranvier_py.config.config_loader import Loaded
+from ranvier_py.config.config_loader import Loaded, file_in_use
 from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_names import variable_of
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError, ListenError, leaves, listening_on
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor, claimed
 
 log = logging.getLogger(__name__)
+
+JSON_LINE = re.compile(rb"""(?m)^\s*["']?log_format["']?\s*[=:]\s*["']?json\b""")
+"""As TOML and YAML have it: what is wrong with the file may be its syntax."""
+
+FILE_BYTES_LOOKED_AT = 1 << 20
 
 KILL_MARGIN_S = 10.0
 """Time that workers have after the drain deadline to close down before they are killed."""
@@ -35,7 +43,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    config, _, notes = load_from(options)
+    try:
+        config, _, notes = load_from(options)
+    except ConfigError as error:
+        if not wants_json(options):
+            raise
+        set_up_logs("info", "json")
+        last_words("\n".join([f"ranvier: {PROBLEMS}", *(f"  {line}" for line in error.problems)]))
+        return EXIT_CONFIG
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
     for note in notes:
         log.warning("config.note %s", note)
@@ -58,6 +73,17 @@ def run(options: argparse.Namespace) -> int:
         claims=claims,
     )
     return supervisor.run()
+
+
+def wants_json(options: argparse.Namespace) -> bool:
+    """Whether a configuration that can't be used wants all lines as JSON, as far as that can be seen."""
+    given = getattr(options, "log_format", None) or os.environ.get(variable_of("log_format"))
+    file = file_in_use(options.config)
+    if given or file is None:
+        return given == "json"
+    with suppress(OSError):
+        return JSON_LINE.search(file.read_bytes()[:FILE_BYTES_LOOKED_AT]) is not None
+    return False
 
 
 def run_worker(options: argparse.Namespace, config: Config, index: int, key: bytes, *, is_newer: bool) -> int:

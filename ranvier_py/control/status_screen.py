@@ -24,7 +24,9 @@ Status = Mapping[str, Any]
 WIDTH_MIN, ROWS_MIN = 40, 12
 TEXT_CHARACTERS_MAX = 1000  # of one sentence of a finding
 
-STATES = MappingProxyType({"key_refused": "bad key", "reuses_nothing": "no cache", "url": "two URLs"})
+STATES = MappingProxyType(
+    {"key_refused": "bad key", "reuses_nothing": "no cache", "url": "two URLs", "draining": "drained"}
+)
 """Of engines, where the kind of a finding is too long for the column."""
 
 SORTS: Mapping[str, Callable[[Row], Any]] = MappingProxyType(
@@ -57,6 +59,8 @@ STEPS = MappingProxyType(
 )
 """By how many engines a key moves the cursor."""
 
+ORDERED = ("draining", "leaving")  # states that somebody wants: what is wrong beside them is shown as well
+STATE_WIDTH, STATES_WIDTH, NAME_AND_STATE = 9, 15, 28  # of one state, and of two at least
 SHORTENED = 10_000  # numbers from here on are shown in thousands
 HEAD = f"{'ENGINE':<19} {'STATE':<9} {'CACHE':<9} {'RUN/WAIT':>9} {'TOK/S':>7} {'HITS':>5} {'PRED/COUNT':>13}"
 
@@ -234,14 +238,22 @@ def engine_table(engines: Sequence[Row], width: int) -> list[str]:
 def engine_line(row: Row) -> str:
     counted = f"{short(row['predicted_tokens'])}/{short(row['cached_tokens'])}"
     queue = f"{short(row['running'])}/{short(row['waiting'])}"
+    name, state = word(row["name"]), state_of(row)
+    wide = max(
+        STATE_WIDTH, min(len(state), max(STATES_WIDTH, NAME_AND_STATE - len(name)))
+    )  # two words take from the name
+    named = NAME_AND_STATE - wide
     return (
-        f"{cut(word(row['name']), 19):<19} {cut(state_of(row), 9):<9} {cut(word(row['level']), 9):<9} {queue:>9} "
+        f"{cut(name, named):<{named}} {cut(state, wide):<{wide}} {cut(word(row['level']), 9):<9} {queue:>9} "
         f"{short(row['tokens_per_s']):>7} {percent(row['hit_share']):>5} {counted:>13}"
     )
 
 
 def state_of(row: Row) -> str:
-    return STATES.get(row["state"], word(row["state"]))
+    """Return what was done with an engine, if anything, and the worst that is wrong with it."""
+    states = row.get("states") or (row["state"],)
+    shown = states[:2] if states[0] in ORDERED else states[:1]
+    return " ".join([STATES.get(each, word(each)) for each in shown])
 
 
 def whole_engine(row: Row, findings: Iterable[Row], width: int) -> list[str]:

@@ -153,3 +153,25 @@ def test_nothing_that_a_node_answers_plays_with_the_terminal() -> None:
     screens = [screen(answer, "a", looked, 80, 24) for looked in (Looked(), opened, Looked(verdict=True))]
     for lines in (page(answer, "http://a:1"), *screens):
         assert not {"\x1b", "\r", "\n"} & {*"".join(lines)}
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "shown"),
+    [
+        ("w1", ["draining", "tokenizer"], f"{'w1':<11} drained tokenizer "),
+        ("10.0.0.12:8000", ["draining", "down"], f"{'10.0.0.12:8000':<16} drained down "),
+        ("a.long.name.of.an.engine:8000", ["draining", "reuses_nothing"], "a.long.name.… drained no cac… "),
+        ("w1", ["leaving"], "w1                  leaving   "),
+        ("w1", ["down", "tokenizer"], "w1                  down      "),
+    ],
+)
+def test_what_was_done_with_an_engine_and_the_worst_that_is_wrong_with_it_are_both_shown(
+    name: str, states: list[str], shown: str
+) -> None:
+    answer = status(1)
+    answer["engines"] = [engine(1, name=name, state=states[-1], states=states)]
+    for lines in (page(answer, "http://a:1"), screen(answer, "http://a:1", Looked(), 80, 24)):
+        (line,) = [line for line in lines if line.removeprefix("> ").startswith(name[:3])]
+        assert line.removeprefix("> ").startswith(shown), line
+        assert max(map(len, lines)) <= 80
+        assert line.removeprefix("> ").index("exact") == 30

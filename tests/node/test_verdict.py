@@ -93,12 +93,20 @@ async def test_a_node_without_any_engine_shows_how_to_add_one() -> None:
         assert found["command"].startswith("ranvier backend add ")
 
 
-async def test_a_drained_engine_is_a_notice() -> None:
-    async with lab(engines=2, **SOON) as node:
-        await node.http.post(f"{node.control}/admin/backends/drain", json={"url": node.engines[0]})
+async def test_a_drained_engine_is_a_notice_and_so_is_what_is_wrong_with_it() -> None:
+    async with opened(Lab, 1, DEADLINE_S) as place:
+        url, scope = await start_engine(place.nursery, 9)
+        place.engines.append(url)
+        node = await place.start(**SOON)
+        await node.http.post(f"{node.control}/admin/backends/drain", json={"url": url})
         status = await until_found(node, "engine_draining")
         assert finding(status, "engine_draining")["severity"] == "notice"
         assert status["engines"][0]["draining"]
+        assert status["engines"][0]["states"] == ["draining"]
+        scope.cancel()
+        status = await until_found(node, "engine_down")
+        assert status["engines"][0]["states"] == ["draining", "down"]
+        assert status["severity"] == "notice"
 
 
 async def test_an_engine_that_fails_inside_200_is_named_with_what_it_answers() -> None:

@@ -1,6 +1,7 @@
 """What is wrong with engines, as the findings of one node: pure, from the registry alone.
 
 Rule: an engine has one finding, the one that explains the others: who does not answer is not blamed for its circuit.
+That it is drained stands beside that.
 Severity: DOWN if no engine can be asked; what takes requests or hits from the fleet is DEGRADED; what an operator has
 ordered, or a provider does by nature, is a NOTICE.
 """
@@ -8,6 +9,7 @@ ordered, or a provider does by nature, is a NOTICE.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.backend import Backend
@@ -36,6 +38,8 @@ def engine_findings(registry: Registry, now: float) -> Iterator[Finding]:
         found = trouble(backend, registry, now)
         if found is not None:
             yield found
+        if backend.draining and (other := ailment(backend, registry, now)) is not None:  # it costs nobody anything now
+            yield replace(other, severity=Severity.NOTICE, whom="")
         if backend.advice:
             what = f"engine {backend.name}: {backend.advice}"
             remedy = "Give each engine one URL, the same on all nodes, with one process behind it."
@@ -68,9 +72,13 @@ def of_fleet(registry: Registry, fleet: Sequence[Backend], now: float) -> Iterat
 
 def trouble(backend: Backend, registry: Registry, now: float) -> Finding | None:
     """Return the one finding that explains an engine's state best; None if it is well."""
+    return draining(backend) or ailment(backend, registry, now)
+
+
+def ailment(backend: Backend, registry: Registry, now: float) -> Finding | None:
+    """Return the worst that is wrong with an engine, drained or not."""
     return (
-        draining(backend)
-        or silence(backend)
+        silence(backend)
         or failures(backend)
         or refusals(backend, registry)
         or pause(backend, registry, now)

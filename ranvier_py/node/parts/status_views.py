@@ -7,7 +7,7 @@ renamed or taken away (docs/operating.md lists them). None stands for what is no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ranvier_py import __version__
@@ -23,6 +23,7 @@ Row = Mapping[str, Any]
 
 WELL = "ok"
 UNHEARD = ("down", "hangs")  # states in which nothing comes from an engine
+ORDERED = ("draining", "leaving")  # states that somebody wants
 OF_ENGINES = "engine_"  # kinds of findings that are an engine's state
 
 
@@ -45,7 +46,9 @@ def status_view(node: Node, verdict: Row, now: float) -> dict[str, Any]:
 def engine_rows(node: Node, findings: Iterable[Row], of_peers: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     """Yield a row for each engine, those with findings first, then by load."""
     about = [each for each in findings if each["kind"].startswith(OF_ENGINES) and each["about"]]  # the worst first
-    troubles = {each["about"]: each["kind"].removeprefix(OF_ENGINES) for each in reversed(about)}
+    troubles: dict[str, list[str]] = {}
+    for each in about:
+        troubles.setdefault(each["about"], []).append(each["kind"].removeprefix(OF_ENGINES))
     known = by_name(node.part(CalibrationParts).view()["backends"])
     caches = by_name(node.part(EngineEventViews).view()["engines"])
     rows = []
@@ -53,8 +56,8 @@ def engine_rows(node: Node, findings: Iterable[Row], of_peers: Mapping[str, Row]
         name = each["name"]
         own = {member: value for member, value in known.get(name, {}).items() if value is not None}
         counts = {**of_peers.get(name, {}), **own}
-        rows.append(engine_row(each, counts, caches.get(name, {}), troubles.get(name, WELL)))
-    order = {name: place for place, name in enumerate(reversed(troubles))}
+        rows.append(engine_row(each, counts, caches.get(name, {}), troubles.get(name, [])))
+    order = {name: place for place, name in enumerate(troubles)}
     yield from sorted(rows, key=lambda row: (order.get(row["name"], len(order)), -row["load"], natural(row["name"])))
 
 
@@ -67,13 +70,17 @@ def by_name(rows: Iterable[Row]) -> dict[str, Row]:
     return {row["name"]: row for row in rows}
 
 
-def engine_row(backend: Row, known: Row, cache: Row, trouble: str) -> dict[str, Any]:
-    asked = trouble not in UNHEARD  # else its counts are those of before
+def engine_row(backend: Row, known: Row, cache: Row, troubles: Sequence[str]) -> dict[str, Any]:
+    """`troubles`: the kinds of what is wrong with it, the worst first."""
+    asked = not any(each in UNHEARD for each in troubles)  # else its counts are those of before
     never = backend["health"] == Health.UNKNOWN.value and backend["circuit"] == Circuit.CLOSED.value
+    worst = troubles[0] if troubles else "unknown" if never else WELL
+    by_order = [each for each in troubles if each in ORDERED]
     return {
         "name": backend["name"],
         "url": backend["url"],
-        "state": "unknown" if never and trouble == WELL else trouble,
+        "state": worst,
+        "states": [*by_order, *[each for each in troubles if each not in ORDERED]] or [worst],
         "models": backend["models"],
         "level": cache.get("level"),
         "why": cache.get("why", ""),

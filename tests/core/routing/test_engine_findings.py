@@ -126,3 +126,15 @@ def test_a_model_that_no_engine_serves_any_more_is_named() -> None:
     lost = next(each for each in engine_findings(registry, 100.0) if each.kind == "model_down")
     assert "big" in lost.what
     assert "small" not in lost.what
+
+
+def test_what_is_wrong_with_a_drained_engine_is_a_notice_beside_that() -> None:
+    registry = cluster(2)
+    first, _ = registry
+    registry.drain(first.name, True)
+    probe(registry, first, REFUSED)
+    found = [*engine_findings(registry, 100.0)]
+    assert [(each.kind, each.severity) for each in found] == [
+        ("engine_draining", Severity.NOTICE),
+        ("engine_down", Severity.NOTICE),
+    ]
