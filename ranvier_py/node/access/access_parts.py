@@ -68,6 +68,7 @@ class Access(KeyedPart):
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
+        self._listed = node.registry.pools.names
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
         super().__init__(config.keys_file, "keys_file", self._take)
