@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.pages.chart_pages import README, SCHEMA, plain_manifests, readme, schema
 from cluster.pages.helm import program
+from cluster.pages.metrics_page import metrics_page
 from cluster.processes.children import ROOT
 
 
@@ -19,6 +20,7 @@ def manifests() -> Mapping[Path, str]:
 MAKERS: Sequence[Callable[[], Mapping[Path, str]]] = (
     lambda: {SCHEMA: schema(), README: readme()},
     manifests,  # Helm reads the schema
+    metrics_page,
 )
 
 

@@ -26,7 +26,7 @@ from werkzeug.exceptions import HTTPException
 
 from ranvier_py.config.control_settings import ControlSettings, control_settings
 from ranvier_py.control.control_server import serve_app
-from ranvier_py.control.exposition import render
+from ranvier_py.control.exposition import of_process, render
 from ranvier_py.control.openapi import document
 from ranvier_py.core.access.key_table import digest_of
 from ranvier_py.core.access.keys_file import ROLES
@@ -121,7 +121,8 @@ class ControlPort(KeyedPart):
         return ControlAnswer({"ready": not reason, "reason": reason, **verdict}, 503 if reason else 200)
 
     def _page(self, asked: Asked) -> ControlAnswer:
-        body, kind = render([*self._node.metrics()], asked.field("accept"), self._node.config.metric_names)
+        names = self._node.config.metric_names
+        body, kind = render([*self._node.metrics()], asked.field("accept"), names, of_process())
         return ControlAnswer(body, kind=kind)
 
 

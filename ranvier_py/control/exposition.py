@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
@@ -38,8 +39,8 @@ CONTINUUM = frozenset(
 class Samples(Collector):
     """A collector of one answer's samples."""
 
-    def __init__(self, samples: Sequence[Sample], names: str) -> None:
-        self._samples, self._names = samples, names
+    def __init__(self, samples: Sequence[Sample], names: str, process: Iterable[Metric]) -> None:
+        self._samples, self._names, self._process = samples, names, process
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families in the order of their first sample."""
@@ -48,6 +49,7 @@ class Samples(Collector):
             families.setdefault(sample.name, []).append(sample)
         for name, found in families.items():
             yield family(found, CONTINUUM_PREFIX if self._names == "continuum" and name in CONTINUUM else PREFIX)
+        yield from self._process
 
 
 def family(samples: Sequence[Sample], prefix: str) -> Metric:
@@ -76,6 +78,8 @@ def series(sample: Sample) -> Iterable[tuple[str, dict[str, str], float, Exempla
         ("_bucket", {**labels, "le": le(bound)}, float(count), exemplar_of(histogram, bucket))
         for bucket, (bound, count) in enumerate(histogram.cumulative())
     ]
+    if histogram.bounds[0] < 0:  # its sum may fall, which OpenMetrics forbids, and a count there is only beside a sum
+        return lines
     return [*lines, ("_count", labels, float(histogram.count), None), ("_sum", labels, histogram.sum, None)]
 
 
@@ -89,7 +93,14 @@ def le(bound: float) -> str:
     return "+Inf" if bound == inf else repr(float(bound))
 
 
-def render(samples: Sequence[Sample], accept: str = "", names: str = "ranvier") -> tuple[bytes, str]:
+def of_process() -> Iterable[Metric]:
+    """Return `process_*` of this process: processor time, memory, descriptors, its start."""
+    return ProcessCollector(registry=None).collect()
+
+
+def render(
+    samples: Sequence[Sample], accept: str = "", names: str = "ranvier", process: Iterable[Metric] = ()
+) -> tuple[bytes, str]:
     """Return (body, content type) for a client with this Accept header; `names` is the key `metric_names`."""
     encode, content_type = choose_encoder(accept)
-    return encode(cast("Any", Samples(samples, names))), content_type  # it calls only `collect` of a registry
+    return encode(cast("Any", Samples(samples, names, process))), content_type  # it calls only `collect` of a registry

@@ -221,6 +221,15 @@ def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterato
             yield Sample(name, kind, help_text, value, labels)
 
 
+def declared(part: str, counters: type, *labels: str) -> Iterator[Sample]:
+    """Yield the families of a dataclass of which there may be none yet, without series. `labels`: those of each."""
+    for each in fields(counters):
+        if each.metadata:
+            own = [label] if (label := each.metadata.get("label")) else []
+            name, names = f"{part}_{each.name}", dict.fromkeys([*labels, *own], "")
+            yield Sample(name, each.metadata["kind"], each.metadata["help"], None, names)
+
+
 def values(counters: Any) -> dict[str, Any]:
     """Return the declared numbers as JSON."""
     found = {each.name: getattr(counters, each.name) for each in fields(counters) if each.metadata}

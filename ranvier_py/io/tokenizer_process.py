@@ -66,7 +66,7 @@ class ProcessCounters:
     up: int = gauge("Whether there is a tokenizer process that can be asked.")
     restarts: int = counter("Tokenizer processes that were started because the one before had ended.")
     killed: int = counter("Tokenizer processes that were killed: too late with an answer, or with a wrong one.")
-    busy_seconds: float = counter("Processor time that the tokenizer processes took for jobs.")
+    busy_seconds: float = counter("Seconds of processor time that the tokenizer processes took for jobs.")
 
 
 class Child:

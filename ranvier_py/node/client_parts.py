@@ -22,10 +22,10 @@ from ranvier_py.config.rule_files import rule_book
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.clients.body_mender import OFF, BodyMender, TrialResult, rule_for
 from ranvier_py.core.clients.client_rules import Rule, RuleBook
-from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
+from ranvier_py.core.clients.client_watch import ClientCounts, ClientWatch, client_rows
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample, counter, samples
+from ranvier_py.core.metrics import Family, Sample, counter, samples
 from ranvier_py.core.prompts.body_json import load_object
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
@@ -181,18 +181,7 @@ class ClientReader(Part, Observer):
         yield from samples("clients", self.counters)
         if self.mender is not None:
             yield from self.mender.metrics()
-        for client, counts in self.watch.clients.items():
-            label = {"client": client}
-            yield Sample("client_turns", "counter", "Chats that came from each kind of client.", counts.turns, label)
-            words = "Prompt tokens that came from each kind of client."
-            yield Sample("client_prompt_tokens", "counter", words, counts.prompt_tokens, label)
-            for cause, each in counts.causes.items():
-                words = "Prompts that broke the prefix of their conversation, by client and cause."
-                yield Sample("prefix_breaks", "counter", words, each.count, {**label, "cause": cause})
-                words = "Tokens that prompts repeated behind a broken prefix: engines compute them again."
-                yield Sample("prefix_break_tokens", "counter", words, each.tokens, {**label, "cause": cause})
-                words = "Seconds of prefill for tokens behind a broken prefix, at the rate learned for each engine."
-                yield Sample("prefix_break_prefill_seconds", "counter", words, each.seconds, {**label, "cause": cause})
+        yield from client_samples(self.watch.clients)
 
     def _read(self, prompt: Prompt, backend: BackendId) -> None:
         api, end = APIS[prompt.api], prompt.end.text
@@ -214,3 +203,24 @@ def log_result(result: TrialResult) -> None:
     rule, client, model, state, why, node = result
     where = f" (found by {node})" if node else ""
     log.log(level, "client_rule.%s %s for %s and model %s: %s%s", state, rule, client, model, why, where)
+
+
+def client_samples(clients: Mapping[str, ClientCounts]) -> Iterator[Sample]:
+    """Yield what each kind of client sent, and where it broke its prefixes."""
+    turns = Family("client_turns", "Chats that came from each kind of client.", ("client",))
+    tokens = Family("client_prompt_tokens", "Prompt tokens that came from each kind of client.", ("client",))
+    words = "Prompts that broke the prefix of their conversation, by client and cause."
+    breaks = Family("prefix_breaks", words, ("client", "cause"))
+    words = "Tokens that prompts repeated behind a broken prefix: engines compute them again."
+    break_tokens = Family("prefix_break_tokens", words, ("client", "cause"))
+    words = "Seconds of prefill for tokens behind a broken prefix, at the rate learned for each engine."
+    seconds = Family("prefix_break_prefill_seconds", words, ("client", "cause"))
+    for client, counts in clients.items():
+        turns.add((client,), counts.turns)
+        tokens.add((client,), counts.prompt_tokens)
+        for cause, each in counts.causes.items():
+            breaks.add((client, cause), each.count)
+            break_tokens.add((client, cause), each.tokens)
+            seconds.add((client, cause), each.seconds)
+    for family in (turns, tokens, breaks, break_tokens, seconds):
+        yield from family.samples()

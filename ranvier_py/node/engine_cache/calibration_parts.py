@@ -24,15 +24,16 @@ from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.engine_cache.calibration.bias_findings import bias_finding
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange, PredictionCounters
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.metrics import Sample, declared, samples, values
 from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, AUTO, Signs, recognised
+from ranvier_py.core.routing.checkpoints.checkpoint_index import CheckpointCounters
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.splitmix import mix
@@ -235,15 +236,14 @@ class CalibrationParts(Part):
             ("route_precision", "Share of the tokens predicted to be cached that was cached.", "predicted_tokens"),
             ("route_recall", "Share of the cached tokens that was predicted to be cached.", "cached_tokens"),
         ):
-            share = self._share(whole)
-            if share is not None:
-                yield Sample(name, "gauge", help_text, share)
+            yield Sample(name, "gauge", help_text, self._share(whole))
         for each in self._registry:
             yield from profile_samples(self._checkpoints, each.id, {"backend": each.name})
         for backend, known in self.calibration.backends().items():
             yield from backend_samples(known, {"backend": name_of(self._registry, backend)})
             if backend in self._looks:
                 yield from engine_samples(known.reported, {"backend": name_of(self._registry, backend)})
+        yield from declared_backends()
         yield from samples("calibration", self.calibration.counters)
         yield from samples("checkpoint_marks", self._checkpoints.counters)
         yield from samples("usage", self._asking.counters)
@@ -301,14 +301,27 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
     return owns
 
 
+LEARNED = "Tokens that the engine computes after a prefix's last use before it has evicted the prefix."
+BIAS = "1 while predictions for the backend are wrong in this way."
+CONFIDENCE = "Share of the tokens credited for checkpoints that was cached; fades by half in 200 answers."
+
+
+def declared_backends() -> Iterator[Sample]:
+    """Yield the families of backends of which nothing may be known yet."""
+    label = {"backend": ""}
+    yield from declared("calibration", PredictionCounters, "backend")
+    yield from declared("checkpoints", CheckpointCounters, "backend")
+    yield from engine_samples(EngineMetrics(), label)
+    yield Sample("engine_capacity_learned_tokens", "gauge", LEARNED, None, label)
+    yield Sample("calibration_bias", "gauge", BIAS, None, {**label, "bias": ""})
+    yield Sample("cache_profile_confidence", "gauge", CONFIDENCE, None, label)
+
+
 def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iterator[Sample]:
     yield from samples("calibration", known.counters, label)
-    if known.capacity_learned_tokens is not None:
-        help_text = "Tokens that the engine computes after a prefix's last use before it has evicted the prefix."
-        yield Sample("engine_capacity_learned_tokens", "gauge", help_text, known.capacity_learned_tokens, label)
-    help_text = "1 while predictions for the backend are wrong in this way."
+    yield Sample("engine_capacity_learned_tokens", "gauge", LEARNED, known.capacity_learned_tokens, label)
     for bias in Bias:
-        yield Sample("calibration_bias", "gauge", help_text, float(bias in known.biases), {**label, "bias": bias.value})
+        yield Sample("calibration_bias", "gauge", BIAS, float(bias in known.biases), {**label, "bias": bias.value})
 
 
 def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping[str, str]) -> Iterator[Sample]:
@@ -318,8 +331,7 @@ def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping
     hybrid = checkpoints.known.get(backend)
     if hybrid is None:
         return
-    help_text = "Share of the tokens credited for checkpoints that was cached; fades by half in 200 answers."
-    yield Sample("cache_profile_confidence", "gauge", help_text, hybrid.confidence.value, label)
+    yield Sample("cache_profile_confidence", "gauge", CONFIDENCE, hybrid.confidence.value, label)
     yield from samples("checkpoints", hybrid.index.counters, label)
 
 
@@ -334,8 +346,7 @@ def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator
         ("engine_hit_share", "Share of the prompt tokens looked up in the engine's cache that was found.", found),
     )
     for name, help_text, value in gauges:
-        if value is not None:
-            yield Sample(name, "gauge", help_text, value, label)
+        yield Sample(name, "gauge", help_text, value, label)
 
 
 def hit_share(metrics: EngineMetrics) -> float | None:

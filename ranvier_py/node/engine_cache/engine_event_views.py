@@ -15,7 +15,7 @@ from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Health
 from ranvier_py.node.asked import Route
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
-from ranvier_py.node.engine_cache.event_reader import KnownEngine, name_of
+from ranvier_py.node.engine_cache.event_reader import KnownEngine, declared_streams, name_of
 from ranvier_py.node.part import Handler, Part
 
 NAMES_SHOWN = 4  # of engines in one finding
@@ -152,3 +152,4 @@ class EngineEventViews(Part):
             yield Sample("engine_cache_level", "gauge", help_text, 1, {**label, "level": level})
             for one in self._events.streams.get(backend.id, {}).values():
                 yield from one.metrics(label)
+        yield from declared_streams()

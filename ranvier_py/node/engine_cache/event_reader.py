@@ -15,16 +15,18 @@ import trio
 from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream
-from ranvier_py.core.engine_cache.gap_values import GapSettings
+from ranvier_py.core.engine_cache.gap_values import GapCounters, GapSettings
 from ranvier_py.core.engine_cache.quota import Quota
+from ranvier_py.core.engine_cache.residency_values import ResidencyCounters, ResidencyView
+from ranvier_py.core.engine_cache.sources.events import DecoderCounters
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import NoZmq
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.metrics import Sample, declared, samples
 from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
-from ranvier_py.io.engine_events.zmq_source import KvSubscriber
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber, SubscriberCounters
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -118,6 +120,18 @@ class SubscribedStream:
         yield from samples("event_stream", self.stream.machine.counters, labels)
         yield from samples("event_decoder", self.stream.decoder.counters, labels)
         yield from samples("event_connection", self.subscriber.counters, labels)
+
+
+def declared_streams() -> Iterator[Sample]:
+    """Yield the families of streams, of which there may be none."""
+    for part, counters in (
+        ("engine_cache", ResidencyView),
+        ("engine_blocks", ResidencyCounters),
+        ("event_stream", GapCounters),
+        ("event_decoder", DecoderCounters),
+        ("event_connection", SubscriberCounters),
+    ):
+        yield from declared(part, counters, "backend", "source")
 
 
 class Subscriptions:

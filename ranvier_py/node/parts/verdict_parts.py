@@ -93,6 +93,7 @@ class VerdictParts(Part):
         counts = Counter(each.finding.kind for each in self._findings.verdict())
         for kind in self._kinds:
             yield Sample("finding", "gauge", HELP, counts[kind], {"kind": kind})
+        yield Sample("finding", "gauge", HELP, None, {"kind": ""})
 
     def routes(self) -> Mapping[str, Handler]:
         what = "What is wrong, the worst first, with engines and peers"
