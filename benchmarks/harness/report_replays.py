@@ -69,7 +69,12 @@ def constants(result: Result) -> Iterator[Row]:
             for row in changes
         )
         goal, met = ("", None) if name == "chance" else ("3 % in every cell", all(not row["over"] for row in changes))
-        yield Row(f"p90 with another `{name}`" if goal else "p90 with 1 % more load: what chance alone moves", figure, goal, met)
+        yield Row(
+            f"p90 with another `{name}`" if goal else "p90 with 1 % more load: what chance alone moves",
+            figure,
+            goal,
+            met,
+        )
 
 
 def shapes(result: Result) -> Iterator[Row]:
