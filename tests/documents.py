@@ -15,8 +15,12 @@ DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.m
 OPERATORS = "\n".join([README, *DOCS.values()])
 """All that an operator reads, as one text."""
 
-OTHERS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "cluster/README.md")
-PAGES = ("README.md", *(f"docs/{name}" for name in DOCS), *OTHERS)
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in sorted(ROOT.rglob("*.md"))
+    if not any(part.startswith(".") or part in ("node_modules", "dist") for part in path.relative_to(ROOT).parts)
+)
+"""Every page of the repository."""
 
 MAKERS_OF_FINDINGS = ("Finding", "of_engine")
 

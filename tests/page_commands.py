@@ -14,7 +14,7 @@ import trio
 from tests.house import ROOT
 
 RANVIER = f"{quote(sys.executable)} -m ranvier_py"
-COMMANDS = r"ranvier|printf|echo|curl|helm|kubectl|docker|openssl|make|python|deploy/\S+"
+COMMANDS = r"ranvier|pip|printf|echo|curl|helm|kubectl|docker|openssl|make|python|deploy/\S+"
 
 
 def section(page: str, title: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.pages.chart_pages import README, SCHEMA, plain_manifests, readme, schema
+from cluster.pages.control_page import PAGE, control_page
+from cluster.pages.drawings import pictures
 from cluster.pages.helm import program
 from cluster.pages.metrics_page import metrics_page
 from cluster.processes.children import ROOT
@@ -21,6 +23,8 @@ MAKERS: Sequence[Callable[[], Mapping[Path, str]]] = (
     lambda: {SCHEMA: schema(), README: readme()},
     manifests,  # Helm reads the schema
     metrics_page,
+    lambda: {PAGE: control_page()},
+    pictures,
 )
 
 
@@ -39,5 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             stale += 1
             print(f"{'not current' if options.check else 'written'}: {path.relative_to(ROOT)}")
             if not options.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
     return int(options.check and stale > 0)
