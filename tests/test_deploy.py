@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -32,11 +31,7 @@ from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
-from ranvier_py.io.logs import LogCounters
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX
-from ranvier_py.proxy.client import ServerCounters
-from ranvier_py.proxy.upstream import UpstreamCounters
-from ranvier_py.supervision import FaultCounters
 from tests.deploy.deployed import DEPLOY, END_MARGIN_S, Object, dockerfile, loaded, most_bytes
 from tests.pages import Pages, serving
 
@@ -415,20 +410,3 @@ def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(pods_conf
     assert discovery["names"] == [headless()["metadata"]["name"]]
     assert (discovery["type"], discovery["port"]) == ("A", host_port(pods_config.control)[1])
     assert pods_config.metrics_public or "authorization" in job
-
-
-def test_alerts_name_metrics_that_a_node_has() -> None:
-    (item,) = loaded(DEPLOY / "prometheus" / "alerts.yaml")
-    (group,) = item["groups"]
-    parts = {"": FaultCounters, "server": ServerCounters, "upstream": UpstreamCounters, "logs": LogCounters}
-    known = {
-        f"ranvier_{part}_{each.name}_total".replace("__", "_")
-        for part, counters in parts.items()
-        for each in fields(counters)
-        if each.metadata.get("kind") == "counter"
-    }
-    for rule in group["rules"]:
-        named = set(re.findall(r"ranvier_\w+", rule["expr"]))
-        assert named, rule
-        assert named <= known, rule
-    assert "ranvier_unexpected_errors_total" in group["rules"][0]["expr"]

@@ -25,6 +25,14 @@ from ranvier_py.node.parts.request_parts import RequestPath
 
 PAGE = ROOT / "docs" / "metrics.md"
 KEY = "3f" * 16 + "a7" * 16
+KEYS = f"""[[key]]
+id = "one"
+tenant = "t"
+sha256 = "{KEY}"
+[[tenant]]
+name = "t"
+requests_per_minute = 1
+"""
 ENGINE = "http://127.0.0.1:1,kv_index=http://127.0.0.1:1/events,kv_events=tcp://127.0.0.1:1"
 EVERYTHING = {
     "listen": "127.0.0.1:0",
@@ -64,7 +72,13 @@ async def _families() -> Sequence[Sample]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "key").write_text(KEY)
-        files = {"gossip_state_file": place / "state", "state_folder": place, "record_file": place / "record"}
+        (place / "keys").write_text(KEYS)
+        files = {
+            "keys_file": place / "keys",
+            "gossip_state_file": place / "state",
+            "state_folder": place,
+            "record_file": place / "record",
+        }
         config = config_of(**EVERYTHING, cluster_key_file=place / "key", **files)
         keys, key_file = await load_keys(config)
         tokenizer = local_tokenizer(config, keys.fingerprint_secret)

@@ -16,7 +16,7 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_rows, written
-from ranvier_py.core.access.limits.limit_view import limits_view
+from ranvier_py.core.access.limits.limit_view import budgets_left, limits_view
 from ranvier_py.core.access.limits.limiter import Limiter
 from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
 from ranvier_py.core.findings import Finding, Severity
@@ -121,6 +121,11 @@ class LimitParts(Part):
     def metrics(self) -> Iterator[Sample]:
         if self.limiter is not None and self._is_alone:  # among peers gossip shows them
             yield from samples("limits", self.limiter.counters)
+        if self.limiter is not None:
+            words = "Share of a budget that is left over all nodes, from 1 to 0, by scope and limit."
+            for meter, left in budgets_left(self.limiter, time.monotonic()):
+                yield Sample("budget_left_ratio", "gauge", words, left, {"scope": meter.scope, "limit": meter.name})
+            yield Sample("budget_left_ratio", "gauge", words, None, {"scope": "", "limit": ""})
         if self._file is not None:
             yield from samples("limits_file", self._file.counters)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ranvier_py.core.access.limits.counts import Count
 from ranvier_py.core.access.limits.limiter import Limiter
-from ranvier_py.core.access.limits.meters import Meter
+from ranvier_py.core.access.limits.meters import LimitSpan, Meter
 
 SHOWN_MAX = 1000  # scopes in one answer, those first of which most is taken
+BUDGETS_MAX = 1000  # in metrics, those first that requests met first: each takes 10 us
 
 
 def limits_view(limiter: Limiter, now: float) -> dict[str, Any]:
@@ -36,6 +39,14 @@ def limits_view(limiter: Limiter, now: float) -> dict[str, Any]:
         "nodes": 1 + len(limiter.peers.live),
         "vanished_nodes": len(limiter.peers.vanished),
     }
+
+
+def budgets_left(limiter: Limiter, now: float) -> Iterator[tuple[Meter, float]]:
+    """Yield budgets that requests met since the start, with the share of each that is left."""
+    counts = (each.meter for each in limiter.counts.counts.values())
+    budgets = (meter for meter in counts if meter is not None and meter.span > LimitSpan.MINUTE and meter.amount > 0)
+    for meter in islice(budgets, BUDGETS_MAX):
+        yield meter, max(0.0, limiter.room.left(meter, now)) / meter.amount
 
 
 def limit_view(limiter: Limiter, meter: Meter, count: Count, now: float) -> dict[str, Any]:
