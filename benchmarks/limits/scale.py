@@ -13,7 +13,7 @@ from random import Random
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
 from ranvier_py.core.access.limits.counts import SLOT_S, CountRow
-from ranvier_py.core.access.limits.limit_gossip import COUNTED, LimitCounts, LimitGossip
+from ranvier_py.core.access.limits.limit_gossip import BYTES_PER_S, COUNTED, ROW_BYTES, LimitCounts, LimitGossip
 from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.access.limits.meter_groups import MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Meter, meters_of, window_at
@@ -22,6 +22,7 @@ from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 
 KEYS, TENANTS, NODES = 50_000, 2_000, 16
 STEP_S, RUN_S, SENT_FROM_S = 0.1, 180.0, 120.0
+SENT_AT_ONCE = round(BYTES_PER_S * STEP_S / ROW_BYTES)
 WALL = 1_795_262_400.0
 MONTH = Limits(tokens_per_minute=10_000_000, budget=(Budget(1e12, CalendarWindow.MONTH),))
 MINUTE = Limits(tokens_per_minute=1_000_000)
@@ -62,7 +63,8 @@ class Scale:
             "rows": counts.rows,
             "limits": len(counts.counts),
             "bytes_per_s_and_peer": round(self.sent_bytes / (RUN_S - SENT_FROM_S)),
-            "rows_waiting": len(self.gossip._changed),
+            "rows_waiting": len(self.gossip._waiting),
+            "rows_dropped": counts.dropped,
         }
 
     def number(self) -> int:
@@ -82,13 +84,14 @@ class Scale:
         self.limiter.settle(Amounts(2000.0, 2000.0), found)
 
     def theirs(self, session: int) -> tuple[CountRow, ...]:
-        """Return what a peer sends of the requests that it has just served."""
+        """Return what a peer sends of the requests that it has just served, at most what it may send."""
         rows, slot = list[CountRow](), int(self.now / SLOT_S)
         for _ in range(self.number()):
             for meter in self.meters(self.rng.randrange(KEYS)):
                 window = slot if meter.span is LimitSpan.MINUTE else window_at(meter.span, WALL)
                 rows.append(CountRow(meter.id, session, meter.span, window, 100, 2500.0, 2500.0, 2000.0))
-        return tuple(rows)
+        self.rng.shuffle(rows)
+        return tuple(rows[:SENT_AT_ONCE])
 
     def send(self, *, counted: bool) -> None:
         assert COUNTED.pack is not None

@@ -15,6 +15,7 @@ from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.capacity import CapacityEstimate
+from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.part import Part
 from ranvier_py.node.parts.request_parts import PublicPort
@@ -22,6 +23,7 @@ from ranvier_py.node.parts.router_parts import ShadowPolicies
 from ranvier_py.node.parts.tls_parts import TlsFiles
 from ranvier_py.node.reload import Reloads
 from tests.builders.built_nodes import built
+from tests.node.access.key_lab import keys_file
 from tests.node.node_lab import lab
 from tests.node.test_verdict import SOON, finding, until_found
 
@@ -74,6 +76,16 @@ def test_a_port_that_is_nearly_full_is_named_by_what_it_is_full_of() -> None:
     part.server.counters.in_flight = 90
     (each,) = part.findings(0.0)
     assert (each.kind, each.about, each.severity) == ("node_full", "in_flight_max", Severity.DEGRADED)
+
+
+def test_a_table_of_limits_that_drops_counts_is_named_while_it_does(tmp_path: Path) -> None:
+    part, found = found_by(LimitParts, keys_file=keys_file(tmp_path))
+    assert found == []
+    part.limiter.counts.dropped = 7
+    part.sweep(100.0)
+    (each,) = part.findings(129.0)
+    assert (each.kind, each.severity) == ("limits_full", Severity.DEGRADED)
+    assert not [*part.findings(131.0)]
 
 
 def test_too_few_files_for_the_connections_that_are_configured_are_named() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import inf
 from typing import Any
 
 import trio
@@ -29,7 +30,8 @@ from ranvier_py.proxy.stages.reserve import ReserveStage
 
 SAVE_S = 5.0
 REFUSED_S, SCOPES_SHOWN = 30.0, 8
-"""A limit counts as reached for so long after its last refusal; so many tenants and keys are named at once."""
+"""A limit counts as reached for so long after its last refusal, and the table of counts as full after it dropped one;
+so many tenants and keys are named at once."""
 
 LAST_SAVE_S = 1.0  # a hanging disk must not delay the end of the process
 
@@ -46,6 +48,7 @@ class LimitParts(Part):
         self.reserve: ReserveStage | None = None
         self._file: LimitFile | None = None
         self._is_alone = clustering is None
+        self._dropped, self._dropped_at = 0, -inf
         if config.keys_file is None:
             return
         if clustering is None:
@@ -96,6 +99,8 @@ class LimitParts(Part):
             self._set_clock()
             if self._is_alone:
                 self.limiter.sweep(now)
+            if (dropped := self.limiter.counts.dropped) != self._dropped:
+                self._dropped, self._dropped_at = dropped, now
             if self._file is None:
                 self.limiter.counts.unsaved.clear()
 
@@ -108,7 +113,12 @@ class LimitParts(Part):
             self.limiter.peers.keeps = after.limits.on_partition == KEEP
 
     def findings(self, now: float) -> Iterator[Finding]:
-        """Yield who was refused by a limit a moment ago; those refused last, where there are many."""
+        """Yield whether counts were dropped, and who was refused a moment ago; those refused last, of many."""
+        if now - self._dropped_at <= REFUSED_S:
+            what = f"the table of limits' counts is full: {self._dropped:,} were dropped here since the start"
+            remedy = "Have fewer keys with limits of their own, or limit their tenants instead."
+            meaning = "what those counted passes without a limit"
+            yield Finding("limits_full", Severity.DEGRADED, what, "", meaning, remedy, "ranvier access")
         for scope, refused in islice(reversed(self.limiter.refusals.items() if self.limiter else ()), SCOPES_SHOWN):
             if now - refused.at > REFUSED_S:
                 return

@@ -4,16 +4,17 @@ A row is what one session counted in one window: reserved, settled (of that), an
 the greatest of each is the latest, in whatever order rows come and however often; what a session had reserved when it
 ended stays taken. A minute slides over slots of SLOT_S: a row is booked in the slot of its admission by this node's
 own clock, as its age says, and never later than when it came first. A row that a peer sends late is taken for younger
-than it is, never for older. Invariant: the sum of a count is that of its rows (test_counts.py). Bound: ROWS_MAX rows;
+than it is, never for older. Each row goes when its window is over, or once nothing of it was in flight for IDLE_S, and
+a count with its last row. Invariant: the sum of a count is that of its rows (test_counts.py). Bound: ROWS_MAX rows;
 further ones are dropped and counted, so that what they count is not limited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from math import ceil, exp
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Meter, ends_at, window_at
@@ -22,9 +23,9 @@ SLOT_S = 0.5  # with 5 s, a minute would end up to 5 s late, and 4 % of the limi
 MINUTE_SLOTS = 120
 RATE_S = 5.0  # over which the rate of a count is averaged
 GRACE_S = 60.0  # for which a calendar window is kept after its end: clocks differ
-ROWS_MAX = 1 << 18  # some 60 MB
-SWEPT_AT_ONCE = 512
-SWEEPS = 60  # after so many in a row that find nothing in flight, a session's row of such requests is dropped
+ROWS_MAX = 1 << 18  # some 150 MB, if each is of another limit
+SWEPT_AT_ONCE = 4096  # counts: some 20 ms
+IDLE_S = 60.0  # after so long without a request, a session's row of those in flight is dropped
 CURRENT = 0  # where all requests in flight are booked
 AMOUNT = tuple(map(itemgetter, range(len(Amounts._fields))))
 
@@ -51,13 +52,15 @@ class KeptShare(NamedTuple):
 
 
 class LimitRow:
-    """What one session counted in one window. `place`: where it is booked, -1 once that was dropped."""
+    """What one session counted in one window. `place`: where it is booked, -1 once that was dropped; `next`: what is
+    booked there, too; `seen`: what it had reserved when it was last looked at whether it is idle."""
 
-    __slots__ = ("count", "origin", "place", "reserved", "settled", "swept", "used", "window")
+    __slots__ = ("count", "next", "origin", "place", "reserved", "seen", "settled", "used", "window")
 
     def __init__(self, count: Count, origin: int, window: int, place: int) -> None:
-        self.count, self.origin, self.window, self.place, self.swept = count, origin, window, place, 0
-        self.reserved = self.settled = self.used = 0.0
+        self.count, self.origin, self.window, self.place = count, origin, window, place
+        self.next: LimitRow | None = None
+        self.reserved = self.settled = self.used = self.seen = 0.0
 
     @property
     def taken(self) -> float:
@@ -105,25 +108,49 @@ class Loans:
 
 
 class LimitSlot:
-    """The rows of one slot or calendar window, and their sum."""
+    """The rows of one slot or calendar window, the first of which has the next one, and their sum."""
 
-    __slots__ = ("rows", "taken")
+    __slots__ = ("first", "taken")
 
     def __init__(self) -> None:
         self.taken = 0.0
-        self.rows: list[LimitRow] = []
+        self.first: LimitRow | None = None
+
+    def add(self, row: LimitRow) -> None:
+        self.taken += row.taken
+        row.next, self.first = self.first, row
+
+    def remove(self, row: LimitRow) -> None:
+        self.taken -= row.taken
+        if self.first is row:
+            self.first = row.next
+            return
+        before = self.first
+        while before is not None and before.next is not row:
+            before = before.next
+        assert before is not None
+        before.next = row.next
+
+    def __iter__(self) -> Iterator[LimitRow]:
+        row = self.first
+        while row is not None:
+            found, row = row, row.next
+            yield found
+
+
+NOBODY: Mapping[int, KeptShare] = MappingProxyType({})
 
 
 class Count:
     """All rows of one limit.
 
-    `taken`: the sum of all that is kept, `by_origin` of each session; `unsettled`: of it what runs; `rate`: units a
-    second that were lately added; `current`: our row of requests in flight; `meter`: the limit, once a request met it;
-    `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it.
+    `taken`: the sum of all that is kept; `unsettled`: of it what runs; `rate`: units a second that were lately added;
+    `current`: our row of requests in flight; `meter`: the limit, once a request met it; `allowed`: of sessions that
+    vanished; `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it.
     """
 
     __slots__ = (
-        *("_rated", "allowed", "asked", "buckets", "by_origin", "current", "id", "loans"),
+        *("_by_origin", "_loans", "_rate", "_rated_at", "allowed", "asked", "buckets", "current", "id"),
         *("meter", "rows", "span", "taken", "unsent", "unsettled"),
     )
 
@@ -131,13 +158,28 @@ class Count:
         self.id, self.span = limit, span
         self.taken = self.unsettled = self.asked = self.unsent = 0.0
         self.meter: Meter | None = None
-        self.by_origin: dict[int, float] = {}
         self.current: LimitRow | None = None
-        self.loans = Loans()
         self.rows: dict[tuple[int, int], LimitRow] = {}
         self.buckets: dict[int, LimitSlot] = {}
-        self.allowed: dict[int, KeptShare] = {}  # of vanished sessions
-        self._rated = (0.0, 0.0)  # the rate, and as of when
+        self.allowed = NOBODY
+        self._by_origin: dict[int, float] | None = None  # most counts are never asked for it, nor for loans
+        self._loans: Loans | None = None
+        self._rate = self._rated_at = 0.0
+
+    @property
+    def by_origin(self) -> Mapping[int, float]:
+        """What of `taken` is each session's."""
+        if self._by_origin is None:
+            self._by_origin = {}
+            for row in self.rows.values():
+                self._by_origin[row.origin] = self._by_origin.get(row.origin, 0.0) + row.taken
+        return self._by_origin
+
+    @property
+    def loans(self) -> Loans:
+        if self._loans is None:
+            self._loans = Loans()
+        return self._loans
 
     def in_window(self, window: int) -> float:
         """Return what is taken in a calendar window, or of all that is kept."""
@@ -166,24 +208,24 @@ class Count:
         change = reserved - settled + used
         self.taken += change
         self.unsettled += reserved - settled
-        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) + change
+        if self._by_origin is not None:
+            self._by_origin[row.origin] = self._by_origin.get(row.origin, 0.0) + change
         self.buckets[row.place].taken += change
         if reserved > 0:
-            self._rated = (self.rate(now) + reserved / RATE_S, now)
+            self._rate, self._rated_at = self.rate(now) + reserved / RATE_S, now
 
     def tell(self, change: float) -> None:
         """Tell who may take without a look what others took."""
-        for watcher in self.loans.watchers:
+        for watcher in self._loans.watchers if self._loans is not None else ():
             watcher.took(self, change)
 
     def expire(self) -> None:
         """Let nobody take more without a look."""
-        for watcher in self.loans.watchers:
+        for watcher in self._loans.watchers if self._loans is not None else ():
             watcher.until = 0.0
 
     def rate(self, now: float) -> float:
-        rate, at = self._rated
-        return rate * exp((at - now) / RATE_S) if rate else 0.0
+        return self._rate * exp((self._rated_at - now) / RATE_S) if self._rate else 0.0
 
     def open(self, origin: int, window: int, place: int) -> LimitRow:
         """Return a new row."""
@@ -195,41 +237,37 @@ class Count:
         bucket = self.buckets.get(place)
         if bucket is None:
             self.buckets[place] = bucket = LimitSlot()
-        bucket.rows.append(row)
-        bucket.taken += row.taken
+        bucket.add(row)
         row.place = place
 
     def move(self, row: LimitRow, place: int) -> None:
         """Book a row in an earlier slot."""
-        bucket = self.buckets[row.place]
-        bucket.rows.remove(row)
-        bucket.taken -= row.taken
+        self.buckets[row.place].remove(row)
         self._book(row, place)
 
     def drop(self, place: int) -> int:
         """Drop a bucket with its rows. Returns how many those are."""
-        gone = self.buckets.pop(place).rows
+        gone = [*self.buckets.pop(place)]
         for row in gone:
             self._forget(row)
         if not self.rows:  # no error of rounding stays
             self.taken = self.unsettled = 0.0
-            self.by_origin.clear()
+            self._by_origin = None
         return len(gone)
 
     def close(self, row: LimitRow) -> None:
         """Drop a row."""
         self.expire()
-        bucket = self.buckets[row.place]
-        bucket.rows.remove(row)
-        bucket.taken -= row.taken
+        self.buckets[row.place].remove(row)
         self._forget(row)
 
     def _forget(self, row: LimitRow) -> None:
         del self.rows[row.origin, row.window]
         self.taken -= row.taken
         self.unsettled -= row.reserved - row.settled
-        self.by_origin[row.origin] = self.by_origin.get(row.origin, 0.0) - row.taken
-        row.place = -1
+        if self._by_origin is not None:
+            self._by_origin[row.origin] = self._by_origin.get(row.origin, 0.0) - row.taken
+        row.place, row.next = -1, None
         if self.current is row:
             self.current = None
 
@@ -254,13 +292,13 @@ class Counters:
         self.changed: dict[tuple[int, int, int], None] = {}
         self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
         self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
-        self._sweep_at = 0
+        self._due: dict[int, list[Count]] = {}  # by slot, whose rows may then be over
 
     def count(self, meter: Meter, now: float) -> Count:
         """Return the count of a limit as of now."""
         count = self.counts.get(meter.id)
         if count is None:
-            self.counts[meter.id] = count = Count(meter.id, meter.span)
+            count = self._new(meter.id, meter.span, now)
         elif count.span is LimitSpan.MINUTE:
             self._slide(count, now)
         if count.meter is not meter:  # its amount may have changed
@@ -310,8 +348,20 @@ class Counters:
             row = LimitRow(count, origin, window, -1)
         else:
             self.rows += 1
+            if count.span is LimitSpan.MINUTE and place not in count.buckets:
+                self._look_at(count, (place + MINUTE_SLOTS) * SLOT_S)
             row = count.open(origin, window, place)
         return row
+
+    def _new(self, limit: int, span: LimitSpan, now: float) -> Count:
+        count = self.counts[limit] = Count(limit, span)
+        self._look_at(count, now + IDLE_S)
+        return count
+
+    def _look_at(self, count: Count, at: float) -> None:
+        """Sweep a count then. One of calendar windows or of requests in flight is always due once, another with each
+        slot."""
+        self._due.setdefault(int(at / SLOT_S) + 1, []).append(count)
 
     def add(self, row: LimitRow, reserved: float, settled: float, used: float, now: float) -> None:
         """Add to one of our rows."""
@@ -327,7 +377,7 @@ class Counters:
         if place is None or (count is not None and count.span is not span):
             return
         if count is None:
-            self.counts[one.limit] = count = Count(one.limit, span)
+            count = self._new(one.limit, span, now)
         row = count.rows.get((one.origin, one.window))
         if row is None:
             row = self._open(count, one.origin, one.window, place)
@@ -363,31 +413,41 @@ class Counters:
             self.rows -= count.drop(first)
 
     def sweep(self, now: float) -> None:
-        """Drop what is over, of some of the limits each time."""
-        if self._sweep_at >= len(self.counts):
-            self._sweep_at = 0
-        some = list(islice(self.counts.values(), self._sweep_at, self._sweep_at + SWEPT_AT_ONCE))
-        self._sweep_at += SWEPT_AT_ONCE
-        for count in some:
-            for place in list(count.buckets):
-                if self._is_over(count.span, place, now):
-                    self.rows -= count.drop(place)
-            if count.span is LimitSpan.REQUEST:
-                self._sweep_idle(count)
-            if not count.rows and count.rate(now) < 1e-9:
-                del self.counts[count.id]
+        """Drop what is over, and counts without any row."""
+        left = SWEPT_AT_ONCE
+        for slot in sorted(slot for slot in self._due if slot <= now / SLOT_S):
+            due = self._due[slot]
+            while due and left:
+                self._sweep(due.pop(), now)
+                left -= 1
+            if due:
+                return
+            del self._due[slot]
 
-    def _sweep_idle(self, count: Count) -> None:
+    def _sweep(self, count: Count, now: float) -> None:
+        if count.span is LimitSpan.MINUTE:
+            self._slide(count, now)
+        elif count.span is LimitSpan.REQUEST:
+            self._sweep_idle(count, now)
+        else:
+            ends = {place: ends_at(count.span, place) + GRACE_S - self.wall_offset_s for place in count.buckets}
+            for place in [place for place, end in ends.items() if end <= now]:
+                self.rows -= count.drop(place)
+            if count.buckets:
+                self._look_at(count, min(ends[place] for place in count.buckets))
+        if not count.rows and self.counts.get(count.id) is count:
+            del self.counts[count.id]
+
+    def _sweep_idle(self, count: Count, now: float) -> None:
         for row in list(count.rows.values()):
-            row.swept = 0 if row.reserved > row.settled else row.swept + 1
-            if row.swept >= SWEEPS:
+            may_book = row is count.current and count.loans.slot >= int(now / SLOT_S)
+            if may_book or row.reserved > row.settled or row.reserved != row.seen:
+                row.seen = row.reserved
+            else:
                 count.close(row)
                 self.rows -= 1
-
-    def _is_over(self, span: LimitSpan, place: int, now: float) -> bool:
-        if span is LimitSpan.MINUTE:
-            return place <= int(now / SLOT_S) - MINUTE_SLOTS - 1
-        return span is not LimitSpan.REQUEST and ends_at(span, place) + GRACE_S <= now + self.wall_offset_s
+        if count.rows:
+            self._look_at(count, now + IDLE_S)
 
     def free(self, origin: int) -> None:
         """Free what a session has in flight that is gone."""

@@ -3,7 +3,8 @@
 A node sends what it counted to all peers every GATHER_S, those first of which a greater part of their limit is taken;
 at least a beat every BEAT_S, so that peers know how fresh its counts are. Newcomers get all of its rows; those of
 sessions that are gone come from the peer with the lowest session. Requests in flight are only their own session's to
-send. Bound: BYTES_PER_S to each peer; what exceeds it waits, and a part of all rows is repeated in turn.
+send. Bound: BYTES_PER_S to each peer; what exceeds it waits, and is compared once in JUDGE_S; a part of all rows is
+repeated in turn.
 Rule: a node that has no limits sends nothing, and none waits for it.
 """
 
@@ -33,8 +34,10 @@ BEAT_S = 0.5
 BYTES_PER_S = 5000
 ROW_BYTES = 49
 COUNT_ROWS_MAX = 1024  # in a message
+JUDGED_ROWS = 32  # of those that wait, each time
 REPEATED_MAX = 512  # rows, every REPEAT_S: 1 kB/s
 SWEEP_S = 1.0
+JUDGE_S = 1.0  # comparing all that waits takes 3 us a row
 
 RowKey = tuple[int, int, int]  # limit, origin, window
 
@@ -110,6 +113,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         self.limiter: Limiter | None = None
         self._beat_at = self._sweep_at = now
         self._bytes = Window(BYTES_PER_S)
+        self._waiting: dict[RowKey, None] = {}  # rows for which there was no room
+        self._judge_at = now
         self._repeated = 0
 
     def begin(self) -> Limiter:
@@ -130,7 +135,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
             self._changed.update(self.counts.changed)
             self.counts.changed.clear()
         asked = min((one.again_at for one in limiter.questions.values()), default=inf)
-        return 0.0 if limiter.unseen else min(asked, self._beat_at, self._sweep_at, super().wake_at)
+        waiting = self._rounds.sent_at + self.GATHER_S if self._waiting else inf
+        return 0.0 if limiter.unseen else min(asked, waiting, self._beat_at, self._sweep_at, super().wake_at)
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -145,6 +151,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         self.counts.changed.clear()
         if limiter.unseen:
             limiter.unseen, self._rounds.sent_at = False, -inf
+        if self._waiting and now >= self._rounds.sent_at + self.GATHER_S:
+            self._let_go_on(now)
         if now >= self._beat_at or (self._changed and now >= self._rounds.sent_at + self.GATHER_S):
             self._beat_at = now + BEAT_S
             self.members.look(now)
@@ -214,6 +222,15 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         home, message = question.home, LimitQuestion(question.number, limiter.ask_rows(question, now))
         self._outbox.append(Outgoing(home.address, home.session, Plane.DATAGRAM, message))
 
+    def _let_go_on(self, now: float) -> None:
+        """Have some that wait be compared with what is new: those that wait longest, now and then all."""
+        number = JUDGED_ROWS
+        if now >= self._judge_at:
+            self._judge_at, number = now + JUDGE_S, len(self._waiting)
+        for key in [*islice(self._waiting, number)]:
+            del self._waiting[key]
+            self._changed[key] = None
+
     def _rows(self, keys: dict[RowKey, None] | None, now: float) -> Sequence[CountRow]:
         if keys is None:
             return self._next_rows(now)
@@ -222,7 +239,7 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         if len(found) > room:
             sent = nlargest(room, found, key=urgency)
             sent_keys = {key_of(row) for row in sent}
-            self._changed.update((key_of(row), None) for row in found if key_of(row) not in sent_keys)
+            self._waiting.update((key_of(row), None) for row in found if key_of(row) not in sent_keys)
             found = sent
         self._bytes.spend(ROW_BYTES * len(found), now)
         for row in found:

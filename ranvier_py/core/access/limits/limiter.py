@@ -66,7 +66,7 @@ class Grant:
 
 @dataclass(slots=True, eq=False)
 class HomeQuestion:
-    """A grant about which a home is asked. `outcome` is set and `decided` called once: at `until`, if nobody is busy."""
+    """A grant about which a home is asked. `outcome` is set and `decided` called once: by `until`, unless busy."""
 
     number: int
     home: Peer

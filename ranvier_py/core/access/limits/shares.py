@@ -143,12 +143,14 @@ class LimitPeers:
         """Return what of a limit of this amount is kept for nodes that vanished, beside what they have taken."""
         if count.span is LimitSpan.REQUEST:  # what they had in flight is free again
             return 0.0
-        for session in [one for one in count.allowed if one not in self.vanished]:
-            del count.allowed[session]
+        if any(one not in self.vanished for one in count.allowed):
+            count.allowed = {one: share for one, share in count.allowed.items() if one in self.vanished}
         new = [one for one in self.vanished if one not in count.allowed]
         silent = min((self.vanished[session] for session in new), default=inf)  # else a share falls while others take
-        for session, share in zip(new, self.share(count, *new, before=silent), strict=True):
-            count.allowed[session] = KeptShare(share, count.by_origin.get(session, 0.0), taken)
+        shares = zip(new, self.share(count, *new, before=silent), strict=True) if new else ()
+        kept = {one: KeptShare(share, count.by_origin.get(one, 0.0), taken) for one, share in shares}
+        if kept:
+            count.allowed = {**count.allowed, **kept}
         held = 0.0
         for session, allowed in count.allowed.items():
             own = count.by_origin.get(session, 0.0)

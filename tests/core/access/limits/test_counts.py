@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -117,7 +118,7 @@ def test_the_sum_of_a_count_is_that_of_its_rows(done: list[tuple[str, int, int, 
             assert abs(count.taken - sum(row.taken for row in count.rows.values())) < 1e-6
             assert abs(count.taken - sum(count.by_origin.values())) < 1e-6
             for bucket in count.buckets.values():
-                assert abs(bucket.taken - sum(row.taken for row in bucket.rows)) < 1e-6
+                assert abs(bucket.taken - sum(row.taken for row in bucket)) < 1e-6
         assert node.rows == sum(len(count.rows) for count in node.counts.values())
 
 
@@ -157,6 +158,50 @@ def test_rows_beyond_the_bound_are_dropped_and_counted() -> None:
     node.rows = counts.ROWS_MAX
     admit(node, MINUTE, 5.0, 100.0)
     assert (node.count(MINUTE, 100.0).taken, node.dropped) == (0.0, 1)
+
+
+def test_rows_that_are_over_and_counts_without_any_go_within_seconds_however_many_there_are() -> None:
+    node, now, limits = counters(), 100.0, [meter_of(number) for number in range(6000)]
+    for limit in limits:
+        admit(node, limit, 5.0, now)
+        node.count(meter_of(10_000 + limit.id), now)  # nothing was let in
+    node.sweep(now + 60.0)
+    assert node.rows == 6000
+    for seconds in range(61, 66):
+        node.sweep(now + seconds)
+    assert (len(node.counts), node.rows) == (0, 0)
+
+
+def meter_of(number: int) -> Meter:
+    return replace(MINUTE, id=number + 1)
+
+
+def test_requests_in_flight_are_kept_until_they_end_and_then_go_unless_one_may_just_begin() -> None:
+    node, now = counters(), 100.0
+    row = admit(node, CONCURRENT, 1.0, now)
+    for _ in range(5):
+        now += 61.0
+        node.sweep(now)
+    node.add(row, 0.0, 1.0, 0.0, now)
+    now += 61.0
+    node.count(CONCURRENT, now).loans.begin(int(now / counts.SLOT_S))  # a group of limits was looked at
+    node.sweep(now)
+    assert row.place >= 0
+    node.sweep(now + 61.0)
+    assert (row.place, node.rows, len(node.counts)) == (-1, 0, 0)
+
+
+def test_a_budget_outlives_a_clock_that_is_set_back_and_goes_when_it_is_over_after_all() -> None:
+    node = counters()
+    hour = meter(budget=(Budget(1e6, CalendarWindow.HOUR),))
+    admit(node, hour, 5.0, 100.0)
+    ends = ends_at(LimitSpan.HOUR, node.window(LimitSpan.HOUR, 100.0)) - MAY_2026
+    node.sweep(161.0)  # a count that is new
+    node.wall_offset_s -= 300.0
+    node.sweep(ends + 100.0)
+    assert node.rows == 1
+    node.sweep(ends + 361.0)
+    assert node.rows == 0
 
 
 def test_rows_of_windows_that_are_over_or_far_ahead_of_our_clock_are_not_taken() -> None:

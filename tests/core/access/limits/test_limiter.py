@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Mode
+from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode
 from ranvier_py.core.access.limits.limit_gossip import LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Refusal
 from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup
-from ranvier_py.core.access.limits.meters import Amounts
+from ranvier_py.core.access.limits.meters import Amounts, meters_of
 from tests.core.access.limits.limit_net import LimitNet, meters
 
 TOKENS = meters(tokens_per_minute=1000)
@@ -218,6 +218,20 @@ def test_a_home_that_does_not_answer_costs_a_request_fifty_milliseconds_and_then
         net.settle(asker, net.decided(asker, TOKENS, 100), 0)
         assert (net.now > began + ASK_S - 1e-9) is waits
         assert net.now < began + ASK_S + 0.01
+
+
+def test_counts_for_which_there_is_no_room_wait_for_their_turn_those_first_that_are_near_their_limit() -> None:
+    net = LimitNet(2)
+    far, near = (tuple(meters_of(f"key {number}", Limits(tokens_per_minute=9000), "a")) for number in (0, 1))
+    others = [tuple(meters_of(f"key {number}", Limits(tokens_per_minute=9000), "a")) for number in range(2, 400)]
+    for limits in (far, *others):
+        net.settle(1, net.decided(1, limits, 10.0), 10.0)
+    net.settle(1, net.decided(1, near, 5000.0), 5000.0)
+    net.run(0.5)
+    assert net.taken(2, *near) == 5000.0
+    assert sum(net.taken(2, *limits) > 0 for limits in others) < 200
+    net.run(5.0)
+    assert all(net.taken(2, *limits) == 10.0 for limits in (far, *others))
 
 
 def test_a_node_that_was_busy_itself_asks_once_more_before_it_decides_alone() -> None:
