@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
-from ranvier_py.core.access.limits.counts import SLOT_S, CountRow
+from ranvier_py.core.access.limits.count import SLOT_S, CountRow
 from ranvier_py.core.access.limits.limit_gossip import BYTES_PER_S, COUNTED, ROW_BYTES, LimitCounts, LimitGossip
 from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.access.limits.meter_groups import MeterGroup

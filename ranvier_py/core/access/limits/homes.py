@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ranvier_py.core.access.limits.counts import Count, Counters, CountRow
+from ranvier_py.core.access.limits.count import Count, CountRow
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.bounded import BoundedDict
 
 DECIDED_MAX = 8192  # each may come several times within the time that it has

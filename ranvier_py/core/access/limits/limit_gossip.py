@@ -17,7 +17,8 @@ from math import inf, isfinite
 from random import Random
 from typing import Any, NamedTuple
 
-from ranvier_py.core.access.limits.counts import Counters, CountRow, LimitRow
+from ranvier_py.core.access.limits.count import CountRow, LimitRow
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limiter import AGAIN_S, ASKS_LEAST, HomeQuestion, Limiter
 from ranvier_py.core.access.limits.meters import LimitSpan

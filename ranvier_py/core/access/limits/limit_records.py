@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from struct import Struct
 
-from ranvier_py.core.access.limits.counts import Counters, CountRow
+from ranvier_py.core.access.limits.count import CountRow
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.limit_gossip import COUNT_ROWS_MAX, COUNTED
 from ranvier_py.core.access.limits.meters import LimitSpan
 from ranvier_py.core.mesh.wire.frame import BadFrame

@@ -10,7 +10,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from math import inf
 
-from ranvier_py.core.access.limits.counts import SLOT_S, Count, Counters, SlotTally
+from ranvier_py.core.access.limits.count import SLOT_S, Count, SlotTally
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.meter_groups import MeterGroup
 from ranvier_py.core.access.limits.meters import LimitSpan, Measure, Meter, ends_at
 from ranvier_py.core.access.limits.shares import LimitPeers

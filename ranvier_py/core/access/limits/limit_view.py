@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from ranvier_py.core.access.limits.counts import Count
+from ranvier_py.core.access.limits.count import Count
 from ranvier_py.core.access.limits.limiter import Limiter
 from ranvier_py.core.access.limits.meters import LimitSpan, Meter
 

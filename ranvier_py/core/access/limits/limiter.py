@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ranvier_py.core.access.limits.counts import Counters, LimitRow, SlotTally
+from ranvier_py.core.access.limits.count import LimitRow, SlotTally
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.homes import AskRow, LimitHome, SilentHomes
 from ranvier_py.core.access.limits.limit_room import Fit, LimitRoom
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess, MeterGroup

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import Limits, Unit
-from ranvier_py.core.access.limits.counts import Count, SlotTally
+from ranvier_py.core.access.limits.count import Count, SlotTally
 from ranvier_py.core.access.limits.meters import INDEX, LimitSpan, Measure, Meter, meters_of
 from ranvier_py.core.bounded import BoundedDict
 

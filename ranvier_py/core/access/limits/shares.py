@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from ranvier_py.core.access.limits.counts import Count, KeptShare
+from ranvier_py.core.access.limits.count import Count, KeptShare
 from ranvier_py.core.access.limits.meters import LimitSpan, Meter
 from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.options import Options, option

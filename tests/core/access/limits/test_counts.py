@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits
 from ranvier_py.core.access.limits import counts
-from ranvier_py.core.access.limits.counts import Counters, CountRow
+from ranvier_py.core.access.limits.count import SLOT_S, CountRow, LimitRow
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.meters import LimitSpan, Meter, ends_at, meters_of, window_at
 
 MAY_2026 = 1_778_000_000.0
@@ -33,7 +34,7 @@ def counters(session: int = ME) -> Counters:
     return made
 
 
-def admit(node: Counters, limit: Meter, amount: float, now: float) -> counts.LimitRow:
+def admit(node: Counters, limit: Meter, amount: float, now: float) -> LimitRow:
     row = node.own(node.count(limit, now), now)
     node.add(row, amount, 0.0, 0.0, now)
     return row
@@ -184,7 +185,7 @@ def test_requests_in_flight_are_kept_until_they_end_and_then_go_unless_one_may_j
         node.sweep(now)
     node.add(row, 0.0, 1.0, 0.0, now)
     now += 61.0
-    node.count(CONCURRENT, now).loans.begin(int(now / counts.SLOT_S))  # a group of limits was looked at
+    node.count(CONCURRENT, now).loans.begin(int(now / SLOT_S))  # a group of limits was looked at
     node.sweep(now)
     assert row.place >= 0
     node.sweep(now + 61.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.access.limits.counts import Counters, CountRow
+from ranvier_py.core.access.limits.count import CountRow
+from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.meters import LimitSpan
 from ranvier_py.core.access.limits.shares import FREED_S, STALE_S, VANISHED_S, LimitPeers
 from tests.builders.machine_net import peer_of

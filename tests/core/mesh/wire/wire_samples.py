@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ranvier_py.core.access.limits.counts import CountRow
+from ranvier_py.core.access.limits.count import CountRow
 from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limit_gossip import LimitAnswer, LimitCounts, LimitQuestion
 from ranvier_py.core.access.revocations import Revocation, Revoked
