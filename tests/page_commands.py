@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
 import trio
 
+from tests.documents import prose
 from tests.house import ROOT
 
 RANVIER = f"{quote(sys.executable)} -m ranvier_py"
-COMMANDS = r"ranvier|pip|printf|echo|curl|helm|kubectl|docker|openssl|make|python|deploy/\S+"
+COMMANDS = (
+    r"(?:[A-Z_]+=\S+ )*(?:ranvier|pip|printf|echo|curl|helm|kubectl|docker|openssl|make|python|chmod|grep|sed|vllm"
+    r"|claude|guidellm|deploy/\S+)(?= |$)|\(umask"
+)
 
 
 def section(page: str, title: str) -> str:
@@ -25,8 +31,15 @@ def section(page: str, title: str) -> str:
 
 def commands(page: str, title: str) -> list[str]:
     """Its commands. One that goes on in the next line, after a backslash, is one."""
-    text = re.sub(r" \\\n +", " ", section(page, title))
-    return re.findall(rf"(?m)^ {{4,}}((?:{COMMANDS})\b.*)$", text)
+    return typed(section(page, title))
+
+
+def all_commands(page: str) -> list[str]:
+    return typed(prose((ROOT / page).read_text()))
+
+
+def typed(text: str) -> list[str]:
+    return re.findall(rf"(?m)^ {{4,}}((?:{COMMANDS}).*)$", re.sub(r" \\\n +", " ", text))
 
 
 def environment() -> dict[str, str]:
@@ -37,6 +50,17 @@ async def shell(command: str, folder: Path, replaced: Mapping[str, str] | None =
     """Run a command in a folder and return what it prints; it must succeed. `ranvier` is this checkout's."""
     for old, new in (replaced or {}).items():
         command = command.replace(old, new)
+    done = await ran(command, folder)
+    done.check_returncode()
+    return str(done.stdout.decode())
+
+
+async def status_of(command: str, folder: Path) -> int:
+    """Run a command in a folder and return its exit code."""
+    return (await ran(command, folder)).returncode
+
+
+async def ran(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     command = re.sub(r"^(?:/opt/ranvier/bin/)?ranvier\b", RANVIER, command)
-    done = await trio.run_process(["sh", "-ec", command], cwd=folder, capture_stdout=True, env=environment())
-    return done.stdout.decode()
+    run = partial(trio.run_process, capture_stdout=True, check=False)
+    return await run(["sh", "-ec", command], cwd=folder, env=environment())
