@@ -59,7 +59,7 @@ check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_deploy.py tests/deploy
+	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_deploy.py
 
 bench: $(STAMP) ## one benchmark, as in NAME=decision
 	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py benchmarks/*/__main__.py | sed 's|/__main__||; s|.*/||; s|\.py$$||; /^_/d'; exit 2; }

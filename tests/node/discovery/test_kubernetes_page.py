@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from cluster.pages.chart_pages import PLAIN
-from cluster.pages.helm import program, run
+from cluster.pages.helm import program, rendered, run
 from ranvier_py.config.config_loader import load
 from tests.deploy.charts import needs_helm, of_kind
 from tests.deploy.deployed import loaded
 from tests.house import ROOT
 from tests.node.discovery.source_labs import KUBERNETES, KubernetesLab, kubernetes_lab
-from tests.node.node_lab import Lab, opened
+from tests.node.node_lab import MODEL, Lab, cluster_lab, opened
 from tests.page_commands import commands, section, shell
 
 NAME = "docs/kubernetes.md"
@@ -87,6 +89,44 @@ async def test_its_commands_lead_from_nothing_to_a_fleet(tmp_path: Path) -> None
         await node.until("/admin/backends", lambda answer: answer["backends"])
         printed = await shell(f"{inner} --control {node.control}", tmp_path, {"/run/secrets/ranvier": str(tmp_path)})
         assert "engine" in printed
+
+
+@needs_helm
+@pytest.mark.slow
+async def test_pods_of_its_fleet_find_their_engines_and_each_other(tmp_path: Path) -> None:
+    """By the configuration that Helm renders, but with the ports, folders and addresses of this machine."""
+    fleet_values(tmp_path)
+    found = tuple(loaded(rendered("--namespace", "llm", "--values", "fleet.yaml", folder=tmp_path)))
+    written = tomllib.loads(of_kind(found, "ConfigMap")["data"]["ranvier.toml"])
+    assert written["backend_kubernetes"] == ["pods=app=vllm,port=8000"]
+    (tmp_path / "control-key").write_text("a-key-of-the-control-port")
+    async with cluster_lab(tmp_path, engines=2, deadline_s=90) as place, kubernetes_lab("pods", tmp_path) as source:
+        await source.give(place.engines)
+        here: dict[str, Any] = {
+            "listen": "127.0.0.1:0",
+            "control": "127.0.0.1:0",
+            "gossip": "127.0.0.1:0",
+            "tokenizer": "embedded",
+            "backend": [],
+            "cluster_key_file": place.key_file,
+            "control_key_file": None,
+            **source.settings,
+            "backend_kubernetes": ["pods=app=vllm"],
+        }
+        nodes = []
+        for number in range(2):
+            state = tmp_path / f"ranvier-{number}"
+            state.mkdir()
+            own = {name: state / Path(written[name]).name for name in written if "/var/lib/" in str(written[name])}
+            join = list(place.places)
+            nodes.append(await place.start(**{**written, **here, **own, "node_name": state.name, "join": join}))
+        for node in nodes:
+            await node.sees(1)
+            await node.until("/admin/backends", lambda answer: len(answer["backends"]) == 2)
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
+            answer = await node.http.post(f"{node.url}/v1/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"]
+            assert (await node.http.get(f"{node.control}/readyz")).status_code == 200
 
 
 @pytest.mark.parametrize("kind", KUBERNETES)
