@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.pages.chart_pages import README, SCHEMA, plain_manifests, readme, schema
 from cluster.pages.control_page import PAGE, control_page
+from cluster.pages.dashboards import dashboards
 from cluster.pages.drawings import pictures
 from cluster.pages.helm import program
 from cluster.pages.metrics_page import metrics_page
@@ -23,6 +24,7 @@ MAKERS: Sequence[Callable[[], Mapping[Path, str]]] = (
     lambda: {SCHEMA: schema(), README: readme()},
     manifests,  # Helm reads the schema
     metrics_page,
+    dashboards,
     lambda: {PAGE: control_page()},
     pictures,
 )
