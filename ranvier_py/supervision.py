@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.pauses import doubled
@@ -47,9 +48,9 @@ class Faults:
         """Count an error, and log it unless one of the same place was logged within LOG_INTERVAL_S."""
         increment(self.counters.unexpected_errors, place)
         self._latest[place] = self._clock(), type(error).__name__
-        suffix = self._log_limit.suffix(place, self._clock())
-        if suffix is not None:
-            log.error("unexpected.error in %s%s", place, suffix, exc_info=error)
+        more = self._log_limit.more(place, self._clock())
+        if more is not None:
+            log.error(event("unexpected.error", place=place, more=more), exc_info=error)
 
     def lately(self, within_s: float) -> Iterator[tuple[str, str]]:
         """Yield where something went wrong so lately, with the kind of error."""

@@ -23,6 +23,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_names import variable_of
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError, ListenError, leaves, listening_on
+from ranvier_py.core.log_events import event
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor, claimed
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_CONFIG
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
     for note in notes:
-        log.warning("config.note %s", note)
+        log.warning(event("config.note", note=note))
     if not os.isatty(0):  # SIGHUP means to read the configuration again; it is ignored until the node is ready
         signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
@@ -108,7 +109,9 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
-            log.critical("node.failed", exc_info=error)  # Python's own traceback would block if nobody reads stderr
+            log.critical(
+                event("node.failed"), exc_info=error
+            )  # Python's own traceback would block if nobody reads stderr
             return EXIT_FAILED
         last_words("\n".join(f"ranvier: {message}" for message, _ in known))
         return max(code for _, code in known)

@@ -33,7 +33,6 @@ from ranvier_py.config.yaml_file import YAML_SUFFIXES
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
-from ranvier_py.core.prompts.tenants import HEADER
 
 OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
@@ -294,8 +293,6 @@ def access_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for authority, side in (("tls_client_ca_file", "tls"), ("control_client_ca_file", "control_tls")):
         if KEYS[authority].value_in(config) and not KEYS[f"{side}_certificate_file"].value_in(config):
             yield (authority, f"{side}_certificate_file"), f"has no effect without {side}_certificate_file"
-    if config.ports.trusted_proxies and not config.tenant_isolation.startswith(HEADER):
-        yield ("trusted_proxies", "tenant_isolation"), "has no effect without tenant_isolation = header:NAME"
 
 
 def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

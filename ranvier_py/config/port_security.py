@@ -30,6 +30,7 @@ class PortSecurity(Options):
     trusted_proxies: Networks = key(
         (),
         "Access",
-        "Addresses or networks of the proxies whose field names the tenant (tenant_isolation = header:NAME); from any "
-        "other address the field is removed. Not set: all are believed without a keys_file, none with one.",
+        "Addresses or networks of the proxies whose field names the tenant (tenant_isolation = header:NAME), and whose "
+        "X-Forwarded-For names the client in the log; from any other address the former is removed. Not set: all are "
+        "believed about the tenant without a keys_file, none with one.",
     )

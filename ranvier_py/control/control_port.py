@@ -33,6 +33,8 @@ from ranvier_py.core.access.keys_file import ROLES
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, RanvierError, Unauthorized, listening_on
+from ranvier_py.core.log_events import event
+from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route
 from ranvier_py.node.part import Handler, Node
@@ -53,6 +55,8 @@ OPERATING = (
     *("/admin/kv-index/clear", "/admin/response-cache/invalidate", INTERNAL),
 )
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
+
+PATH_CHARACTERS_MAX = 300  # of one that was refused, in the log
 
 VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 OPEN_METRICS = "application/openmetrics-text"
@@ -137,7 +141,7 @@ def make_app(routes: Mapping[str, Handler], settings: ControlSettings) -> QuartT
     )
     guard = Guard(settings)
     app.before_request(guard.check)
-    app.after_request(note_order)
+    app.after_request(guard.note)
     app.register_error_handler(RanvierError, refused)
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
@@ -151,7 +155,7 @@ class Guard:
     """Decides who may use the control port."""
 
     def __init__(self, settings: ControlSettings) -> None:
-        self._settings = settings
+        self._settings, self._log_limit = settings, LogLimit()
 
     async def check(self) -> None:
         """Check the key, or the browser's fields if there is none. Raises Unauthorized, Forbidden or BadRequest."""
@@ -170,6 +174,18 @@ class Guard:
             self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
         except ValueError as error:  # urlsplit refuses some brackets
             raise BadRequest(str(error)) from error
+
+    async def note(self, response: Response) -> Response:
+        """Log what was ordered and by whom, and who was refused: that once in LOG_INTERVAL_S for each key."""
+        method, path, status, by = request.method, request.path, response.status_code, g.get("caller")
+        if status in (401, 403):
+            more = self._log_limit.more(f"{status} {by}", time.monotonic())
+            if more is not None:
+                where = {"method": method, "path": path[:PATH_CHARACTERS_MAX], "client": request.remote_addr}
+                log.warning(event("control.refused", status=status, by=by, more=more, **where))
+        elif role_for(method, path) != READ and not path.startswith(INTERNAL):
+            log.info(event("control.ordered", method=method, path=path, by=by, status=status))
+        return response
 
     def _caller(self, given: str) -> tuple[str, str]:
         """Return the id of a key and its role. Raises Unauthorized."""
@@ -200,14 +216,6 @@ def role_for(method: str, path: str) -> str:
     if method in ("GET", "HEAD") or (method, path) == ("POST", "/explain"):
         return READ
     return OPERATE if path.startswith(OPERATING) else ADMIN
-
-
-async def note_order(response: Response) -> Response:
-    """Log what was ordered, and by whom."""
-    method, path, status = request.method, request.path, response.status_code
-    if role_for(method, path) != READ and not path.startswith(INTERNAL) and status != 401:
-        log.info("control.ordered %s %s by %s: %d", method, path, g.get("caller") or "-", status)
-    return response
 
 
 def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
@@ -273,5 +281,5 @@ async def refused_by_framework(error: HTTPException) -> Response:
 
 async def failed(error: Exception) -> Response:
     """Answer for a bug of ours. The log has the exception; the client learns only that there was one."""
-    log.error("control.failed %s %s", request.method, request.path, exc_info=error)
+    log.error(event("control.failed", method=request.method, path=request.path), exc_info=error)
     return error_response(500, "internal error; the log of the node says more", "api_error", "internal_error")

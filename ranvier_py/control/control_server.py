@@ -29,6 +29,7 @@ from hypercorn.utils import wrap_app
 
 from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.core.addresses import spelled
+from ranvier_py.core.log_events import event
 from ranvier_py.proxy.transport import PLAIN_HTTP_ANSWER, is_plain_http
 from ranvier_py.supervision import Faults
 
@@ -100,7 +101,7 @@ class Connections:
             try:
                 accepted = await listener.accept()
             except OSError as error:
-                log.warning("control.accept_failed %s", error)
+                log.warning(event("control.accept_failed", why=str(error)))
                 await trio.sleep(ACCEPT_PAUSE_S)
             else:
                 handlers.start_soon(self.faults.once, "control_connection", self.handle, accepted)
@@ -140,7 +141,7 @@ class Connections:
         oldest.cut()
         self._cut += 1
         if self._cut & (self._cut - 1) == 0:  # 1, 2, 4 …: a flood gets a few lines
-            log.warning("control.cut %d connections so far, each the oldest of %d", self._cut, CONNECTIONS_MAX)
+            log.warning(event("control.cut", cut=self._cut, most=CONNECTIONS_MAX))
 
     async def wait_closed(self) -> None:
         """Close idle connections, and wait for answers under way, at most `close_grace_s`."""

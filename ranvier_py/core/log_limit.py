@@ -14,11 +14,12 @@ class LogLimit:
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}  # kind -> (when it was last logged, times not logged since)
 
-    def suffix(self, kind: str, now: float) -> str | None:
-        """Return what to append to the line to log now; None if one of this kind was logged within LOG_INTERVAL_S."""
+    def more(self, kind: str, now: float) -> int | None:
+        """Return how many of this kind were not logged since the last line, for the one to log now; None if that was
+        within LOG_INTERVAL_S."""
         logged_at, more = self._logged.get(kind, (-LOG_INTERVAL_S, 0))
         if now - logged_at < LOG_INTERVAL_S:
             self._logged[kind] = (logged_at, more + 1)
             return None
         self._logged[kind] = (now, 0)
-        return f" ({more} more since the last line)" if more else ""
+        return more

@@ -21,6 +21,7 @@ import trio
 
 from ranvier_py.core.addresses import HostPort, is_address, is_loopback, is_wildcard, spelled
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.supervision import Faults
 
@@ -98,7 +99,7 @@ class Discovery:
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
         self.names = [Name(where) for where in entries if not is_address(where[0])]
         if len(self.names) > NAMES_MAX:
-            log.warning("gossip.names_ignored %d of join: at most %d are looked up", len(self.names), NAMES_MAX)
+            log.warning(event("gossip.names_ignored", names=len(self.names), most=NAMES_MAX))
             del self.names[NAMES_MAX:]
         self._count()
 
@@ -143,7 +144,7 @@ class Discovery:
             asked = [*self.literals, *(where for name in self.names for where in name.known)]
             if (asked or not all(name.has_record for name in self.names)) and self._warned_alone is not bool(asked):
                 self._warned_alone = bool(asked)
-                log.warning("gossip.alone %s%s", self._why_alone(asked), self._guess())
+                log.warning(event("gossip.alone", why=self._why_alone(asked), advertised=self._guess()))
 
     def _why_alone(self, asked: Sequence[HostPort]) -> str:
         if not asked:
@@ -154,7 +155,7 @@ class Discovery:
         return f"nobody answers at {spelled(asked[0])}{more}: {why}"
 
     def _guess(self) -> str:
-        return f"; peers are given {spelled(self.own)}, of the default route, until one is known" if self.moved else ""
+        return spelled(self.own) if self.moved else ""
 
     def _choose_again(self, found: Sequence[HostPort]) -> None:
         """Take the own address that faces the first peers, if it was a guess, before any of them is greeted."""
@@ -196,7 +197,7 @@ class Discovery:
             elif is_loopback(self.own[0]) and not is_loopback(where[0]):
                 self.counters.ignored += 1
                 if not self._warned:
-                    log.error("gossip.loopback %s can't reach a node that advertises loopback", spelled(where))
+                    log.error(event("gossip.loopback", address=spelled(where)))
                 self._warned = True
             else:
                 yield where

@@ -53,6 +53,7 @@ from ranvier_py.core.engine_cache.sources.publishers import (
 )
 from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_of
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend import Card, ProbeResult
 from ranvier_py.core.routing.models.served_apis import lacked_by_cards, lacked_by_page, page_for
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
@@ -479,10 +480,10 @@ class EnginePoller:
         before, engine.publishers = engine.publishers, found
         if found.refused != before.refused:
             for problem in found.refused:
-                log.warning("publishers.refused %s: %s; kv_events of the backend can say where", engine.url, problem)
+                log.warning(event("publishers.refused", url=str(engine.url), why=problem))
         if found.publishers != before.publishers:
-            places = ", ".join(f"rank {each.rank} at {each.events.endpoint}" for each in found.publishers)
-            log.info("publishers.found %s: %s", engine.url, places or "none any more")
+            places = [f"rank {each.rank} at {each.events.endpoint}" for each in found.publishers]
+            log.info(event("publishers.found", url=str(engine.url), places=places))
             assert self._found is not None
             self._found(engine.id, found.publishers)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import trio
 
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.mesh.wire.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
 from ranvier_py.core.metrics import counter, gauge
 
@@ -186,27 +187,23 @@ class KeyFile(FollowedFile):
     def refused(self, error: ConfigError, *, is_new: bool) -> None:
         self.counters.failures += 1
         if is_new:
-            log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
+            log.error(event("gossip.keys_refused", problems=error.problems))
 
     def _take(self, keys: Keys) -> None:
         before, self.keys = self.keys, keys
         if keys.fingerprint_secret not in (before.fingerprint_secret, self._in_use):
-            log.warning(
-                "gossip.fingerprints_differ the keys in %s make other fingerprints after a restart: "
-                "write the old first key on a fingerprint line to share routes with nodes that were not restarted",
-                self.path,
-            )
+            log.warning(event("gossip.fingerprints_differ", file=str(self.path)))
         else:
             self._advise()
         if (keys.ring.keys, keys.ring.primary) != (before.ring.keys, before.ring.primary):
             self.counters.changes += 1
             self.counters.keys = len(keys.ring.keys)
-            log.info("gossip.keys_changed ids %s, first %d", list(keys.ring.keys), keys.ring.primary)
+            log.info(event("gossip.keys_changed", ids=list(keys.ring.keys), first=keys.ring.primary))
             self.changed(keys.ring)
 
     def _advise(self) -> None:
         if advice := rotation_advice(self.keys, self.path):
-            log.warning("gossip.fingerprint_line_missing %s", advice)
+            log.warning(event("gossip.fingerprint_line_missing", advice=advice))
 
 
 def signature_of(path: Path) -> Signature | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class LimitFile:
             with self.path.open("rb") as stream:
                 content = stream.read(FILE_BYTES_MAX)
         except OSError as error:
-            log.warning("limits.state_refused %s can't be read: %s; starting without", self.path, error.strerror)
+            log.warning(event("limits.state_refused", file=str(self.path), why=error.strerror))
             return b""
         return content
 
@@ -71,12 +72,12 @@ class LimitFile:
         except OSError as error:
             self.counters.failures += 1
             if not self._trouble:
-                log.warning("limits.state_not_written %s: %s; going on without", self.path, error.strerror or error)
+                log.warning(event("limits.state_not_written", file=str(self.path), why=error.strerror or str(error)))
             self._trouble = True
             return False
         self.counters.writes += 1
         if self._trouble:
-            log.info("limits.state_written %s again", self.path)
+            log.info(event("limits.state_written", file=str(self.path)))
         self._trouble = False
         return True
 

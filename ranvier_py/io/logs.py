@@ -29,12 +29,18 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ranvier_py.core.log_events import LogEvent, event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.routing.summary import RequestSummary
 
 TEXT_CHARACTERS_MAX = 300
 """Longer paths, ids and names are cut: a log does not store whatever a client sends."""
+
+FIELD_CHARACTERS_MAX, FIELD_ITEMS_MAX = 4_000, 64
+"""Of a field of one of our own events, whose words are ours but may quote a file."""
+
+LEVEL_CHARACTERS = 7  # of all levels but one that ends the process: what follows stands in one column
 
 TRACEBACK_CHARACTERS_MAX = 16_000  # of one that recurses, the first and the last frames
 
@@ -56,7 +62,10 @@ own_log = logging.getLogger(__name__)
 
 COMMON_END, NUMBERS_END = (RequestSummary._fields.index(last) + 1 for last in ("source", "sent_bytes"))
 COMMON_FIELDS, NUMBERS = RequestSummary._fields[1:COMMON_END], RequestSummary._fields[COMMON_END:NUMBERS_END]
-REQUEST_TEXT = f" info {requests_log.name} request id=%s %s " + " ".join(f"{name}=%s" for name in NUMBERS)
+REQUEST_TEXT = f" {'info':{LEVEL_CHARACTERS}} {requests_log.name} request id=%s %s " + " ".join(
+    f"{name}=%s" for name in NUMBERS
+)
+WHO, MODELS, TRACE = ("key_id", "tenant"), ("asked", "model"), ("trace_id", "span_id")
 
 
 @dataclass(slots=True)
@@ -112,6 +121,12 @@ def line_handlers() -> list[LineHandler]:
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
 
 
+def name_lines(node: str, worker: int) -> None:
+    """Have lines of JSON name this node and its worker from now on."""
+    for handler in line_handlers():
+        handler.place = f'","worker":{worker:d},"node":{orjson.dumps(node).decode()[:-1]}'
+
+
 def forked() -> None:
     """Leave to the parent of this process what waits there."""
     for handler in line_handlers():
@@ -137,7 +152,7 @@ def last_words(text: str) -> None:
     """Write to stderr, after all logged lines, why this process ends: plain text, or a line of JSON where all lines are
     that. Waits LAST_WRITE_S at most."""
     for handler in line_handlers():
-        handler.put(partial(handler.spoken, logging.ERROR, text), len(text))
+        handler.put(partial(handler.spoken, logging.ERROR, text, event("node.ended", why=text)), len(text))
         handler.flush()
         return
     print(text, file=sys.stderr)
@@ -145,7 +160,9 @@ def last_words(text: str) -> None:
 
 def announce(text: str) -> None:
     """Print a line on stdout, in the form of `last_words`, without waiting for whoever reads it."""
-    line = next((handler.spoken(logging.INFO, text) for handler in line_handlers()), text)
+    line = next(
+        (handler.spoken(logging.INFO, text, event("node.announced", words=text)) for handler in line_handlers()), text
+    )
     Thread(target=write_all, args=(1, f"{line}\n".encode()), name="stdout", daemon=True).start()
 
 
@@ -160,6 +177,7 @@ class LineHandler(logging.Handler):
         """`descriptor` is None if the process was started without stderr."""
         super().__init__()
         self._descriptor = descriptor
+        self.place = ""  # in lines of JSON: which node of a cluster, and which of its workers
         self._latest_secrets: set[str] = set()
         self.change(form, secrets)
         self._log_limit = LogLimit()
@@ -191,14 +209,15 @@ class LineHandler(logging.Handler):
 
     def _limited(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return the record, without its traceback if one of the same bug was logged within LOG_INTERVAL_S."""
-        suffix = self._log_limit.suffix(place_of(record), time.monotonic())
-        if suffix == "":
+        more = self._log_limit.more(place_of(record), time.monotonic())
+        if more == 0:
             return record
         limited = copy(record)
-        if suffix is None:
+        if more is None:
             limited.exc_info = limited.exc_text = None
         else:
-            limited.msg, limited.args = f"{record.getMessage()}{suffix}", ()
+            found = event_of(record)
+            limited.msg, limited.args = LogEvent(found.name, {**found.fields, "more": more}), ()
         return limited
 
     def request(self, summary: RequestSummary) -> None:
@@ -218,11 +237,11 @@ class LineHandler(logging.Handler):
         self._queued_bytes += size
         self._queue.put((make, size))
 
-    def spoken(self, level: int, text: str) -> str:
+    def spoken(self, level: int, text: str, found: LogEvent) -> str:
         """Return what is for people: as it is, or as a line of JSON."""
         if self._form is TEXT:
             return text
-        return self._stamped(time.time(), self._event(logging.LogRecord("ranvier", level, "", 0, text, None, None)))
+        return self._stamped(time.time(), self._event(logging.LogRecord("ranvier", level, "", 0, found, None, None)))
 
     def flush(self) -> None:
         """Wait until all lines so far are written, for at most LAST_WRITE_S."""
@@ -262,9 +281,8 @@ class LineHandler(logging.Handler):
             count += bool(line)
         dropped = self._counters.dropped
         if self._write(piece, count) and dropped > self._dropped_before:
-            args = (dropped - self._dropped_before,)
-            message = "logs.dropped %d lines: whoever reads them was too slow"
-            record = logging.LogRecord(__name__, logging.WARNING, "", 0, message, args, None)
+            found = event("logs.dropped", lines=dropped - self._dropped_before)
+            record = logging.LogRecord(__name__, logging.WARNING, "", 0, found, None, None)
             self._write(self._made(partial(self._stamped, time.time(), self._event(record))), 1)
             self._dropped_before = dropped
 
@@ -298,7 +316,8 @@ class LineHandler(logging.Handler):
         second = int(seconds)
         if second != self._second[0]:
             self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._form.head}{self._second[1]}.{int((seconds - second) * 1000):03}Z{rest}"
+        place = self.place if self._form is JSON else ""
+        return f"{self._form.head}{self._second[1]}.{int((seconds - second) * 1000):03}Z{place}{rest}"
 
     def _masked(self, line: str) -> str:
         for secret in self._secrets:
@@ -308,21 +327,17 @@ class LineHandler(logging.Handler):
 
 
 def text_event(record: logging.LogRecord) -> str:
-    fields: Mapping[str, Any] = getattr(record, "fields", {})
-    words = ["", record.levelname.lower(), record.name, escaped(record.getMessage())]
-    words.extend(f"{name}={text_value(value)}" for name, value in fields.items())
-    line = " ".join(words)
+    line = f" {record.levelname.lower():{LEVEL_CHARACTERS}} {record.name} {escaped(record.getMessage())}"
     return f"{line}\n{traceback_text(record)}" if record.exc_info else line
 
 
 def text_request(summary: RequestSummary) -> str:
-    *_, key_id, tenant, asked, model, error = summary
     common = summary[1:COMMON_END]
     words = common_words(*common) if len(summary.path) <= TEXT_CHARACTERS_MAX else common_words.__wrapped__(*common)
     line = REQUEST_TEXT % (text_value(summary.id), words, *summary[COMMON_END:NUMBERS_END])
-    line = f"{line} key_id={text_value(key_id)} tenant={text_value(tenant)}" if tenant else line
-    line = f"{line} asked={text_value(asked)} model={text_value(model)}" if asked else line
-    return f"{line} error={text_value(error)}" if error else line
+    names = [*(WHO if summary.tenant else ()), *(MODELS if summary.asked else ()), *(TRACE if summary.trace_id else ())]
+    names += ("error",) if summary.error else ()
+    return " ".join([line, *(f"{name}={text_value(getattr(summary, name))}" for name in names)])
 
 
 @lru_cache(COMMON_WORDS_MAX)
@@ -332,20 +347,31 @@ def common_words(*values: object) -> str:
 
 
 def json_event(record: logging.LogRecord) -> str:
-    event: dict[str, Any] = {
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "event": record.getMessage(),
-    }
-    fields: Mapping[str, Any] = getattr(record, "fields", {})
-    event.update((name, cut(value) if isinstance(value, str) else value) for name, value in fields.items())
+    found = event_of(record)
+    line: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name, "event": found.name}
+    line.update(
+        (name, within(value)) for name, value in found.fields.items() if value not in (None, "", 0) or name != "more"
+    )
     if record.exc_info:
-        event["traceback"] = traceback_text(record)
-    return json_rest(event)
+        line["traceback"] = traceback_text(record)
+    return json_rest(line)
+
+
+def event_of(record: logging.LogRecord) -> LogEvent:
+    """Return what is logged as an event: libraries log sentences."""
+    return record.msg if isinstance(record.msg, LogEvent) else event("library.logged", message=record.getMessage())
+
+
+def within(value: object) -> object:
+    """Return a field's value, cut if it is longer than a log should keep."""
+    if isinstance(value, str):
+        return cut(value, FIELD_CHARACTERS_MAX)
+    return [within(each) for each in value[:FIELD_ITEMS_MAX]] if isinstance(value, list | tuple) else value
 
 
 def json_request(summary: RequestSummary) -> str:
     kept = {name: cut(value) if type(value) is str else value for name, value in summary._asdict().items()}
+    kept["failed_tries"] = [each._asdict() for each in summary.failed_tries]
     return json_rest({"level": "info", "logger": requests_log.name, "event": "request", **kept})
 
 
@@ -392,8 +418,8 @@ def text_value(value: object) -> str:
     return value if len(value) <= TEXT_CHARACTERS_MAX and BARE_WORD.fullmatch(value) else json.dumps(cut(value))
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
+def cut(text: str, most: int = TEXT_CHARACTERS_MAX) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def escaped(text: str) -> str:
@@ -426,4 +452,4 @@ def start_without_signals(thread: Thread) -> None:
 
 def log_unraisable(failure: sys.UnraisableHookArgs) -> None:
     """Log an exception that nobody can catch, as in a finalizer; Python would print it and wait for the reader."""
-    own_log.error("python.unraisable %s", failure.err_msg or "exception ignored", exc_info=failure.exc_value)
+    own_log.error(event("python.unraisable", what=failure.err_msg or "exception ignored"), exc_info=failure.exc_value)

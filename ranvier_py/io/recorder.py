@@ -23,6 +23,7 @@ import trio
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt, Observer
@@ -151,9 +152,9 @@ class Recorder(Observer):
     async def _write(self, records: Sequence[RequestRecord]) -> None:
         trouble = await trio.to_thread.run_sync(self._files.write, records, abandon_on_cancel=True, limiter=self._one)
         if trouble and not self._troubled:
-            log.warning("recorder.not_written %s: %s; going on without", self._files.path, trouble)
+            log.warning(event("recorder.not_written", file=str(self._files.path), why=str(trouble)))
         elif self._troubled and not trouble:
-            log.info("recorder.written %s again", self._files.path)
+            log.info(event("recorder.written", file=str(self._files.path)))
         self._troubled = bool(trouble)
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Histogram, Sample, samples, values
 from ranvier_py.core.redis_commands import BEARABLE, Command, RedisCommands, RedisFailure, RedisRefusal
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
@@ -334,7 +335,7 @@ class RedisAnswers:
         self._tick_at = -inf if self._is_owed else time.monotonic() + TICK_S
         if self.memory is not None:
             self.memory.void()
-        log.info("response_cache.shared %s", self._commands.place)
+        log.info(event("response_cache.shared", store=self._commands.place))
 
     async def _tick(self) -> None:
         """Update Redis's clock and the generation while no request does, and settle an owed invalidation."""
@@ -406,7 +407,7 @@ class RedisAnswers:
             return
         self._retry_at = time.monotonic() + self._options.retry_s
         if failure.why != self.trouble:
-            log.warning("response_cache.alone %s: %s", self._commands.place, failure.why)
+            log.warning(event("response_cache.alone", store=self._commands.place, why=failure.why))
         self.trouble = failure.why
         if not self.sharing:
             return

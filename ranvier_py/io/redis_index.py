@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.engine_cache.prefix_index.shared_index import RedisJob, SharedIndex
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Histogram, Sample, samples, values
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.redis_commands import RedisCommands, RedisFailure, prefix_problems
@@ -139,6 +140,6 @@ class RedisLink:
     def _log(self, was_sharing: bool, trouble: str) -> None:
         shared = self.shared
         if shared.sharing and not was_sharing:
-            log.info("kv_index.shared %s generation %s", self._commands.place, shared.generation)
+            log.info(event("kv_index.shared", store=self._commands.place, generation=shared.generation))
         elif shared.trouble and shared.trouble != trouble:
-            log.warning("kv_index.alone %s: %s", self._commands.place, shared.trouble)
+            log.warning(event("kv_index.alone", store=self._commands.place, why=shared.trouble))

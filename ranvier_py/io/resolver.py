@@ -23,6 +23,7 @@ import trio
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import AddressError, is_exhaustion
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.supervision import Faults
 
@@ -180,9 +181,9 @@ class Resolver(trio.abc.HostnameResolver):
     def _note(self, name: Lookup, trouble: str) -> None:
         """Log when a name starts to fail, and when it works again."""
         if trouble and not name.trouble:
-            log.warning("name.failed %s: %s; %d addresses of before", name.host.decode(), trouble, len(name.found))
+            log.warning(event("name.failed", host=name.host.decode(), why=str(trouble), known=len(name.found)))
         elif name.trouble and not trouble:
-            log.info("name.found %s: %d addresses", name.host.decode(), len(name.found))
+            log.info(event("name.found", host=name.host.decode(), found=len(name.found)))
         name.trouble = trouble
 
 

@@ -11,6 +11,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from ranvier_py.core.log_events import event
+
 log = logging.getLogger(__name__)
 
 VARIABLE = "NOTIFY_SOCKET"
@@ -27,6 +29,6 @@ def notify_ready(variables: Mapping[str, str] = os.environ) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
             manager.sendto(b"READY=1", address)
     except OSError as error:
-        log.warning("node.manager_not_told %s %s: %s", VARIABLE, variables[VARIABLE], error)
+        log.warning(event("node.manager_not_told", variable=VARIABLE, value=variables[VARIABLE], why=str(error)))
         return False
     return True

@@ -25,6 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ranvier_py.core.errors import ConfigError, TemplateRefused, causes, words_of
+from ranvier_py.core.log_events import event
 from ranvier_py.core.prompts.boundaries import (
     Chat,
     Message,
@@ -269,7 +270,7 @@ class ChatTokenizer:
         trailers = tuple(dict.fromkeys(("", eos, eos + "\n")))
         profile = TemplateProbe(self._render, self._encode, known, extra, trailers).profile()
         if profile.reason == SHOWS_NOTHING:  # all chats would be one
-            logger.warning("tokenizer.template %s: chats are placed without tokens", SHOWS_NOTHING)
+            logger.warning(event("tokenizer.template", why=SHOWS_NOTHING))
             self._template = None
         return profile
 
@@ -423,7 +424,7 @@ def hub_answers(source: str) -> bool:
         # e.g. by a mirror that has the files but not this page; a file is refused before anybody was asked
         if not answered and refused_file(error) is None:
             why = type(error).__name__
-            logger.warning("tokenizer.hub %s can't be reached, trying its cache: %s", hub.endpoint, why)
+            logger.warning(event("tokenizer.hub", hub=hub.endpoint, why=str(why)))
             return False
     return True
 

@@ -24,6 +24,7 @@ from subprocess import DEVNULL
 import trio
 
 from ranvier_py.core.errors import ConfigError, RanvierError, TokenizerLost
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.tokenize.tokenize_frames import (
     FRAME_HEAD,
@@ -124,7 +125,7 @@ class TokenizerProcess:
                 if time.monotonic() - self._child.started_at >= STABLE_S:
                     delay_s = self._restart_delay_s
                 self._child = None
-                log.warning("tokenizer.ended with code %d; the next one starts in %.1f s", code, delay_s)
+                log.warning(event("tokenizer.ended", code=code, delay_s=delay_s))
             await trio.sleep(delay_s)
             delay_s = min(2 * delay_s, RESTART_DELAY_S_MAX)
             await self._restart()
@@ -182,7 +183,7 @@ class TokenizerProcess:
         self._lose()
         if not isinstance(why, trio.BrokenResourceError):  # that means that it has ended by itself
             self.counters.killed += 1
-            log.warning("tokenizer.killed %s", type(why).__name__)
+            log.warning(event("tokenizer.killed", why=type(why).__name__))
         child.process.kill()
 
     async def _restart(self) -> None:
@@ -191,10 +192,10 @@ class TokenizerProcess:
             with trio.fail_after(START_LIMIT_S):
                 child, facts = await self._open()
         except (RanvierError, OSError, trio.TooSlowError) as error:
-            log.error("tokenizer.not_restarted %s: %s", type(error).__name__, error)
+            log.error(event("tokenizer.not_restarted", kind=type(error).__name__, why=str(error)))
             return
         if facts != self.facts:
-            log.error("tokenizer.changed since this node started, so it is not used: restart the node")
+            log.error(event("tokenizer.changed"))
             await child.end()
             return
         self.counters.restarts += 1
@@ -207,7 +208,7 @@ class TokenizerProcess:
             await child.streams[0].send_all(encode_setup(self.setup))
             problems, warnings, facts = decode_start(await receive_frame(child.streams[0]))
             for warning in warnings:
-                log.warning("%s", warning)
+                log.warning(event("tokenizer.warned", words=warning))
             if facts is None:
                 raise ConfigError(list(problems))
         except (trio.BrokenResourceError, BadResults) as error:

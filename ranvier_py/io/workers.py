@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ranvier_py.core.log_events import event
 from ranvier_py.core.pauses import doubled
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,11 @@ class Supervisor:
                 try:
                     worker.pid = fork(partial(self._begin, worker.index))
                 except OSError as error:  # for lack of memory or processes just now; the other workers go on
-                    log.error("worker.not_started %d: %s; next try in %.1f s", worker.index, error, self._delay(worker))
+                    log.error(
+                        event("worker.not_started", index=worker.index, why=str(error), delay_s=self._delay(worker))
+                    )
                 else:
-                    log.info("worker.started %d, process %d", worker.index, worker.pid)
+                    log.info(event("worker.started", index=worker.index, pid=worker.pid))
 
     def _begin(self, index: int) -> int:
         self._give_up_claims()
@@ -142,13 +145,13 @@ class Supervisor:
             self.exit_code = self.exit_code or (0 if expected else abs(code))
             return
         if code in self.fatal:
-            log.error("worker.failed %d ended with code %d: stopping all", worker.index, code)
+            log.error(event("worker.failed", index=worker.index, code=code))
             self.exit_code = code
             self._stop(signal.SIGTERM)
             return
         self.restarts += 1
         delay_s = self._delay(worker)
-        log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)
+        log.error(event("worker.ended", index=worker.index, pid=pid, code=code, delay_s=delay_s))
 
     def _delay(self, worker: Worker) -> float:
         """Put off the worker's next start. Returns the seconds until then."""
@@ -207,7 +210,7 @@ def fork(body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         code = 0
     except BaseException:
-        log.critical("worker.crashed", exc_info=True)
+        log.critical(event("worker.crashed"), exc_info=True)
     finally:
         sys.stdout.flush()
         logging.shutdown()  # writes the lines that wait

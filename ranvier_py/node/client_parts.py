@@ -25,6 +25,7 @@ from ranvier_py.core.clients.client_rules import Rule, RuleBook
 from ranvier_py.core.clients.client_watch import ClientCounts, ClientWatch, client_rows
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Family, Sample, counter, samples
 from ranvier_py.core.prompts.body_json import load_object
 from ranvier_py.core.prompts.fingerprint import TextHasher
@@ -201,8 +202,7 @@ class ClientReader(Part, Observer):
 def log_result(result: TrialResult) -> None:
     level = logging.WARNING if result.state == OFF else logging.INFO
     rule, client, model, state, why, node = result
-    where = f" (found by {node})" if node else ""
-    log.log(level, "client_rule.%s %s for %s and model %s: %s%s", state, rule, client, model, why, where)
+    log.log(level, event(f"client_rule.{state}", rule=rule, client=client, model=model, why=why, found_by=node))
 
 
 def client_samples(clients: Mapping[str, ClientCounts]) -> Iterator[Sample]:

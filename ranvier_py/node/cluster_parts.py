@@ -25,6 +25,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.findings import Finding
+from ranvier_py.core.log_events import event
 from ranvier_py.core.mesh.membership.profile import LAN, WAN
 from ranvier_py.core.mesh.mesh_values import MemberChange
 from ranvier_py.core.mesh.port_traffic import TrafficRates
@@ -42,6 +43,7 @@ from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_soc
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
 from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
+from ranvier_py.io.logs import name_lines
 from ranvier_py.node.asked import Asked, ControlAnswer, Route
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Node, Part
@@ -49,6 +51,9 @@ from ranvier_py.node.shared_orders import SharedOrders
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
+
+TROUBLE = ("died", "renamed", "flooding")
+"""Changes of members at which somebody may have to look."""
 
 SYNC_GRACE_S = 2.0
 """A node is ready so long after its start even if no peer has given it its routes: routing works without them."""
@@ -153,15 +158,21 @@ class ClusterParts(Part):
                 nursery.start_soon(self._faults.keep, "state_file", self.state_file.run, self.peer.state)
             await nursery.start(self.discovery.run)
             log.info(
-                "gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self._config.cluster_name
+                event(
+                    "gossip.started",
+                    name=self.peer.me.name,
+                    address=spelled(self.own),
+                    cluster=self._config.cluster_name,
+                )
             )
             task_status.started()
 
     def moved(self, own: HostPort) -> None:
         """Advertise another address from now on, under its name unless the operator chose one."""
-        log.info("gossip.moved from %s to %s, which faces the peers", spelled(self.own), spelled(own))
+        log.info(event("gossip.moved", before=spelled(self.own), after=spelled(own)))
         self.own, config = own, self._config
         name = config.node_name or spelled(own)
+        name_lines(name, config.worker_index)
         self.peer.move(name, own[0], public_address(config.listen, own[0]), time.monotonic())
         self.port.poke()
 
@@ -180,50 +191,46 @@ class ClusterParts(Part):
         stranger, self.peer.wrong_key_source = self.peer.wrong_key_source, None
         if stranger is not None:
             self._noted.signs.stranger, self._noted.signs.stranger_at = stranger, time.monotonic()
-            text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
-            self.port.complain("wrong_key", text)
+            self.port.complain("wrong_key", event("gossip.wrong_key", address=spelled(stranger)))
         if others := self.peer.sessions.others.new:
-            listed = ", ".join([f"{host} ({protocol})" for host, protocol in others.items()])
-            text = f"gossip.version nothing is shared with nodes of other protocols than {PROTOCOL_VERSION}: {listed}"
-            if self.port.complain("version", text):
+            listed = [f"{host} ({protocol})" for host, protocol in others.items()]
+            if self.port.complain("version", event("gossip.version", protocol=PROTOCOL_VERSION, others=listed)):
                 others.clear()
         self._log_backend_sets()
         if before := self.peer.members.regain_name(time.monotonic(), NAME_FREE_S):
-            log.info("member.regained %s, which no other node has any more; it was %s", self.peer.me.name, before)
+            log.info(event("member.regained", name=self.peer.me.name, before=before))
         given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._noted.given_up:
             self._noted.signs.blocked_at = time.monotonic()
-            text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
-            self.port.complain("datagrams", text)
+            self.port.complain("datagrams", event("gossip.datagrams_blocked"))
         self._noted.given_up = given_up
         if commands.counters.refused["time"] > self._noted.untimely:
             self._noted.signs.untimely_at = time.monotonic()
-            text = "gossip.command_time peers sent commands signed long ago or in the future: do the clocks agree?"
-            self.port.complain("command_time", text)
+            self.port.complain("command_time", event("gossip.command_time"))
         self._noted.untimely = commands.counters.refused["time"]
 
     def _log_backend_sets(self) -> None:
         before, self._noted.differing = self._noted.differing, self.peer.features.backend_sets.differing
         for session in [one for one in self._noted.differing if self._noted.differing[one] != before.get(one)]:
-            log.warning("gossip.backends_differ %s: %s", self.peer.name_of(session), self._noted.differing[session])
+            log.warning(
+                event("gossip.backends_differ", peer=self.peer.name_of(session), why=self._noted.differing[session])
+            )
         for session in [one for one in before if one not in self._noted.differing]:
-            log.info("gossip.backends_agree %s, or it is gone", self.peer.name_of(session))
+            log.info(event("gossip.backends_agree", peer=self.peer.name_of(session)))
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:
             record = change.record
             level, place = (
-                logging.WARNING if change.what == "renamed" else logging.INFO,
+                logging.WARNING if change.what in TROUBLE else logging.INFO,
                 spelled((record.host, record.port)),
             )
-            log.log(level, "member.%s %s at %s: %s", change.what, record.name, place, change.why)
+            log.log(level, event(f"member.{change.what}", peer=record.name, address=place, why=change.why))
             if change.what == "joined" and self.peer.members.is_namesake(record.session):
-                log.warning(
-                    "member.namesake %s at %s began with the name of this node, and gave it up", record.name, place
-                )
+                log.warning(event("member.namesake", peer=record.name, address=place))
             if change.what == "joined" and record.schema != self.peer.me.schema:
                 why = "has another tokenizer, template, block size or secret: no route is shared"
-                log.warning("gossip.other_routes %s %s", record.name, why)
+                log.warning(event("gossip.other_routes", peer=record.name, why=why))
 
     async def revoke(self, key_id: str, until_ms: int) -> bool:
         """Revoke a client's key on all nodes until this time of day; 0 takes that back. Returns False if that needs an

@@ -11,6 +11,7 @@ import trio
 
 from ranvier_py.core.addresses import is_address
 from ranvier_py.core.errors import Conflict, RequestError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.processes.cache_counts import count_caches
@@ -113,7 +114,7 @@ class NameParts(Part):
             log_transitions(count_caches(backend, now, hosts=hosts))
             self._compare_places(backend, addresses)
             if moved:
-                log.warning("backend.moved %s its name has other addresses: %s", backend.name, in_short(addresses))
+                log.warning(event("backend.moved", engine=backend.name, addresses=in_short(addresses)))
                 backend.seen.process.name_moved()
                 self._poller.moved(backend.id)
                 self._engine_events.moved(backend.id)

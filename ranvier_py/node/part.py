@@ -24,6 +24,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backend import KEY_ACCEPTED
@@ -211,7 +212,7 @@ class Node:
             for part in self.parts:
                 part.added(backend, spec)
             undo.pop_all()
-        log.info("backend.added %s %s weight %g%s", backend.name, backend.url, weight, ordered(by))
+        log.info(event("backend.added", engine=backend.name, url=backend.url, weight=weight, by=by))
         return backend.id
 
     def remove_backend(self, name_or_url: str, *, by: str = "", why: str = "") -> None:
@@ -222,12 +223,7 @@ class Node:
         with ExitStack() as steps:
             for part in self.parts:
                 steps.callback(part.removed, backend)
-        log.info("backend.removed %s %s%s", backend.name, backend.url, ordered(by) or (why and f": {why}"))
-
-
-def ordered(by: str) -> str:
-    """Return the end of a line of the log about what somebody ordered."""
-    return f" (ordered by {by})" if by else ""
+        log.info(event("backend.removed", engine=backend.name, url=backend.url, by=by, why="" if by else why))
 
 
 WELL = (Health.HEALTHY.value, Circuit.CLOSED.value, SERVES, KEY_ACCEPTED, NONE)
@@ -244,13 +240,22 @@ class SilentResorts:
         self._limit = LogLimit()
 
     def __call__(self, model: str) -> None:
-        if (suffix := self._limit.suffix("", time.monotonic())) is not None:
-            words = "they are asked all the same"
-            log.warning("pool.silent all backends of %r only time out: %s%s", model or "any model", words, suffix)
+        if (more := self._limit.more("", time.monotonic())) is not None:
+            log.warning(event("pool.silent", model=model, more=more))
 
 
 def log_transitions(transitions: Sequence[Transition]) -> None:
     """Log changes of backends: as warnings if somebody may have to look, else at info."""
     for change in transitions:
         level = logging.INFO if change.what in ORDERED or change.after in WELL else logging.WARNING
-        log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)
+        log.log(
+            level,
+            event(
+                f"backend.{change.what}",
+                engine=change.name,
+                before=change.before,
+                after=change.after,
+                by="",
+                why=change.why,
+            ),
+        )

@@ -25,6 +25,7 @@ from ranvier_py.config.config_reference import toml_value
 from ranvier_py.config.config_values import BackendSpec, shown
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
@@ -152,7 +153,7 @@ class Reloads(Part):
         except ConfigError as error:
             increment(self.counters.reloads, "refused")
             self._refused = error.problems[0]
-            log.error("config.refused by %s, going on as before: %s", cause, "; ".join(error.problems))
+            log.error(event("config.refused", cause=cause, problems=error.problems))
             raise
         increment(self.counters.reloads, "done")
         self._refused = ""
@@ -160,11 +161,12 @@ class Reloads(Part):
         answer["renewed"] = [name for name in renewed if self.takes(name)]
         answer["restart_needed"] += [name for name in renewed if not self.takes(name)]
         self._waiting = answer["restart_needed"]
-        applied, restart = (", ".join(answer[name]) or "nothing" for name in ("applied", "restart_needed"))
-        log.info("config.reloaded by %s: applied %s; restart needed for %s", cause, applied, restart)
+        log.info(
+            event("config.reloaded", cause=cause, applied=answer["applied"], restart_needed=answer["restart_needed"])
+        )
         self._log_changes(before, loaded.config, answer)
         for note in loaded.notes:
-            log.warning("config.note %s", note)
+            log.warning(event("config.note", note=note))
         return answer
 
     def _renewed(self, before: Config, after: Config) -> list[str]:
@@ -175,12 +177,12 @@ class Reloads(Part):
         return names
 
     def _log_changes(self, before: Config, after: Config, answer: Mapping[str, Any]) -> None:
-        for cause, end in (("applied", ""), ("restart_needed", "; needs a restart")):
+        for cause, effect in (("applied", ""), ("restart_needed", "needs a restart")):
             names = dict.fromkeys(name.partition(".")[0] for name in answer[cause])
-            for text in changes(before, after, names):
-                log.info("config.changed %s%s", text, end)
+            for key, old, new, note in changes(before, after, names):
+                log.info(event("config.changed", key=key, before=old, after=new, note=note, effect=effect))
         for name in answer["renewed"]:
-            log.info("config.renewed %s", renewal(name, KEYS[name].value_in(after)))
+            log.info(event("config.renewed", what=renewal(name, KEYS[name].value_in(after))))
 
     def takes(self, name: str) -> bool:
         """Whether a new value of this key needs no restart."""
@@ -249,16 +251,16 @@ FOLLOWED = ("tls_certificate_file", "client_rules_file", "chat_template")
 """Keys of files that a node reads only when it starts or reloads, whose content is no key's value."""
 
 
-def changes(before: Config, after: Config, names: Iterable[str]) -> Iterator[str]:
-    """Yield «key old -> new» for these keys; of a long list the items that differ."""
+def changes(before: Config, after: Config, names: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each key with its old and new value, and a note; of a long list the items that differ."""
     for name in names:
         old, new = KEYS[name].value_in(before), KEYS[name].value_in(after)
         texts, end = (toml_value(shown(old)), toml_value(shown(new))), ""
         if texts[0] == texts[1] or (name in SECRETS and None not in (old, new)):
-            end = " (what is not shown differs)"
+            end = "what is not shown differs"
         elif max(map(len, texts)) > VALUE_CHARACTERS_MAX and isinstance(old, tuple):
-            texts, end = (without(old, new), without(new, old)), " (only what differs)"
-        yield f"{name} {cut(texts[0])} -> {cut(texts[1])}{end}"
+            texts, end = (without(old, new), without(new, old)), "only what differs"
+        yield name, cut(texts[0]), cut(texts[1]), end
 
 
 def without(items: tuple[Any, ...], others: tuple[Any, ...]) -> str:

@@ -16,8 +16,9 @@ import trio
 
 from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_model import Config
+from ranvier_py.core.log_events import event
 from ranvier_py.io.descriptors import raise_descriptor_limit
-from ranvier_py.io.logs import announce
+from ranvier_py.io.logs import announce, name_lines
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.service_manager import notify_ready
 from ranvier_py.io.tokenizer_process import TokenizerProcess
@@ -77,11 +78,16 @@ async def run(
     await tokenizer.start()
     try:
         facts = tokenizer.facts
-        log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
+        log.log(
+            logging.INFO if facts.incremental else logging.WARNING, event("node.tokenizer", report=facts.probe_report)
+        )
         node, inbox = make_node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # no secrets
         resolver = Resolver(node.faults)
         with resolver.installed():
             cluster = await open_cluster(config, keys, key_file, node) if keys is not None else None
+            name_lines(
+                cluster.peer.me.name if cluster is not None else config.node_name or config.listen, config.worker_index
+            )
             reloads = Reloads(node, loaded, source, descriptors)
             *parts, public_port = parts_of(node, tokenizer, inbox, cluster, resolver)
             node.assemble([*parts, control(node), reloads, public_port])
@@ -89,7 +95,7 @@ async def run(
                 await run_parts(node, task_status)
     finally:
         await tokenizer.close()
-    log.info("node.stopped")
+    log.info(event("node.stopped"))
     return node.part(PublicPort).cut_by
 
 
@@ -102,9 +108,9 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         port, reported = node.part(PublicPort), await node.start(nursery)
         addresses = Addresses(reported[port.name], reported["control"])
         if not node.config.backend:
-            log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
+            log.warning(event("node.no_backends"))
         if not port.draining:  # by a signal that came meanwhile
-            log.info("node.ready on %s", addresses)
+            log.info(event("node.ready", addresses=str(addresses)))
             announce(f"ranvier listening on {addresses}")
             notify_ready()
         task_status.started(addresses)

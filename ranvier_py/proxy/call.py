@@ -26,7 +26,7 @@ from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.models.model_rules import Served
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.retries import RetryLimits
-from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.core.routing.summary import FailedTry, RequestSummary
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.failed_tries import FailedTries
@@ -154,6 +154,7 @@ class Call:
     read: ReadRequest = field(init=False)  # read
     match: PoolMatch = field(init=False)  # match
     attempt: Attempt | None = None  # plan: the latest leg
+    earlier: Sequence[Attempt] = ()  # plan: those before it, the first one first
     reservation: Reservation | None = None  # reserve: of limits, until the call ends
     tries: int = 0  # plan
     failed_tries: FailedTries | None = None  # forward: once a leg has failed
@@ -204,7 +205,7 @@ class Call:
 
     def note(self, reason: str) -> None:
         assert self.attempt is not None
-        self.attempt.target.seen.complaint = reason[:ERROR_CHARACTERS_MAX]
+        self.attempt.target.seen.complaint = self.attempt.reply.complaint = reason[:ERROR_CHARACTERS_MAX]
         before = f"{self.error}; " if 0 < len(self.error) < ERROR_CHARACTERS_MAX else ""
         self.error = f"{before}{self.attempt.decision.backend_name}: {reason}"
 
@@ -232,7 +233,7 @@ class Call:
 
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""
-        request, attempt = self.request, self.attempt
+        request, attempt, client = self.request, self.attempt, self.client
         decision = attempt.decision if attempt is not None else UNDECIDED
         return RequestSummary(
             id=self.id.decode("latin-1"),
@@ -255,10 +256,29 @@ class Call:
             asked=self.named.asked if self.named is not None else "",
             model=self._model,
             error=self.error,
+            client=client.peer if client.seen_head is None else client.seen_head.client or client.peer,
+            stream=attempt is not None and attempt.prompt.stream,
+            cached_tokens=attempt.reply.counts.cached if attempt is not None else None,
+            answer_tokens=attempt.reply.counts.answer if attempt is not None else None,
+            failed_tries=self._failed if self.error else (),
         )
 
     @property
     def _model(self) -> str:
         if self.named is not None:
             return self.named.served.model
-        return self.attempt.prompt.model if self.attempt is not None and self.identity is not None else ""
+        return self.attempt.prompt.model if self.attempt is not None else ""
+
+    @property
+    def _failed(self) -> Sequence[FailedTry]:
+        """The tries that failed, one of which may be the last."""
+        attempts = self.earlier if self.attempt is None else (*self.earlier, self.attempt)
+        return [
+            FailedTry(
+                each.decision.backend_name,
+                reply.complaint or (reply.outcome.value if reply.outcome is not None else ""),
+                round(1000 * (reply.ended_at - each.sent_at), 3),
+            )
+            for each in attempts
+            if (reply := each.reply).complaint or reply.outcome not in (Outcome.SUCCESS, None)
+        ]

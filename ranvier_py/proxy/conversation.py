@@ -26,6 +26,7 @@ from ranvier_py.core.errors import (
     RanvierError,
     UpstreamTimeout,
 )
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.answers.cors import Cors
@@ -213,7 +214,7 @@ class Conversations:
             client.must_close |= isinstance(error, UpstreamTimeout)
             self._answer_error(client, error)
         except Exception:
-            logger.exception("request.failed peer=%s", client.peer)
+            logger.exception(event("request.failed", client=client.peer))
             if client.started:
                 raise
             client.must_close, client.limit_lines = True, None  # what failed may be what these lines are made of
@@ -241,7 +242,9 @@ class Conversations:
             if seen is not None and seen.identity is not None and seen.fields is request.fields:
                 who = seen.identity.key_id, seen.identity.tenant.name
             known, found = client.request_id.decode("latin-1"), (error.status, error.code)
-            self.report(RequestSummary(known, method, path, *found, key_id=who[0], tenant=who[1]))
+            address = client.peer if seen is None else seen.client or client.peer
+            summary = RequestSummary(known, method, path, *found, key_id=who[0], tenant=who[1], client=address)
+            self.report(summary)
 
     # --- admission --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import trio
 from trio.lowlevel import wait_readable
 
 from ranvier_py.core.errors import ClientGone, NodeBusy, NodeCut, RanvierError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
@@ -191,7 +192,7 @@ class DataServer:
         self._unreported += 1
         now = self.watchdog.clock()
         if now >= self._warn_at:
-            logger.warning("connections.refused %d: %s", self._unreported, why)
+            logger.warning(event("connections.refused", refused=self._unreported, why=why))
             self._warn_at, self._unreported = now + WARNING_GAP_S, 0
 
     def _client(self, transport: PlainTransport, peer: str) -> Client:

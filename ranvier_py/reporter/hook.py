@@ -24,6 +24,7 @@ from ranvier_py.core.engine_cache.sources.event_frames import packed_batch
 from ranvier_py.core.engine_cache.sources.event_values import BLOCK_TOKENS_MAX, TEXT_CHARACTERS_MAX
 from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICTED_MAX, hash_in
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.log_events import event
 from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, RouterPost
 from ranvier_py.reporter.router_link import IDLE_S, RouterLink
 from ranvier_py.supervision import Faults
@@ -216,7 +217,7 @@ class EvictionReporter:
         try:
             trio.run(self._report)
         except Exception:  # the engine must not be affected
-            log.exception("reporter.failed")
+            log.exception(event("reporter.failed"))
 
     async def _report(self) -> None:
         async with trio.open_nursery() as nursery:

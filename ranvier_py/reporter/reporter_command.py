@@ -27,6 +27,7 @@ from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
 from ranvier_py.core.errors import ConfigError, NoZmq
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from ranvier_py.io.engine_poller import EnginePoller
@@ -118,14 +119,14 @@ class Reporter:
         """Log a warning if no events were found within SILENT_S."""
         await trio.sleep(SILENT_S)
         if self._scope is None:
-            log.warning("reporter.no_events %s publishes none, or does not answer; asking on", self._options.engine)
+            log.warning(event("reporter.no_events", engine=self._options.engine, doubt="or does not answer; asking on"))
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """Read these streams from now on, and no others."""
         if self._scope is not None:
             self._scope.cancel()
         if not publishers:
-            log.warning("reporter.no_events the engine publishes none")
+            log.warning(event("reporter.no_events", engine=self._options.engine, doubt=""))
         self._scope = trio.CancelScope()
         self._nursery.start_soon(self._relay, publishers, self._scope)
 
@@ -134,7 +135,7 @@ class Reporter:
         with scope:
             async with trio.open_nursery() as nursery:
                 for publisher in publishers:
-                    log.info("reporter.reading %s", publisher.events.endpoint)
+                    log.info(event("reporter.reading", endpoint=publisher.events.endpoint))
                     events = EventLog()
                     machine = GapMachine(GapSettings(replay=publisher.replay is not None, peers=False))
                     carry = partial(taken, events)
@@ -156,7 +157,7 @@ class Reporter:
 def taken(events: EventLog, effect: object) -> None:
     events.take(effect)
     if isinstance(effect, LevelChanged):
-        log.info("reporter.level %s (%s)", effect.level.value, effect.reason)
+        log.info(event("reporter.level", cache_level=effect.level.value, why=effect.reason))
 
 
 def is_read(subscriber: KvSubscriber, machine: GapMachine) -> bool:

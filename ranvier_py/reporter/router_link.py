@@ -15,6 +15,7 @@ import httpx
 import orjson
 import trio
 
+from ranvier_py.core.log_events import event
 from ranvier_py.reporter.event_relay import RouterPost
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class RouterLink:
         if trouble != self._trouble:
             self._trouble = trouble
             level = logging.WARNING if trouble else logging.INFO
-            log.log(level, "reporter.router %s %s", self.url, trouble or "takes reports")
+            log.log(level, event("reporter.router", router=self.url, why=trouble))
 
 
 async def ask(client: httpx.AsyncClient, posting: RouterPost) -> tuple[int, Mapping[str, Any], str]:

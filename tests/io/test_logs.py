@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.processes import free_port, stub_engines, wait_for_answer
 from cluster.processes.commands import serve_argv
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.logs import (
     ENTRY_BYTES,
@@ -100,7 +101,7 @@ def test_a_request_is_one_line_of_text(text_log: Log) -> None:
     stamp, _, rest = text_log.text.partition(" ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", stamp)
     assert rest == (
-        "info ranvier_py.requests request id=4f1c method=POST path=/v1/chat/completions status=200 outcome=success "
+        "info    ranvier_py.requests request id=4f1c method=POST path=/v1/chat/completions status=200 outcome=success "
         "backend=10.0.0.1:8000 policy=affinity reason=holder source=text matched_tokens=1024 prompt_tokens=1100 "
         "tries=1 first_byte_ms=12.346 total_ms=1500.0 sent_bytes=20000\n"
     )
@@ -124,7 +125,7 @@ def test_a_line_begins_with_its_time_in_utc(seconds: float, stamp: str, text_log
     record = logging.LogRecord("ranvier_py.test", logging.INFO, "", 0, "ready", None, None)
     record.created = seconds
     text_log.logger.handle(record)
-    assert text_log.text == f"{stamp} info ranvier_py.test ready\n"
+    assert text_log.text == f"{stamp} info    ranvier_py.test ready\n"
 
 
 def test_a_request_is_one_object_of_json(json_log: Log) -> None:
@@ -150,9 +151,11 @@ def test_a_summary_has_no_room_for_headers_or_bodies() -> None:
     """What can't be passed in can't be logged. Whoever adds a field decides it here again."""
     kinds = RequestSummary.__annotations__
     texts = {name for name, kind in kinds.items() if kind.__forward_arg__ == "str"}
-    routed = {"backend", "policy", "reason", "source", "asked", "model", "key_id", "tenant"}
+    routed = {"backend", "policy", "reason", "source", "asked", "model", "key_id", "tenant", "client"}
+    routed |= {"trace_id", "span_id"}
     assert texts == {"id", "method", "path", "outcome", "error"} | routed
-    assert all(kind.__forward_arg__ in ("str", "int", "float") for kind in kinds.values())
+    others = ("int", "float", "bool", "int | None", "Sequence[FailedTry]")
+    assert all(kind.__forward_arg__ in ("str", *others) for kind in kinds.values())
 
 
 def test_secrets_of_a_configuration_that_was_read_again_are_blacked_out_with_those_of_before() -> None:
@@ -160,7 +163,7 @@ def test_secrets_of_a_configuration_that_was_read_again_are_blacked_out_with_tho
     try:
         log.handler.change("json", ("second-secret",))
         log.logger.warning("first-secret second-secret")
-        assert json.loads(log.text)["event"] == "*** ***"
+        assert json.loads(log.text)["message"] == "*** ***"
     finally:
         log.close()
 
@@ -168,7 +171,7 @@ def test_secrets_of_a_configuration_that_was_read_again_are_blacked_out_with_tho
 def test_secrets_are_blacked_out_whoever_logs_them(log: Log) -> None:
     log.logger.error("refused %s", SECRET)
     log.logger.error("sent Authorization: Bearer sk-abc.def and BEARER sk-abc.def")
-    log.logger.error("fields", extra={"fields": {"given": SECRET, "header": "bearer sk-abc.def"}})
+    log.logger.error(event("config.note", note=f"{SECRET} bearer sk-abc.def"))
     try:
         raise ValueError(f"bad key {SECRET}")
     except ValueError:
@@ -374,7 +377,7 @@ def test_setting_up_twice_writes_each_line_once(tmp_path: Path) -> None:
     logging.getLogger().handlers[-1].flush()
     assert (tmp_path / "first").read_text() == ""
     lines = (tmp_path / "second").read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["ready", "trouble"]
+    assert [json.loads(line)["message"] for line in lines] == ["ready", "trouble"]
     os.close(first)
     os.close(second)
 

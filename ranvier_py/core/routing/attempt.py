@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from ranvier_py.core.answers.answer_counts import UNCOUNTED, AnswerCounts
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
@@ -117,6 +118,9 @@ class BackendReply:
     sent_bytes: int = 0  # to the client
     counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
     completion_tokens: int = 0  # by the engine's count; 0: not known
+    counts: AnswerCounts = UNCOUNTED  # of a whole answer, as it ended
+    outcome: Outcome | None = None  # set at the attempt's end
+    complaint: str = ""  # why it failed, for the operator
     decoded: Decoded | None = None  # set at the attempt's end: how long it took; its tokens once they are known
     ended_at: float = 0.0  # 0: not yet
 

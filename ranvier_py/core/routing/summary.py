@@ -6,7 +6,16 @@ field for a body or another header, so none can be logged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+
+class FailedTry(NamedTuple):
+    """One try of a request that did not serve it."""
+
+    engine: str
+    reason: str
+    ms: float  # from its sending to its end
 
 
 class RequestSummary(NamedTuple):
@@ -30,5 +39,12 @@ class RequestSummary(NamedTuple):
     key_id: str = ""  # of the client's key, never the key
     tenant: str = ""  # whose request it is, where keys or trusted proxies say so
     asked: str = ""  # the model that the client named, where a table is for it
-    model: str = ""  # the one that it was sent to; also where keys or trusted proxies say who asks
+    model: str = ""  # the one that it was sent to
     error: str = ""  # of each attempt that failed, even if another one served: its backend and the reason
+    client: str = ""  # its address; where trusted proxies say whom they serve, that one
+    stream: bool = False
+    cached_tokens: int | None = None  # of the prompt, by the engine's count; None: it did not count
+    answer_tokens: int | None = None
+    failed_tries: Sequence[FailedTry] = ()
+    trace_id: str = ""  # in hex, of a request that is traced
+    span_id: str = ""

@@ -28,6 +28,7 @@ from ranvier_py.core.addresses import without_secrets
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong, event_of
+from ranvier_py.core.log_events import LogEvent, event
 from ranvier_py.core.options import Options, option
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class EventSource:
             before = state.received
             reason = (await self._listen_once())[:REASON_CHARACTERS_MAX]
             if state.connected or reason != state.last_error:
-                self._log("kv_index.stream_lost %s: %s", without_secrets(self.url), reason)
+                self._log(event("kv_index.stream_lost", url=without_secrets(self.url), why=reason))
             state.connected, state.last_error = False, reason
             if state.received > before:
                 wait_s = self.options.reconnect_s
@@ -150,12 +151,12 @@ class EventSource:
 
     def _start(self) -> None:
         self.state.connected = True
-        self._log("kv_index.stream_begun %s", without_secrets(self.url))
+        self._log(event("kv_index.stream_begun", url=without_secrets(self.url)))
         self._started()
 
-    def _log(self, line: str, *words: object) -> None:
+    def _log(self, found: LogEvent) -> None:
         if self._log_quota.allows(time.monotonic()):
-            log.info(line, *words)
+            log.info(found)
 
     def _take(self, found: Sequence[IndexEvent | None]) -> None:
         events = [event for event in found if event is not None]
@@ -260,20 +261,20 @@ class Frames:
         self._connection.receive_data(data or None)
         messages: list[bytes] = []
         reply = b""
-        for event in self._connection.events():
-            if isinstance(event, AcceptConnection):
+        for found in self._connection.events():
+            if isinstance(found, AcceptConnection):
                 self.accepted = True
-            elif isinstance(event, TextMessage | BytesMessage):
-                self._message += event.data.encode() if isinstance(event.data, str) else event.data
+            elif isinstance(found, TextMessage | BytesMessage):
+                self._message += found.data.encode() if isinstance(found.data, str) else found.data
                 if len(self._message) > EVENT_BYTES_MAX:
                     raise TooLong(f"a message of more than {EVENT_BYTES_MAX} bytes")
-                if event.message_finished:
+                if found.message_finished:
                     messages.append(bytes(self._message))
                     self._message.clear()
-            elif isinstance(event, Ping):
-                reply += self._connection.send(event.response())
-            elif isinstance(event, RejectConnection):
-                raise StreamFailed(f"status {event.status_code}")
-            elif isinstance(event, CloseConnection):
-                raise StreamFailed(f"closed with {int(event.code)}")
+            elif isinstance(found, Ping):
+                reply += self._connection.send(found.response())
+            elif isinstance(found, RejectConnection):
+                raise StreamFailed(f"status {found.status_code}")
+            elif isinstance(found, CloseConnection):
+                raise StreamFailed(f"closed with {int(found.code)}")
         return messages, reply

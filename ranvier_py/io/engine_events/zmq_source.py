@@ -26,6 +26,7 @@ from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.supervision import Faults
 
@@ -185,7 +186,7 @@ class KvSubscriber:
             nonlocal stood_at
             stood_at = trio.current_time()
             counters.connects += 1
-            log.info("event_stream.connected %s", where.endpoint)
+            log.info(event("event_stream.connected", endpoint=where.endpoint))
             up()
 
         pause_s = options.retry_s
@@ -193,11 +194,11 @@ class KvSubscriber:
             stood_at = inf
             why = await self._sockets.connect(where, options.room, took, topics=topics, up=stands, turn=tries)
             if stood_at < inf:
-                log.info("event_stream.disconnected %s: %s; trying again", where.endpoint, why)
+                log.info(event("event_stream.disconnected", endpoint=where.endpoint, why=why))
             else:
                 counters.failures += 1
                 level = logging.DEBUG if tries else logging.WARNING
-                log.log(level, "event_stream.not_connected %s: %s; trying on", where.endpoint, why)
+                log.log(level, event("event_stream.not_connected", endpoint=where.endpoint, why=why))
             if trio.current_time() >= stood_at + options.steady_s:
                 pause_s = options.retry_s
             down(why)

@@ -25,6 +25,7 @@ from trio.lowlevel import ParkingLot, wait_readable
 from ranvier_py.core.addresses import HostPort, spelled
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.errors import listening_on
+from ranvier_py.core.log_events import LogEvent, event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.mesh.mesh import Mesh
 from ranvier_py.core.mesh.mesh_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
@@ -282,7 +283,7 @@ class GossipPort:
 
     def _overflowed(self, total: int) -> None:
         if total > self.counters.kernel_drops:
-            self.complain("overflow", f"gossip.overflow {total} datagrams found no room in the socket so far")
+            self.complain("overflow", event("gossip.overflow", datagrams=total))
             self.counters.kernel_drops = total
 
     def poke(self) -> None:
@@ -317,14 +318,15 @@ class GossipPort:
 
     def failed(self, doing: str, error: OSError, address: Address | None = None) -> None:
         """Count an error of the kernel, and log it now and then, as a warning if this machine is to blame."""
-        where = f" {spelled(address)}" if address else ""
         level = logging.WARNING if error.errno in OUR_FAULTS else logging.INFO
         kind = f"{doing} {self.counters.error(error)}"
-        self.complain(kind, f"gossip.{doing}_failed{where} {error.strerror or error}", level)
+        where = spelled(address) if address else ""
+        self.complain(kind, event(f"gossip.{doing}_failed", address=where, why=error.strerror or str(error)), level)
 
-    def complain(self, kind: str, text: str, level: int = logging.WARNING) -> bool:
+    def complain(self, kind: str, found: LogEvent, level: int = logging.WARNING) -> bool:
         """Log this, unless a line of the same kind was logged a moment ago. Returns whether it was."""
-        suffix = self._log_limit.suffix(kind, self.clock())
-        if suffix is not None:
-            log.log(level, "%s%s", text, suffix)
-        return suffix is not None
+        more = self._log_limit.more(kind, self.clock())
+        if more is not None:
+            found.fields["more"] = more
+            log.log(level, found)
+        return more is not None

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import trio
 
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class StateFile:
 
     def _refuse(self, why: str) -> bytes:
         self.counters.refused += 1
-        log.warning("gossip.state_refused %s %s; starting without", self.path, why)
+        log.warning(event("gossip.state_refused", file=str(self.path), why=str(why)))
         return b""
 
     async def run(
@@ -97,13 +98,13 @@ class StateFile:
         except OSError as error:
             self.counters.failures += 1
             if not self._trouble:
-                log.warning("gossip.state_not_written %s: %s; going on without", self.path, error.strerror or error)
+                log.warning(event("gossip.state_not_written", file=str(self.path), why=error.strerror or str(error)))
             self._trouble = str(error)
             return
         self._written = state
         self.counters.writes += 1
         if self._trouble:
-            log.info("gossip.state_written %s again", self.path)
+            log.info(event("gossip.state_written", file=str(self.path)))
         self._trouble = ""
 
 

@@ -18,7 +18,9 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
-from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.errors import BadRequest, RanvierError
+from ranvier_py.core.log_events import event
+from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import HEADER
 from ranvier_py.node.access.keys_files import KeyedPart
@@ -37,6 +39,8 @@ from ranvier_py.proxy.stages.reserve import UNCOUNTED
 log = logging.getLogger(__name__)
 
 LISTED_MAX = 1000  # keys in one answer
+
+PATH_CHARACTERS_MAX = 300  # of one that a refused client names, in the log
 
 REVOKED_HOURS, REVOKED_HOURS_MAX = 30 * 24, 365 * 24
 """How long a revocation holds: time to take the key's line out of all files."""
@@ -69,6 +73,7 @@ class Access(KeyedPart):
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
         self._listed = node.registry.pools.names
+        self._log_limit = LogLimit()
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
         super().__init__(config.keys_file, "keys_file", self._take)
@@ -87,6 +92,26 @@ class Access(KeyedPart):
         reserve, seen = self._limits.reserve, client.seen_head
         if reserve is not None and request.method == b"POST" and seen is not None and seen.identity is not None:
             reserve.check(seen.identity)
+
+    def denied(self, client: Client, error: RanvierError) -> None:
+        """Log who was refused, once in LOG_INTERVAL_S for each reason: whoever has no key may ask at will."""
+        more = self._log_limit.more(error.code, time.monotonic())
+        if more is None:
+            return
+        request, seen = client.request, client.seen_head
+        identity, address = (seen.identity, seen.client) if seen is not None else (None, "")
+        log.warning(
+            event(
+                "access.refused",
+                status=error.status,
+                code=error.code,
+                method=request.method.decode("latin-1")[:PATH_CHARACTERS_MAX],
+                path=request.path.decode("latin-1")[:PATH_CHARACTERS_MAX],
+                client=address or client.peer,
+                key_id=identity.key_id if identity is not None else "",
+                more=more,
+            )
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the keys before the public port opens. Raises ConfigError for a file with an error."""
@@ -153,17 +178,17 @@ class Access(KeyedPart):
         hours = wanted.get("hours", REVOKED_HOURS)
         if type(hours) not in (int, float) or not 0 < hours <= REVOKED_HOURS_MAX:
             raise BadRequest(f"hours must be a number above 0, at most {REVOKED_HOURS_MAX}")
-        return await self._order(id_of(wanted), time.time() + 3600 * hours)
+        return await self._order(id_of(wanted), time.time() + 3600 * hours, asked.caller)
 
     async def restore(self, asked: Asked) -> Mapping[str, Any]:
         """Take a revocation back."""
-        return await self._order(id_of(await asked.json("id")), 0.0)
+        return await self._order(id_of(await asked.json("id")), 0.0, asked.caller)
 
-    async def _order(self, key_id: str, until: float) -> Mapping[str, Any]:
+    async def _order(self, key_id: str, until: float, by: str) -> Mapping[str, Any]:
         clustering = self._clustering
         if clustering is None or self.file is None or not await clustering.revoke(key_id, int(1000 * until)):
             raise BadRequest(NOT_SHARED)
-        log.warning("access.%s %s", "revoked" if until else "restored", key_id)
+        log.warning(event("access.revoked" if until else "access.restored", key_id=key_id, by=by))
         self._part()
         return {"id": key_id, "until": moment(until) if until else None}
 

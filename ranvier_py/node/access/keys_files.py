@@ -14,6 +14,7 @@ from pathlib import Path
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.access.key_reader import read_keys
@@ -51,12 +52,12 @@ class KeysFile(FollowedFile):
             use(table)
         counters.keys, counters.tenants = len(table), len(table.tenants)
         counters.file_changes += 1
-        log.info("access.keys_read %s: %d keys, %d tenants", self.path, counters.keys, counters.tenants)
+        log.info(event("access.keys_read", file=str(self.path), keys=counters.keys, tenants=counters.tenants))
 
     def refused(self, error: ConfigError, *, is_new: bool) -> None:
         self.counters.file_failures += 1
         if is_new:
-            log.error("access.keys_refused, going on as before: %s", "; ".join(error.problems))
+            log.error(event("access.keys_refused", problems=error.problems))
 
 
 class KeyedPart(Part):

@@ -16,6 +16,7 @@ import trio
 
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import Conflict, NotFound, RanvierError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.wanted.backend_reconciler import (
@@ -48,7 +49,7 @@ class BackendSources:
     ) -> Mapping[str, RanvierError]:
         """Take what a source wants. Returns what of it could not be done, by URL."""
         if not self.reconciler.take(name, found, time.monotonic(), left_out):
-            log.warning("backends.empty_ignored %s: %s", name, self.reconciler.sources[name].why)
+            log.warning(event("backends.empty_ignored", source=name, why=self.reconciler.sources[name].why))
             return {}
         return self.settle()
 
@@ -117,7 +118,7 @@ class BackendSources:
     def fail(self, name: SourceName, why: str) -> None:
         """Note that a source can't be read: its last good set holds."""
         if self.reconciler.source(name, time.monotonic()).fail(why, time.monotonic()):
-            log.warning("backends.source_failing %s, which keeps its last set: %s", name, why)
+            log.warning(event("backends.source_failing", source=name, why=why))
 
     def doubt(self, name: SourceName, why: str) -> None:
         """Note that a source seems to have nothing any more, which is asked again."""
@@ -141,7 +142,7 @@ class BackendSources:
         effects = self.reconciler.effects(time.monotonic(), self._is_busy)
         for url in before:
             if url not in self.reconciler.overrides:
-                log.warning("orders.outdated %s: its sources, edited since an operator changed it, hold", url)
+                log.warning(event("orders.outdated", url=url, order="", source="what its sources have"))
         left = PORTION
         try:
             for effect in effects:
@@ -156,7 +157,7 @@ class BackendSources:
                 except RanvierError as error:
                     errors[effect.url] = error
                     if self.reconciler.refused(effect, str(error)):
-                        log.warning("backends.not_added %s: %s", effect.url, error)
+                        log.warning(event("backends.not_added", url=effect.url, why=str(error)))
                 else:
                     self.reconciler.done(effect)
         except BaseException:
@@ -188,7 +189,7 @@ class BackendSources:
             try:
                 self._remove(effect.url, by=by, why=effect.why)
             except NotFound:
-                log.info("backends.gone_already %s", effect.url)
+                log.info(event("backends.gone_already", url=effect.url))
         elif isinstance(effect, ToAdd):
             self._place(effect.want, by)
         elif isinstance(effect, ToDrain):
@@ -211,5 +212,5 @@ class BackendSources:
 
     def _drain(self, drain: ToDrain) -> None:
         backend = self._registry.ids.known(drain.url)
-        log.info("backend.leaving %s: %s", backend.name, drain.why or "no longer")
+        log.info(event("backend.leaving", engine=backend.name, why=drain.why))
         self._registry.leave(backend, drain.why)

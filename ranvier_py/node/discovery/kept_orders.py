@@ -23,6 +23,7 @@ from ranvier_py.config.config_endpoints import numbered
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.routing.wanted.backend_reconciler import Override
 from ranvier_py.core.routing.wanted.found_backend import API, KINDS, STATIC, FoundBackend, SourceName
@@ -69,7 +70,7 @@ class KeptOrders(Part):
                 self._restore(await trio.to_thread.run_sync(newest_of, self._path.parent))
             except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
                 self.counters.failures += 1
-                log.error("orders.not_restored %s: %s; starting without", self._path.parent, error)
+                log.error(event("orders.not_restored", file=str(self._path.parent), why=str(error)))
         task_status.started()
 
     async def loop(self) -> None:
@@ -96,7 +97,7 @@ class KeptOrders(Part):
         except OSError as error:
             self.counters.failures += 1
             if not self._trouble:
-                log.error("orders.not_kept %s: %s; going on without", self._path, error.strerror or error)
+                log.error(event("orders.not_kept", file=str(self._path), why=error.strerror or str(error)))
             self._trouble = str(error)
             return False
         self._written, self._trouble = content, ""
@@ -136,9 +137,7 @@ class KeptOrders(Part):
         for row in rows:
             url, seen = row["url"], dict(map(seen_of, row["seen"]))
             if (configured := self._seen(url).get(STATIC)) != seen.get(STATIC) and configured is not None:
-                log.warning(
-                    "orders.outdated %s: %s, but the configuration was edited since, and holds", url, words_of(row)
-                )
+                log.warning(event("orders.outdated", url=url, order=words_of(row), source="the configuration"))
                 continue
             spec = read_backend(row["options"]) if row["options"] is not None else None
             if row["added"] and spec is not None:
@@ -146,7 +145,7 @@ class KeptOrders(Part):
             elif row["removed"] or spec is not None:
                 sources.reconciler.overrides[url] = Override(spec, seen)
                 sources.reconciler.changed = True
-            log.info("orders.restored %s: %s", url, words_of(row))
+            log.info(event("orders.restored", url=url, order=words_of(row)))
         if added:
             sources.take(API, added)
         sources.settle()

@@ -29,6 +29,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, declared, samples, values
 from ranvier_py.core.peer.router_peer import RouterPeer
 from ranvier_py.core.routing.backend import Backend
@@ -145,7 +146,7 @@ class CalibrationParts(Part):
         profile = recognised(self._signs(backend))
         before = self._checkpoints.profile(backend.id)
         if self._checkpoints.set_profile(backend.id, profile):
-            log.info("calibration.profile %s %s -> %s", backend.name, before.label, profile.label)
+            log.info(event("calibration.profile", engine=backend.name, before=before.label, after=profile.label))
             known = self.calibration.backends().get(backend.id)
             if known is not None and profile == ATTENTION:
                 known.evidence.forget_steps()
@@ -155,10 +156,10 @@ class CalibrationParts(Part):
         why_not = backend.reuse.why_not
         if why_not and backend.id not in self._without_reuse:
             self._without_reuse[backend.id] = None
-            log.warning("backend.reuses_nothing %s %s: requests go there by load alone", backend.name, why_not)
+            log.warning(event("backend.reuses_nothing", engine=backend.name, why=why_not))
         elif not why_not and backend.id in self._without_reuse:
             del self._without_reuse[backend.id]
-            log.info("backend.reuses_prefixes %s again", backend.name)
+            log.info(event("backend.reuses_prefixes", engine=backend.name))
 
     def server_info(self, backend: BackendId, caches: bool) -> None:
         slot = self._registry.ids.current(backend)
@@ -361,8 +362,7 @@ def rounded(value: float | None) -> float | None:
 
 
 def log_change(change: BiasChange, name: str) -> None:
-    detail = f" ({change.detail})" if change.detail else ""
     if change.appeared:
-        log.warning("calibration.bias_appeared %s %s%s", name, change.bias.value, detail)
+        log.warning(event("calibration.bias_appeared", engine=name, bias=change.bias.value, detail=change.detail))
     else:
-        log.info("calibration.bias_gone %s %s", name, change.bias.value)
+        log.info(event("calibration.bias_gone", engine=name, bias=change.bias.value))

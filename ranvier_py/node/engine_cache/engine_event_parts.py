@@ -27,6 +27,7 @@ from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.processes.cache_counts import count_caches
@@ -172,8 +173,8 @@ class EngineEvents(Part):
         if one is not None:
             effects = one.stream.machine.snapshot_offered(answer.ask, answer.snapshot, now)
             one.subscriber.carry(one.stream.carry(effects, now))
-            what = "missing" if answer.snapshot is None else "received"
-            log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
+            what = f"engine_events.snapshot_{'missing' if answer.snapshot is None else 'received'}"
+            log.info(event(what, stream=self._label(one.stream.source)))
 
     def sweep(self, now: float) -> None:
         """Correct the route table, some rows at a time."""
@@ -196,8 +197,9 @@ class EngineEvents(Part):
         names, before = names_by_topic(models, topics), engine.unnamed
         engine.unnamed = None if names else models
         if engine.unnamed not in (None, before):
-            text = "engine_events.ambiguous %s serves several base models (%s); its KV events do not say whose they are"
-            log.warning(text, backend.name, ", ".join(map("/".join, models)) or "none")
+            log.warning(
+                event("engine_events.ambiguous", engine=backend.name, models=["/".join(each) for each in models])
+            )
         return names
 
     def _follow(
@@ -212,7 +214,7 @@ class EngineEvents(Part):
             if publisher.rank not in streams and self.subscriptions.can():
                 source = Source(id_, f"{CHANNEL}/{publisher.rank}")
                 streams[publisher.rank] = self.subscriptions.begin(source, names, publisher, self._carry, now)
-                log.info("engine_events.started %s at %s", self._label(source), publisher.events.endpoint)
+                log.info(event("engine_events.started", stream=self._label(source), endpoint=publisher.events.endpoint))
         if not streams:
             del self.streams[id_]
             return
@@ -220,7 +222,12 @@ class EngineEvents(Part):
         for one in streams.values():
             one.subscriber.carry(one.stream.measured(now, is_hybrid=is_hybrid(self._registry, id_)))
             if one.stream.is_open is not reads:
-                log.info("engine_events.%s %s", "read" if reads else "stood_by", self._label(one.stream.source))
+                log.info(
+                    event(
+                        "engine_events.read" if reads else "engine_events.stood_by",
+                        stream=self._label(one.stream.source),
+                    )
+                )
                 (one.stream.open if reads else one.stream.close)(now)
         if self.shared and any(one.is_lost(now) for one in streams.values()):
             engine.lost_until = now + AGAIN_S
@@ -238,7 +245,14 @@ class EngineEvents(Part):
             self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, self._clock())
         elif isinstance(effect, LevelChanged):
             if self._engine(backend).levels_logged.allows(self._clock()):
-                log.info("cache_level.changed %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
+                log.info(
+                    event(
+                        "cache_level.changed",
+                        stream=self._label(stream.source),
+                        cache_level=effect.level.value,
+                        why=effect.reason,
+                    )
+                )
             if effect.level is not Level.EXACT and self._polled is not None:
                 self._polled.discover_soon(backend)  # it may be another process, with other ports
         elif isinstance(effect, LoadReceived):

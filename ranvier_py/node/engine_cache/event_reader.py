@@ -22,6 +22,7 @@ from ranvier_py.core.engine_cache.sources.events import DecoderCounters
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import NoZmq
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, declared, samples
 from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.router import Router
@@ -171,7 +172,7 @@ class Subscriptions:
                 self._sockets = KvSockets()
             except NoZmq as error:
                 self.trouble = str(error)
-                log.warning("engine_events.unavailable %s", error)
+                log.warning(event("engine_events.unavailable", why=str(error)))
         return self._sockets is not None
 
     def begin(
@@ -192,7 +193,7 @@ class Subscriptions:
     def stop(self, one: SubscribedStream, label: str, now: float) -> None:
         with self.faults.caught("engine_events"):
             one.stop(now)
-        log.info("engine_events.stopped %s", label)
+        log.info(event("engine_events.stopped", stream=label))
 
 
 def generation_of(registry: Registry, id_: BackendId) -> int:

@@ -31,6 +31,7 @@ from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.redis_commands import RedisCommands
@@ -125,11 +126,11 @@ class IndexedStream:
             return
         now = time.monotonic()
         changes: dict[Fingerprint, Change] = {}  # of several events about one prefix, what the last one left
-        for event in events:
-            if not self._index.apply(self.backend.id, event, now) or len(event.prefix) != FINGERPRINT_DIGITS:
+        for each in events:
+            if not self._index.apply(self.backend.id, each, now) or len(each.prefix) != FINGERPRINT_DIGITS:
                 continue
-            entry, fingerprint = self._index.peek(event.prefix, self.backend.id), Fingerprint(int(event.prefix, 16))
-            tokens = entry.tokens if entry is not None else event.tokens or 0
+            entry, fingerprint = self._index.peek(each.prefix, self.backend.id), Fingerprint(int(each.prefix, 16))
+            tokens = entry.tokens if entry is not None else each.tokens or 0
             changes[fingerprint] = Change(fingerprint, tokens, tier_of(entry), UNKNOWN)
         if changes:
             found = Changes(cleared=False, changes=tuple(changes.values()), complete=True)
@@ -341,7 +342,7 @@ class IndexParts(Part):
         before = self.index.clear()
         if self._link is not None:
             self._link.shared.clear(time.monotonic())
-        log.info("kv_index.cleared %d entries (ordered over the control port)", before)
+        log.info(event("kv_index.cleared", entries=before))
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
     def metrics(self) -> Iterator[Sample]:

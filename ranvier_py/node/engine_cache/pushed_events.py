@@ -23,6 +23,7 @@ from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Leve
 from ranvier_py.core.engine_cache.sources.push_messages import EventReport, Structure, check_structure
 from ranvier_py.core.errors import Forbidden, Unavailable
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.router import Router
@@ -160,7 +161,7 @@ class PushedEvents:
             stream = EventStream(source, self._engine_caches, self._hasher, own, settings=SETTINGS)
             stream.open(now)
             self._streams[backend.id, rank] = PushedStream(stream, report.model, now)
-            log.info("engine_events.pushed %s %s", backend.name, source.name)
+            log.info(event("engine_events.pushed", engine=backend.name, source=source.name))
         pushed = self._streams[backend.id, report.rank]
         self._carry(pushed, pushed.stream.measured(now, is_hybrid=backend.seen.hybrid))
         return pushed
@@ -175,7 +176,7 @@ class PushedEvents:
                 pushed.question = effect
             elif isinstance(effect, LevelChanged):
                 name = pushed.stream.source.name
-                log.debug("engine_events.level %s: %s", name, effect.level.value)
+                log.debug(event("engine_events.level", engine=name, cache_level=effect.level.value))
 
     async def _turn(self, began: float) -> float:
         """Let other tasks run if this turn has taken TURN_S. Returns when the present turn began."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend_state.order_notes import Given
 from ranvier_py.core.routing.backend_state.signed_commands import HOSTED, Command, CommandOptions
 from ranvier_py.core.routing.backends import Backend
@@ -133,12 +134,12 @@ class BackendOrders(Part):
 
     def _become(self, backend: Backend, before: BackendSpec, wanted: BackendSpec, by: str) -> Backend:
         """Have a backend as it is wanted, and log what differs. Its name and place stay."""
-        lines = [*differences(before, wanted)]
-        if not lines:
+        changed = [*differences(before, wanted)]
+        if not changed:
             return backend
         backend = self._node.sources.change(backend, wanted, by)
-        for line in lines:
-            log.info("backend.set %s %s (ordered by %s)", backend.name, line, by)
+        for field, old, new in changed:
+            log.info(event("backend.set", engine=backend.name, field=field, before=old, after=new, by=by))
         return backend
 
     async def _drain(self, asked: Asked) -> Mapping[str, Any]:
@@ -150,7 +151,9 @@ class BackendOrders(Part):
         before = self._registry.ids.known(named).origin.drained
         backend = self._registry.drain(named, draining)
         if before is not draining:
-            log.info("backend.draining %s %s -> %s (ordered by %s)", backend.name, before, draining, asked.caller)
+            log.info(
+                event("backend.draining", engine=backend.name, before=before, after=draining, by=asked.caller, why="")
+            )
         asks = self._shared.drained(backend, asked.caller) if self._shared is not None else None
         return await self._answered(shown_backend(self._node, backend), asks)
 
@@ -209,7 +212,7 @@ class BackendOrders(Part):
                     before = self._spec(known)
                     self._become(known, before, before.model_copy(update={"weight": wanted.weight, **fields}), by)
         except RanvierError as error:
-            log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
+            log.warning(event("backend.command_refused", verb=command.verb, url=command.url, why=str(error)))
             return str(error)
         return ""
 
@@ -219,8 +222,8 @@ def named_in(body: Mapping[str, Any]) -> str:
     return text_of(body, "name" if "name" in body else "url")
 
 
-def differences(before: BackendSpec, after: BackendSpec) -> Iterator[str]:
+def differences(before: BackendSpec, after: BackendSpec) -> Iterator[tuple[str, Any, Any]]:
     for name in SETTABLE:
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
-            yield f"{name} {old} -> {new}"
+            yield name, old, new

@@ -14,6 +14,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backend import Card
 from ranvier_py.core.routing.models.list_looks import WAIT_S, ListLooks
@@ -91,7 +92,7 @@ class ModelLooks(Part):
         self._unknown = dict(self._table.unknown(self._lacks))
         for name, models in self._unknown.items():
             if before.get(name) != models:
-                log.warning("model.unknown %s leads to %s, which no engine serves", name, ", ".join(models))
+                log.warning(event("model.unknown", model=name, models=models))
 
     def _lacks(self, model: str) -> bool:
         return self._registry.pools.names.lacks(self._registry, model)

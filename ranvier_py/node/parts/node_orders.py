@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend_state.signed_commands import NODE, Command
 from ranvier_py.node.asked import YES_OR_NO, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
@@ -56,4 +57,4 @@ class NodeOrders(Part):
     def _drain(self, draining: bool, by: str) -> None:
         before, self.drained_by = bool(self.drained_by), by if draining else ""
         if before is not draining:
-            log.info("node.drained %s -> %s (ordered by %s)", before, draining, by)
+            log.info(event("node.drained", before=before, after=draining, by=by))

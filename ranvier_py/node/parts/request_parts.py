@@ -28,6 +28,7 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import listening_on
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.prompts.prompt import Prompt
@@ -324,7 +325,7 @@ class PublicPort(Part):
             task_status.started()
             async for number in signals:
                 drain_s = self._node.config.drain_timeout_s
-                log.info("node.draining after %s, up to %g s", signal.Signals(number).name, drain_s)
+                log.info(event("node.draining", signal=signal.Signals(number).name, seconds=drain_s))
                 break
             self.draining = True
             self._first_round.cancel()
@@ -342,7 +343,7 @@ class PublicPort(Part):
         async for number in signals:  # type: ignore[attr-defined]
             if trio.current_time() < drained_at + SAME_SIGNAL_S:
                 continue
-            log.info("node.cut at the second signal")
+            log.info(event("node.cut"))
             self.cut_by = signal.Signals(number)
             scope.cancel()
 
@@ -384,8 +385,9 @@ def within_descriptors(config: Config, descriptors: int) -> Config:
     """
     server, clients = config.server, clients_within(config, descriptors)
     if clients < server.connections_max:
-        text = "node.connections_cut connections_max %d -> %d: this process may have %d files open"
-        log.warning(text, server.connections_max, clients, descriptors)
+        log.warning(
+            event("node.connections_cut", before=server.connections_max, after=clients, descriptors=descriptors)
+        )
         server = replace(server, connections_max=clients)
     upstream = replace(config.upstream, open_max=min(server.in_flight_max, server.connections_max))
     return replace(config, server=server, upstream=upstream)

@@ -20,6 +20,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import MODEL_BYTES_MAX
 from ranvier_py.core.errors import BadRequest, NotFound
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, values
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
@@ -270,7 +271,7 @@ def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
 
 
 def invalidated(action: str, cleared: int | None) -> Mapping[str, Any]:
-    log.info("response_cache.invalidated %s, %s entries here (ordered over the control port)", action, cleared)
+    log.info(event("response_cache.invalidated", action=action, entries=cleared))
     return {"success": True, "action": action, "cleared_entries": cleared}
 
 

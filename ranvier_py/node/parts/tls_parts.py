@@ -19,6 +19,7 @@ import trio
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.log_events import event
 from ranvier_py.io.certificates import digests, ends_of, engine_context
 from ranvier_py.node.part import Node, Part
 
@@ -89,9 +90,9 @@ class TlsFiles(Part):
             try:
                 if part.check(config, config):
                     part.reload(config, config)
-                    log.info("tls.renewed %s, since files were replaced: %s", part.name, ", ".join(map(str, paths)))
+                    log.info(event("tls.renewed", part=part.name, files=[*map(str, paths)]))
             except ConfigError as error:  # what the other parts have is taken all the same
-                log.error("tls.refused, going on as before: %s", "; ".join(error.problems))
+                log.error(event("tls.refused", problems=error.problems))
 
 
 def paths_of(config: Config) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ import trio
 
 from ranvier_py import __version__
 from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_of
+from ranvier_py.core.log_events import event
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
 from ranvier_py.node.asked import Asked, Route
@@ -60,10 +61,18 @@ class VerdictParts(Part):
         self._kinds |= dict.fromkeys(each.kind for each in found)
         for each in begun:
             level = logging.INFO if each.finding.severity is Severity.NOTICE else logging.WARNING
-            log.log(level, "finding.began %s %s: %s", each.finding.kind, each.finding.severity.label, each.finding.what)
+            log.log(
+                level,
+                event(
+                    "finding.began",
+                    kind=each.finding.kind,
+                    severity=each.finding.severity.label,
+                    what=each.finding.what,
+                ),
+            )
         give(self._node, self._findings.verdict(), now)
         for each in ended:
-            log.info("finding.ended %s after %.0f s: %s", each.finding.kind, now - each.since, each.finding.what)
+            log.info(event("finding.ended", kind=each.finding.kind, seconds=now - each.since, what=each.finding.what))
 
     def findings(self, now: float) -> Iterator[Finding]:
         for place, kind in self._node.faults.lately(FAILED_S):

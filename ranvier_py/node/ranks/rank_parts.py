@@ -18,6 +18,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.routing.backend import Backend, ProbeResult
 from ranvier_py.core.routing.processes.ranks import entries_of, rank_of, without_rank
@@ -149,7 +150,7 @@ class RankParts(Part):
                 self._node.remove_backend(each.name)
         if count == 1:
             self.counters.joined += 1
-            log.warning("backend.placed_whole %s, no more as %d ranks: %s", backend.name, before, why)
+            log.warning(event("backend.placed_whole", engine=backend.name, ranks=before, why=why))
             return
         ranks: list[Backend] = []
         try:
@@ -159,11 +160,11 @@ class RankParts(Part):
             for each in [*ranks, *(each for each in known.values() if not each.removed and each not in ranks)]:
                 self._node.remove_backend(each.name)
             whole.count, whole.refused = 1, (backend.generation, count)
-            log.warning("backend.placed_whole %s, not as %d ranks: %s", backend.name, count, error)
+            log.warning(event("backend.placed_whole", engine=backend.name, ranks=count, why=str(error)))
             return
         self._registry.place_as(backend, tuple(ranks))
         self.counters.split += 1
-        log.info("backend.placed_as_ranks %s: %d, each with a cache of its own", backend.name, count)
+        log.info(event("backend.placed_as_ranks", engine=backend.name, ranks=count))
 
     def _added(self, backend: Backend, whole: Whole, rank: int, result: ProbeResult | None) -> Backend:
         """Return the backend of one rank. Its engine's models are known, so that no other request finds it first."""

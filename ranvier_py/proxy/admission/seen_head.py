@@ -16,6 +16,7 @@ class SeenHead:
     fields: RequestFields  # as they came
     digests: Sequence[bytes]  # of what may be keys
     named: str  # the tenant that a trusted proxy names
+    client: str = ""  # the address that it says that it serves
     identity: Identity | None = None
     passed: RequestFields = NO_REQUEST_FIELDS  # what follows gets these, and these headers
     headers: Headers = field(default_factory=list)

@@ -18,6 +18,7 @@ import trio
 
 from ranvier_py.core.errors import RanvierError, UpstreamHangs
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.blame.hangs import SUSPICION_SHARE, Hangs, Silence
 from ranvier_py.core.routing.retries import may_repeat
@@ -110,8 +111,7 @@ class HangWatch:
             call.client.interrupt(UpstreamHangs("the backend hangs", target.id))
         self.hangs.counters.moved += moved
         if moved:
-            words = "engine.hangs %s: %d of %d requests in flight there are placed again"
-            log.warning(words, backend.name, moved, len(waiting))
+            log.warning(event("engine.hangs", engine=backend.name, moved=moved, in_flight=len(waiting)))
 
     def _may_move(self, call: Call) -> bool:
         if call.moved or call.stays or call.first_byte_at or call.is_decided:

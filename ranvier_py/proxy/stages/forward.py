@@ -182,7 +182,7 @@ class ForwardStage:
         now = time.monotonic()
         served = serves(self.router.registry, call.request.path, attempt) if outcome is Outcome.SUCCESS else ()
         settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
-        attempt.reply.sent_bytes = call.sent_bytes
+        attempt.reply.sent_bytes, attempt.reply.outcome = call.sent_bytes, outcome
         transitions = self.router.finish_attempt(attempt, outcome, now)
         if transitions or settled or served:
             self.changed([*settled, *served, *transitions])

@@ -36,6 +36,9 @@ PRIORITY, PRIORITY_DIGITS = b"x-priority", 10
 SECRET_FIELDS = frozenset((*CREDENTIAL_FIELDS, SUBPROTOCOL))
 TOKENS_MAX = 8
 
+FORWARDED = b"x-forwarded-for"
+PROXIES_MAX = 8  # trusted ones in a row that are believed
+
 WORDS = {
     "none": "this node needs a key: Authorization: Bearer KEY, x-api-key or api-key",
     "unknown": "the key is not known here",
@@ -91,8 +94,21 @@ class Gate:
     def _look(self, request: HttpRequest, client: Client) -> SeenHead:
         tokens = islice(tokens_of(request.headers), TOKENS_MAX) if self.needs_key else ()
         values = [value for name, value in request.headers if name.lower() == self._tenant_field]
-        named = values[0].strip().decode("latin-1") if len(values) == 1 and self._trusts(client.peer) else ""
-        return SeenHead(request.fields, [digest_of(token) for token in tokens], named)
+        trusted = bool(self.trusted) and self._trusts(client.peer)
+        named = values[0].strip().decode("latin-1") if len(values) == 1 and trusted else ""
+        served = self._served(request.headers) if trusted else ""
+        return SeenHead(request.fields, [digest_of(token) for token in tokens], named, served)
+
+    def _served(self, headers: Fields) -> str:
+        """Return whom a trusted proxy serves: of the addresses that it lists the last one that is no such proxy."""
+        listed = b",".join([value for name, value in headers if name.lower() == FORWARDED])
+        for text in islice(reversed(listed.decode("latin-1").split(",")), PROXIES_MAX):
+            try:
+                if not self._trusts(f"{ip_address(text.strip())}:0"):
+                    return text.strip()
+            except ValueError:  # whoever wrote it, nothing before it can be believed
+                return ""
+        return ""
 
     def _trusts(self, peer: str) -> bool:
         address = ip_address(peer.rpartition(":")[0].partition("%")[0])

@@ -13,6 +13,8 @@ def one_leg(router: Router, call: Call, found: PoolMatch) -> Plan:
 def begin(router: Router, call: Call, leg: Leg, found: PoolMatch) -> Attempt:
     """Count a leg as in flight at its backend."""
     prompt = call.read.prompt
+    if call.attempt is not None:
+        call.earlier = (*call.earlier, call.attempt)
     call.attempt = attempt = router.start_attempt(prompt, leg.decision, found.at, call.id, found, quiet=True)
     attempt.judged = call.read.judged
     call.tries += 1

@@ -65,7 +65,7 @@ async def test_a_second_signal_cuts_what_is_answered_and_every_line_is_json(
             f"--backend={engine}",
             "--drain-timeout-s=3600",
         ]
-        events = {name: trio.Event() for name in ("ranvier listening on", "node.draining")}
+        events = {name: trio.Event() for name in ("node.announced", "node.draining")}
         started: list[trio.Process] = []
         found: list[dict[str, Any]] = []
 
@@ -74,7 +74,7 @@ async def test_a_second_signal_cuts_what_is_answered_and_every_line_is_json(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow)
-            await events["ranvier listening on"].wait()
+            await events["node.announced"].wait()
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
             async with place.http.stream("POST", url, content=chat(stream=True)) as answer:
                 assert answer.status_code == 200
@@ -95,4 +95,4 @@ async def test_the_last_words_of_a_node_are_json_too() -> None:
         flags = [f"--listen={taken}", "--control=127.0.0.1:0", "--log-format=json"]
         found = await lines_of([sys.executable, "-m", "ranvier_py", "serve", *flags], {}, [])
     assert found[-1]["level"] == "error"
-    assert "can't listen" in found[-1]["event"]
+    assert "can't listen" in found[-1]["why"]

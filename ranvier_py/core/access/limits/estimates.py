@@ -18,6 +18,15 @@ from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.asked_answers import AskedAnswers
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess
 from ranvier_py.core.access.limits.meters import Amounts, cost_of
+from ranvier_py.core.answers.answer_counts import (
+    CACHE_READ,
+    COUNT,
+    COUNTS,
+    INPUT,
+    OUTPUT,
+    USUAL_COUNTS,
+    counts_in,
+)
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.prompts.prompt import Prompt
@@ -33,12 +42,7 @@ AT_ONCE = 16  # one in so many of them is learned at once
 
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
 MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
-INPUT, OUTPUT, CACHE_READ, WRITTEN = b"input", b"output", b"cache_read_input", b"cache_creation_input"
-REASONING, TOTAL = b"reasoning", b"total"
-COUNTS = {"messages": (INPUT, CACHE_READ, OUTPUT), "responses": (INPUT, b"cached", OUTPUT)}
-USUAL_COUNTS = (b"prompt", b"cached", b"completion")
-USAGE = b'"usage"'
-COUNT = re.compile(rb'"([a-z_]{1,32})_tokens"\s*:\s*(\d{1,9})[ \n]*[,}]')
+WRITTEN, REASONING, TOTAL = b"cache_creation_input", b"reasoning", b"total"
 
 
 class Percentile:
@@ -246,9 +250,3 @@ def took_of_message(ends: AnswerEnds, counts: Mapping[bytes, bytes]) -> Took:
     is_counted = is_whole and OUTPUT in counts
     output = int(counts[OUTPUT]) if is_counted else ends.events or int(ends.size / BYTES_PER_TOKEN)
     return Took(prompt, cached, written, output, min(int(counts.get(REASONING, 0)), output))
-
-
-def counts_in(data: bytes) -> Mapping[bytes, bytes]:
-    """Return the counts that an end of an answer shows, by their names: the last one of each."""
-    at = data.rfind(USAGE)
-    return dict((at >= 0 and COUNT.findall(data, at)) or COUNT.findall(data))
