@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "chaos": "scenarios on real processes: kills, pauses, cuts, with every request in the books",
     "chats": "write the lab's own chats as a trace",
+    "collector": "a collector of OpenTelemetry's traces that prints each as a tree",
     "engine": "one fake engine: vLLM's HTTP, a block cache, prefill and decode in real time",
     "fuzz": "arbitrary bytes into everything that reads gossip, steered by coverage (atheris)",
     "hostile": "what nobody should send, to every port of a real node, from both sides of each",
@@ -21,6 +22,7 @@ COMMANDS = {
 MODULES = {
     "chaos": "processes.chaos",
     "chats": "load.chats",
+    "collector": "collector",
     "engine": "engine.engine_process",
     "fuzz": "fuzz",
     "hostile": "hostile",
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
     """Run a command and return its exit code; 2 for an unknown or missing command."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m cluster COMMAND ... (each has --help)\n")
-        print("\n".join(f"  {name:<8} {meaning}" for name, meaning in COMMANDS.items()))
+        print("\n".join(f"  {name:<9} {meaning}" for name, meaning in COMMANDS.items()))
         return 0 if argv else 2
     if argv[0] not in COMMANDS:
         print(f"no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)

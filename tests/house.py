@@ -20,7 +20,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 84_340, "cluster": 15_719, "benchmarks": 9_125, "tests": 96_706}
+LINES_REACHED = {"ranvier_py": 85_802, "cluster": 15_903, "benchmarks": 9_125, "tests": 97_403}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -56,6 +56,7 @@ ALLOWED = {
     "core.prompts": ("core",),
     "core.answers": ("core", "core.prompts"),
     "core.mesh": ("core",),
+    "core.tracing": ("core",),
     "core.access": ("core", "core.mesh", "core.prompts", "core.answers"),
     "core.response_cache": ("core", "core.mesh", "core.prompts", "core.answers"),
     "core.clients": ("core", "core.mesh", "core.prompts"),

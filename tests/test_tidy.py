@@ -52,6 +52,7 @@ LIBRARIES = {
         "router_link",
         "sse_source",
         "kubernetes_api",
+        "otlp_sender",
     ),
     "zmq": ("zmq_sockets",),
     "redis": ("redis_pool",),

@@ -48,6 +48,7 @@ EVERYTHING = {
     "client_rules": ["tools-by-name=rewrite"],
     "trusted_proxies": ["127.0.0.1"],
     "tenant_isolation": "header:X-Tenant",
+    "otel_endpoint": "http://127.0.0.1:1",
 }
 """Settings with which a node has all of its parts."""
 

@@ -12,6 +12,7 @@ from cluster.pages.control_page import PAGE, control_page
 from cluster.pages.dashboards import dashboards
 from cluster.pages.drawings import pictures
 from cluster.pages.helm import program
+from cluster.pages.logs_page import logs_page
 from cluster.pages.metrics_page import metrics_page
 from cluster.processes.children import ROOT
 
@@ -25,6 +26,7 @@ MAKERS: Sequence[Callable[[], Mapping[Path, str]]] = (
     manifests,  # Helm reads the schema
     metrics_page,
     dashboards,
+    logs_page,
     lambda: {PAGE: control_page()},
     pictures,
 )

@@ -38,10 +38,10 @@ from ranvier_py.config.config_values import (
     key,
     shown,
 )
-from ranvier_py.config.discovery_settings import DiscoveryOptions
+from ranvier_py.config.discovery_settings import DiscoveryOptions, StateOptions
 from ranvier_py.config.model_tables import MODEL_HELP, Models, secrets_of
 from ranvier_py.config.port_security import PortSecurity
-from ranvier_py.config.state_options import StateOptions
+from ranvier_py.config.trace_options import OtelOptions
 from ranvier_py.core.access.limits.shares import LimitOptions
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
@@ -92,6 +92,7 @@ SECTIONS = (
     "Limits",
     "Retries",
     "Logs",
+    "Traces",
 )
 """Sections of the reference, in this order."""
 
@@ -400,12 +401,10 @@ class Config(Options):
         "never text. Also --record. With several workers, .i is added.",
     )
     record_bytes_max: int = key(
-        64 * 1024 * 1024,
-        "Logs",
-        "When the file has grown to this it becomes FILE.1, and a new one is begun.",
-        least=4096,
+        64 << 20, "Logs", "When the file has grown to this it becomes FILE.1, and a new one is begun.", least=4096
     )
     record_files_max: int = key(8, "Logs", "Files of one recording that are kept; the oldest goes.", least=1)
+    traces: OtelOptions = part(OtelOptions)
 
     worker_key: bytes | None = field(default=None, repr=False)
     """Cluster key of workers that have no other (see `config_endpoints`). It appears in no file, flag, dump or log."""

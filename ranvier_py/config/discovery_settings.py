@@ -1,4 +1,4 @@
-"""Where a node finds backends beside its configuration."""
+"""Where a node finds backends beside its configuration, and where it keeps what operators order of them."""
 
 from __future__ import annotations
 
@@ -61,4 +61,17 @@ class DiscoveryOptions(Options):
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         "Backends",
         "Folder with token, ca.crt and namespace for the API server, each read again as it rotates.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions(Options):
+    """The folder of a node's state."""
+
+    state_folder: OptionalPath = key(
+        None,
+        "Backends",
+        "Folder that keeps what operators order of backends while nodes run, for the next start; it is made if it is "
+        "missing. What the configuration has of a backend wins where that was edited since. Without, orders end with "
+        "the process.",
     )

@@ -481,10 +481,9 @@ class EnginePoller:
         if found.refused != before.refused:
             for problem in found.refused:
                 log.warning(event("publishers.refused", url=str(engine.url), why=problem))
-        if found.publishers != before.publishers:
+        if self._found is not None and found.publishers != before.publishers:
             places = [f"rank {each.rank} at {each.events.endpoint}" for each in found.publishers]
             log.info(event("publishers.found", url=str(engine.url), places=places))
-            assert self._found is not None
             self._found(engine.id, found.publishers)
 
 

@@ -124,7 +124,7 @@ def line_handlers() -> list[LineHandler]:
 def name_lines(node: str, worker: int) -> None:
     """Have lines of JSON name this node and its worker from now on."""
     for handler in line_handlers():
-        handler.place = f'","worker":{worker:d},"node":{orjson.dumps(node).decode()[:-1]}'
+        handler.name_lines(f'","worker":{worker:d},"node":{orjson.dumps(node).decode()[:-1]}')
 
 
 def forked() -> None:
@@ -177,7 +177,7 @@ class LineHandler(logging.Handler):
         """`descriptor` is None if the process was started without stderr."""
         super().__init__()
         self._descriptor = descriptor
-        self.place = ""  # in lines of JSON: which node of a cluster, and which of its workers
+        self._form = TEXT
         self._latest_secrets: set[str] = set()
         self.change(form, secrets)
         self._log_limit = LogLimit()
@@ -186,10 +186,14 @@ class LineHandler(logging.Handler):
 
     def change(self, form: str, secrets: Sequence[str]) -> None:
         """Use this form from now on, and mask these secrets and those of the call before."""
-        self._form = JSON if form == "json" else TEXT
+        self._form = (JSON if form == "json" else TEXT)._replace(place=self._form.place)
         spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
         self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # old ones may still be logged
         self._latest_secrets = spelled
+
+    def name_lines(self, place: str) -> None:
+        """Have lines of JSON begin so, behind their time."""
+        self._form = self._form._replace(place=place)
 
     def begin(self) -> None:
         """Begin with an empty queue and no thread."""
@@ -239,7 +243,7 @@ class LineHandler(logging.Handler):
 
     def spoken(self, level: int, text: str, found: LogEvent) -> str:
         """Return what is for people: as it is, or as a line of JSON."""
-        if self._form is TEXT:
+        if not self._form.head:
             return text
         return self._stamped(time.time(), self._event(logging.LogRecord("ranvier", level, "", 0, found, None, None)))
 
@@ -316,7 +320,7 @@ class LineHandler(logging.Handler):
         second = int(seconds)
         if second != self._second[0]:
             self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        place = self.place if self._form is JSON else ""
+        place = self._form.place if self._form.head else ""
         return f"{self._form.head}{self._second[1]}.{int((seconds - second) * 1000):03}Z{place}{rest}"
 
     def _masked(self, line: str) -> str:
@@ -386,6 +390,7 @@ class Form(NamedTuple):
     head: str
     event: Callable[[logging.LogRecord], str]
     request: Callable[[RequestSummary], str]
+    place: str = ""  # in JSON: which node of a cluster, and which of its workers
 
 
 TEXT = Form("", text_event, text_request)

@@ -24,6 +24,7 @@ from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
 from ranvier_py.node.parts.response_parts import redis_pools_of
 from ranvier_py.node.parts.tls_parts import CONTROL, PUBLIC, UPSTREAM, engine_context_of, tls_context
+from ranvier_py.node.tracing.trace_parts import check_traces
 
 KEY_FILES = (
     *(f"{name}_file" for name in SECRETS),
@@ -60,6 +61,7 @@ READERS: Mapping[str, Callable[[Path, str], object]] = {
 def file_problems(config: Config) -> Iterator[str]:
     """Yield «key: what is wrong» for each file or URL that can't be used, of the keys that are good."""
     checks: list[Callable[[], object]] = [partial(redis_pools_of, config), partial(check_upstream, config)]
+    checks.append(partial(check_traces, config))
     template = str(config.chat_template or "")
     checks += [partial(check_files, config.tokenizer, ""), partial(check_files, "embedded", template)]
     for names in (PUBLIC, CONTROL):

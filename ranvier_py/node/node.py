@@ -40,6 +40,7 @@ from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
 from ranvier_py.node.parts.verdict_parts import VerdictParts
 from ranvier_py.node.ranks.rank_parts import RankParts
+from ranvier_py.node.tracing.trace_parts import trace_parts_of
 
 
 def make_node(config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> tuple[Node, KeyInbox]:
@@ -61,8 +62,7 @@ def parts_of(
     """Make the parts; the last one is the public port."""
     config, router, rng = node.config, node.router, node.rng
     resolver, pools = resolver or Resolver(node.faults), redis_pools_of(config)
-    asking = UsageAsker(enabled=config.ask_usage)
-    shadows, recorder = ShadowPolicies(node), recorder_of(node)
+    asking, shadows, recorder = UsageAsker(enabled=config.ask_usage), ShadowPolicies(node), recorder_of(node)
     clients = ClientReader(config, node.scheme, rng.getrandbits(64), clustering)
     router.observers += (clients,)
     worker = TokenizerWorker(tokenizer, router, inbox, queue_max=config.learn_queue_max)
@@ -115,6 +115,7 @@ def parts_of(
         WorkerReports(router, events.engine_caches, inbox, faults=node.faults),
         access,
         limits,
+        *trace_parts_of(node, path.pipeline),
         VerdictParts(node),
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),

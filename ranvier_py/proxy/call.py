@@ -16,6 +16,7 @@ from ranvier_py.core.access.limits.estimates import Estimate
 from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters
 from ranvier_py.core.access.limits.meters import Meter
+from ranvier_py.core.answers.answer_counts import UNCOUNTED
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.ids import BackendId
@@ -27,6 +28,7 @@ from ranvier_py.core.routing.models.model_rules import Served
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import FailedTry, RequestSummary
+from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.failed_tries import FailedTries
@@ -80,6 +82,14 @@ class PromptTokenizer(Protocol):
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
     def submit(self, attempt: Attempt) -> None: ...
     def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
+
+
+class Tracer(Protocol):
+    """Traces requests (node/tracing/)."""
+
+    def begin(self, call: Call) -> None: ...
+    def end(self, call: Call, now: float) -> None: ...
+    def refused(self, request: HttpRequest, client: Client, error: RanvierError) -> RequestTrace: ...
 
 
 class ReadRequest(NamedTuple):
@@ -146,6 +156,7 @@ class Call:
     client: Client
     started_at: float
     id: bytes = b""  # identify
+    trace: RequestTrace | None = None  # if the node traces
     identity: Identity | None = None  # identify, by the head: who asks, where keys or trusted proxies say so
     named: NamedModel | None = None  # resolve: if a table is for the model
     limits: PipelineLimits | None = None  # resolve: those of the model, where they are not everybody's
@@ -233,8 +244,8 @@ class Call:
 
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""
-        request, attempt, client = self.request, self.attempt, self.client
-        decision = attempt.decision if attempt is not None else UNDECIDED
+        request, attempt, client, trace = self.request, self.attempt, self.client, self.trace
+        decision, counts = (attempt.decision, attempt.counts) if attempt is not None else (UNDECIDED, UNCOUNTED)
         return RequestSummary(
             id=self.id.decode("latin-1"),
             method=request.method.decode("latin-1"),
@@ -258,9 +269,11 @@ class Call:
             error=self.error,
             client=client.peer if client.seen_head is None else client.seen_head.client or client.peer,
             stream=attempt is not None and attempt.prompt.stream,
-            cached_tokens=attempt.reply.counts.cached if attempt is not None else None,
-            answer_tokens=attempt.reply.counts.answer if attempt is not None else None,
+            cached_tokens=counts.cached,
+            answer_tokens=counts.answer,
             failed_tries=self._failed if self.error else (),
+            trace_id=trace.trace_id if trace is not None else "",
+            span_id=trace.span_id if trace is not None else "",
         )
 
     @property

@@ -29,6 +29,7 @@ from ranvier_py.core.errors import (
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
@@ -89,6 +90,8 @@ class Conversations:
         self.by_head: Callable[[HttpRequest, Client], object] | None = None
         # Called before a body is read; raises a RanvierError if its head is reason enough to refuse it.
         self.before_body: Callable[[HttpRequest, Client], object] | None = None  # the same, if the body is yet to come
+        self.denied: Callable[[Client, RanvierError], object] | None = None  # called with who may not ask
+        self.refused: Callable[[HttpRequest, Client, RanvierError], RequestTrace] | None = None  # traces them
         self.cors = Cors()
         self._counters = counters
         self.draining = False  # no connection takes a further request
@@ -227,6 +230,8 @@ class Conversations:
         if not client.request_id:
             self._name(client, client.request)
         client.respond_error(error)
+        if self.denied is not None and error.status in (401, 403):
+            self.denied(client, error)
 
     def _name(self, client: Client, request: HttpRequest) -> None:
         if self._ids is not None:
@@ -235,8 +240,9 @@ class Conversations:
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer a request that no handler got, and report it."""
         self._answer_error(client, error)
+        request = client.request
+        trace = self.refused(request, client, error) if self.refused is not None and request.method else None
         if self.report is not None:
-            request = client.request
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
             seen, who = client.seen_head, ("", "")
             if seen is not None and seen.identity is not None and seen.fields is request.fields:
@@ -244,6 +250,8 @@ class Conversations:
             known, found = client.request_id.decode("latin-1"), (error.status, error.code)
             address = client.peer if seen is None else seen.client or client.peer
             summary = RequestSummary(known, method, path, *found, key_id=who[0], tenant=who[1], client=address)
+            if trace is not None:
+                summary = summary._replace(trace_id=trace.trace_id, span_id=trace.span_id)
             self.report(summary)
 
     # --- admission --------------------------------------------------------------------------------------------------

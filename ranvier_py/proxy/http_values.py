@@ -19,6 +19,7 @@ from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGEN
 from ranvier_py.core.prompts.reserved_members import has_address
 from ranvier_py.core.response_cache.cache_keys import forbids_sharing
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
+from ranvier_py.core.tracing.trace_context import TRACE_FIELDS
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -121,7 +122,7 @@ class RequestFields(NamedTuple):
     `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
     from a sub-agent that the session began. `reserved`: what only routers may set, which is not among the lines; a
     request id with an engine's address in it is one of them, and no id. `is_anthropic`: it names a version of their
-    API. `origin`: of the page that a browser shows."""
+    API. `origin`: of the page that a browser shows. `trace`: which trace it belongs to; not among the lines."""
 
     lines: bytes
     request_id: bytes | None
@@ -137,6 +138,7 @@ class RequestFields(NamedTuple):
     reserved: Fields = ()
     is_anthropic: bool = False
     origin: bytes = b""
+    trace: Fields = ()
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
@@ -145,10 +147,14 @@ class RequestFields(NamedTuple):
         authorized, readable, cache_control = False, True, b""
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
         wanted = set[bytes]()  # what the request names to change the protocol
+        trace = list[tuple[bytes, bytes]]()
         for name, value in headers:
             key = name.lower()
             if key in ROUTER_FIELDS if key != REQUEST_ID else has_address(value.decode("latin-1")):
                 reserved.append((name, value))
+                continue
+            if key in TRACE_FIELDS and key not in dropped:
+                trace.append((name, value))
                 continue
             if key not in dropped:
                 lines += (name, b": ", value, b"\r\n")
@@ -172,7 +178,7 @@ class RequestFields(NamedTuple):
         upgrades = wanted >= {b"connection", b"websocket"}
         last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming), reserved
         first = b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control
-        return cls(*first, *last, b"anthropic-version" in naming, naming.get(b"origin", b""))
+        return cls(*first, *last, b"anthropic-version" in naming, naming.get(b"origin", b""), trace)
 
 
 NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")

@@ -18,7 +18,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
+from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer, Tracer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
@@ -71,19 +71,20 @@ class Pipeline:
         reserve: ReserveStage | None,
     ) -> None:
         self.report, self.responses = report, responses
+        self.tracer: Tracer | None = None
         self.serving: dict[int, Call] = {}  # in flight, by descriptor, oldest first
-        self.realtime, self.router_fields = Realtime(), RouterFields()
+        realtime, self.router_fields = Realtime(), RouterFields()
         self.mend = MendStage(mender, router.registry)
         self.browsers = BrowserStage(router.registry, upstream, address_of)
         self.read = ReadStage(
-            *(router, limits), strip=self.router_fields, mend=self.mend, tenants=tenants, realtime=self.realtime
+            *(router, limits), strip=self.router_fields, mend=self.mend, tenants=tenants, realtime=realtime
         )
         self.match = MatchStage(router, limits, tokenizer)
         models = ModelStage(router.registry, look_for)
         reserving = () if reserve is None else (reserve,)
         self.resolve = ResolveStage(router, models, limits, (self.read, self.match, *reserving))
         learn = LearnStage(router, tokenizer, changed)
-        self.relay = RelayStage(router.registry, limits, learn, self.realtime, may_see, address_of)
+        self.relay = RelayStage(router.registry, limits, learn, realtime, may_see, address_of)
         self.forward = ForwardStage(
             *(router, one_leg, upstream, limits, tokenizer),
             edits=LegEdits(asking, router.counters, cache_control),
@@ -108,11 +109,15 @@ class Pipeline:
             self.forward,  # plans, relays and learns leg by leg
         )
 
+    @property
+    def realtime(self) -> Realtime:
+        return self.relay.realtime
+
     def set_limits(self, limits: PipelineLimits) -> None:
         self.read.limits = self.match.limits = self.relay.limits = self.forward.limits = limits
         self.resolve.set_limits(limits)
 
-    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
+    def handle(self, request: HttpRequest, client: Client) -> Steps[None]:  # noqa: PLR0912  # no call for each check
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
@@ -122,6 +127,8 @@ class Pipeline:
             if request.fields.reserved:
                 call.request = self.router_fields.admitted(request, self.read.limits.router_fields)
             call.id = client.request_id = call.request.fields.request_id or client.request_id
+            if self.tracer is not None:
+                self.tracer.begin(call)
             if request.fields.origin and (yield from self.browsers(call)):
                 return
             for stage in self._first:
@@ -151,7 +158,10 @@ class Pipeline:
         call.client.renamed = None
         if call.reservation is not None:
             call.reservation.settle(call)
-        self.report(call, time.monotonic())
+        now = time.monotonic()
+        if call.trace is not None and self.tracer is not None:
+            self.tracer.end(call, now)
+        self.report(call, now)
 
     def _compute(self, call: Call) -> Steps[None]:
         try:

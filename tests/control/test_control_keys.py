@@ -86,16 +86,17 @@ async def test_each_key_may_do_what_its_role_allows_and_orders_are_logged_with_i
                 assert await status(node, key, method, path, **sent) == (200 if is_allowed else 403), (role, path)
         assert await status(node, "the-one-key-of-before", *asks[3][:2], **more) == 200
         assert await status(node, "", "GET", "/healthz") == 200
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("control.ordered")]
-    assert lines == [
-        "control.ordered POST /admin/backends/drain by read-id: 403",
+    lines = [text for text in caplog.messages if text.startswith(("control.ordered", "control.refused"))]
+    refused = [text for text in lines if text.startswith("control.refused")]
+    assert [text.partition(" by ")[2].partition(" ")[0] for text in refused if " by " in text] == [
+        "read-id",
+        "operate-id",
+    ]
+    assert refused[1] == "control.refused 403: POST /admin/backends/drain of 127.0.0.1 by read-id"
+    assert [text for text in lines if text not in refused] == [
         "control.ordered POST /admin/backends/drain by operate-id: 200",
         "control.ordered POST /admin/backends/drain by admin-id: 200",
-        "control.ordered POST /admin/backends by read-id: 403",
-        "control.ordered POST /admin/backends by operate-id: 403",
         "control.ordered POST /admin/backends by admin-id: 200",
-        "control.ordered DELETE /admin/backends by read-id: 403",
-        "control.ordered DELETE /admin/backends by operate-id: 403",
         "control.ordered DELETE /admin/backends by admin-id: 200",
         "control.ordered POST /admin/backends by control_key: 200",
     ]

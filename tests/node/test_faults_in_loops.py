@@ -97,6 +97,7 @@ async def everything(folder: Path, *, process: bool) -> AsyncIterator[tuple[Clus
                 "engine_metrics_interval_s": 0.1,
                 "record_file": folder / "record",
                 "gossip_state_file": folder / "state",
+                "otel_endpoint": "http://127.0.0.1:1",
             },
         )
 

@@ -92,7 +92,7 @@ async def test_each_try_that_failed_is_named_with_its_engine_its_reason_and_its_
         (None, None),
     ],
 )
-async def test_a_trusted_proxy_says_whom_it_serves(lines: Lines, forwarded: str | None, shown: str | None) -> None:
+async def test_a_trusted_proxy_names_whom_it_serves(lines: Lines, forwarded: str | None, shown: str | None) -> None:
     fields = {"x-forwarded-for": forwarded} if forwarded else {}
     async with lab(Scripted(GOOD), trusted_proxies=["127.0.0.0/8"]) as node:
         await asked(node, fields)

@@ -142,7 +142,7 @@ class BackendSources:
         effects = self.reconciler.effects(time.monotonic(), self._is_busy)
         for url in before:
             if url not in self.reconciler.overrides:
-                log.warning(event("orders.outdated", url=url, order="", source="what its sources have"))
+                log.warning(event("orders.outdated", url=url, order="", source="what its sources want"))
         left = PORTION
         try:
             for effect in effects:

@@ -153,7 +153,7 @@ class RequestMetrics(Observer):
                         now - began,
                         decision.prompt_tokens,
                         decision.matched_tokens,
-                        "",
+                        call.trace.trace_id if call.trace is not None and call.trace.is_sampled else "",
                     )
                 )
             )

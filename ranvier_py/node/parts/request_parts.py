@@ -289,6 +289,8 @@ class PublicPort(Part):
         )
         self.server.conversations.cors.origins = config.cors_origins
         self.server.conversations.by_head, self.server.conversations.before_body = access.by_head, access.before_body
+        self.server.conversations.denied, tracer = access.denied, path.pipeline.tracer
+        self.server.conversations.refused = tracer.refused if tracer is not None else None
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
         self.drained = trio.Event()

@@ -26,6 +26,7 @@ from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.router import Router
+from ranvier_py.core.tracing.trace_context import TRACEPARENT, TRACESTATE
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
@@ -235,6 +236,12 @@ class ForwardStage:
             authorization = (call.named is not None and call.named.authorization) or self.authorization
             if authorization:
                 extra.append((b"authorization", authorization))
+        if call.trace is not None:
+            extra.append((TRACEPARENT, call.trace.traceparent(call.tries)))
+            if call.trace.state:
+                extra.append((TRACESTATE, call.trace.state))
+        elif fields.trace:
+            extra += fields.trace
         if attempt.target.behind.rank is not None:
             extra.append((RANK_FIELD, b"%d" % attempt.target.behind.rank))
         call.client.arm(WaitPhase.FIRST_BYTE, (call.limits or self.limits).first_event_s)

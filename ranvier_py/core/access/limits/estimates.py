@@ -25,6 +25,7 @@ from ranvier_py.core.answers.answer_counts import (
     INPUT,
     OUTPUT,
     USUAL_COUNTS,
+    WRITTEN,
     counts_in,
 )
 from ranvier_py.core.answers.answer_ends import AnswerEnds
@@ -42,7 +43,7 @@ AT_ONCE = 16  # one in so many of them is learned at once
 
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
 MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
-WRITTEN, REASONING, TOTAL = b"cache_creation_input", b"reasoning", b"total"
+REASONING, TOTAL = b"reasoning", b"total"
 
 
 class Percentile:

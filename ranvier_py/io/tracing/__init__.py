@@ -1,0 +1,1 @@
+"""Sends spans to a collector."""

@@ -1,0 +1,1 @@
+"""Traces requests: makes their spans at their end and sends them to a collector."""
