@@ -55,8 +55,8 @@ EVERYTHING = {
 HEAD = """# Metrics
 
 What `/metrics` of the control port has, made of the node's own declarations (`make pages`). A scraper that accepts
-OpenMetrics gets that, with the trace of a request in each bucket where requests are traced. With `--workers N` each
-worker is a node of its own with its own control port: scrape all of them, and sum. `metric_names = "continuum"` gives
+OpenMetrics gets that, with the trace of a request in each bucket where requests are traced. With `--workers N` the
+page of any worker has the series of all, each with the label `worker`: scrape one. `metric_names = "continuum"` gives
 the names of Continuum Router's document its prefix.
 
 A family that comes with requests has at most 10,000 lines; what has no room is `other`, and counted in

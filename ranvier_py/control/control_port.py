@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -28,6 +28,7 @@ from ranvier_py.config.control_settings import ControlSettings, control_settings
 from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import of_process, render
 from ranvier_py.control.openapi import document
+from ranvier_py.control.worker_pages import joined
 from ranvier_py.core.access.key_table import digest_of
 from ranvier_py.core.access.keys_file import ROLES
 from ranvier_py.core.addresses import is_address, is_loopback
@@ -35,9 +36,11 @@ from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, RanvierError, Unauthorized, listening_on
 from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.core.metrics import Sample
 from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route
 from ranvier_py.node.part import Handler, Node
+from ranvier_py.node.parts.sibling_metrics import OWN, pages_of
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
 from ranvier_py.node.parts.verdict_parts import VerdictParts
 
@@ -112,7 +115,12 @@ class ControlPort(KeyedPart):
         return {
             "GET /healthz": Route(lambda _: {"status": "ok"}, "Whether the process lives"),
             "GET /readyz": Route(self._readyz, "Whether the node should get requests, and why not", statuses=(503,)),
-            "GET /metrics": Route(self._page, "All metrics, for Prometheus", kinds=(PLAIN, OPEN_METRICS)),
+            "GET /metrics": Route(
+                self._page,
+                "All metrics, for Prometheus, of all workers",
+                query={OWN: {"type": "string"}},
+                kinds=(PLAIN, OPEN_METRICS),
+            ),
             "GET /openapi.json": Route(self._document, "This document"),
         }
 
@@ -124,10 +132,21 @@ class ControlPort(KeyedPart):
         verdict = self._node.part(VerdictParts).view() if VERBOSE in asked.query else {}
         return ControlAnswer({"ready": not reason, "reason": reason, **verdict}, 503 if reason else 200)
 
-    def _page(self, asked: Asked) -> ControlAnswer:
-        names = self._node.config.metric_names
-        body, kind = render([*self._node.metrics()], asked.field("accept"), names, of_process())
+    async def _page(self, asked: Asked) -> ControlAnswer:
+        config, accept = self._node.config, asked.field("accept")
+        of_all = config.workers > 1 and OWN not in asked.query
+        others = await pages_of(config, accept, bearer()) if of_all else {}
+        body, kind = render([*self._node.metrics()], accept, config.metric_names, of_process())
+        if of_all:
+            body = await joined({**others, config.worker_index: body.decode()})
         return ControlAnswer(body, kind=kind)
+
+    def metrics(self) -> Iterator[Sample]:
+        yield from super().metrics()
+        words = "Always 1: this worker has answered the scrape; a worker that did not has none of its metrics there."
+        yield Sample("worker_up", "gauge", words, 1)
+        words = "Workers that share the public port, by the configuration; each has this metric."
+        yield Sample("workers", "gauge", words, self._node.config.workers)
 
 
 def make_app(routes: Mapping[str, Handler], settings: ControlSettings) -> QuartTrio:

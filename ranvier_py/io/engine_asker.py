@@ -1,4 +1,4 @@
-"""Asks an engine, or a peer's public port, one thing over HTTP, with httpx, for those who check what serves there.
+"""Asks an engine, a peer's public port or another worker one thing over HTTP, with httpx.
 
 Rule: as in `engine_poller`: a connection of its own, no redirects, nothing from the environment, and always a deadline.
 Bound: BYTES_MAX of an answer.
@@ -31,8 +31,8 @@ class EngineReply(NamedTuple):
 class EngineAsker:
     """Asks with one key. `context`: for https; None: the system's authorities are trusted."""
 
-    def __init__(self, api_key: str, context: ssl.SSLContext | None, timeout_s: float) -> None:
-        self._headers = {"accept": "*/*", "user-agent": "ranvier"}
+    def __init__(self, api_key: str, context: ssl.SSLContext | None, timeout_s: float, *, accept: str = "*/*") -> None:
+        self._headers = {"accept": accept, "user-agent": "ranvier"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._context, self._timeout_s = context, timeout_s

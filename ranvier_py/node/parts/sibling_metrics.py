@@ -1,0 +1,59 @@
+"""Asks the other workers of this machine for their metrics, at their control ports, with the key that was given here.
+
+Bound: ANSWER_S, and the length of an answer (`io/engine_asker.py`); a worker whose answer does not come has no page.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.addresses import host_port, is_wildcard, spelled
+from ranvier_py.io.engine_asker import EngineAsker
+
+ANSWER_S = 3.0  # less than the least interval of scrapes in use
+OWN = "own"  # in the query: asks for the worker's own page
+
+
+def siblings_of(config: Config) -> Mapping[int, str]:
+    """Return the URLs of the other workers' control ports, by index; none if their ports are not known."""
+    host, port = host_port(config.control)
+    if config.workers < 2 or not port:
+        return {}
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    scheme = "https" if config.ports.control_tls_certificate_file is not None else "http"
+    first = port - config.worker_index
+    others = (index for index in range(config.workers) if index != config.worker_index)
+    return {index: f"{scheme}://{spelled((host, first + index))}" for index in others}
+
+
+def trust_of(config: Config) -> ssl.SSLContext | None:
+    """Return what a sibling's certificate must prove: that it is this worker's own, which is shown to it as well."""
+    certificate, key = config.ports.control_tls_certificate_file, config.ports.control_tls_key_file
+    if certificate is None or key is None:
+        return None
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    context.load_cert_chain(certificate, key, password="")
+    return context
+
+
+async def pages_of(config: Config, accept: str, key: str) -> Mapping[int, str]:
+    """Return the pages of the other workers that answer, by index."""
+    found: dict[int, str] = {}
+    asker = EngineAsker(key, trust_of(config), ANSWER_S, accept=accept or "*/*")
+
+    async def ask(index: int, url: str) -> None:
+        page = (await asker.ask(url, f"/metrics?{OWN}")).page
+        if page.status == 200 and not page.is_cut:
+            found[index] = page.body.decode()
+
+    async with trio.open_nursery() as nursery:
+        for index, url in siblings_of(config).items():
+            nursery.start_soon(ask, index, url)
+    return found
