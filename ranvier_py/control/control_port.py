@@ -28,6 +28,7 @@ from ranvier_py.config.control_settings import ControlSettings, control_settings
 from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import of_process, render
 from ranvier_py.control.openapi import document
+from ranvier_py.control.pages.page import OPEN, WebPage
 from ranvier_py.control.worker_pages import joined
 from ranvier_py.core.access.key_table import digest_of
 from ranvier_py.core.access.keys_file import ROLES
@@ -64,8 +65,9 @@ PATH_CHARACTERS_MAX = 300  # of one that was refused, in the log
 VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 OPEN_METRICS = "application/openmetrics-text"
 
-OPEN_PATHS = ("/healthz", "/readyz")
-"""Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
+OPEN_PATHS = ("/healthz", "/readyz", *OPEN)
+"""Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would. And the
+files of the page, which are the same everywhere."""
 
 
 class ControlPort(KeyedPart):
@@ -79,6 +81,7 @@ class ControlPort(KeyedPart):
         self._settings = control_settings(config)
         self._settings.tls = self._tls = tls_context(config, CONTROL)
         super().__init__(config.ports.control_keys_file, "control_keys_file", self._settings.take_keys)
+        self._files = WebPage(node)
         self._shutdown = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
@@ -91,6 +94,7 @@ class ControlPort(KeyedPart):
         async with trio.open_nursery() as nursery:
             with listening_on(node.config.control):
                 url = await nursery.start(serve)
+            nursery.start_soon(node.faults.keep, "page", self._files.feed.loop)
             task_status.started(url)
 
     def stop(self) -> None:
@@ -122,6 +126,7 @@ class ControlPort(KeyedPart):
                 kinds=(PLAIN, OPEN_METRICS),
             ),
             "GET /openapi.json": Route(self._document, "This document"),
+            **self._files.routes(),
         }
 
     def _document(self, _: Asked) -> Mapping[str, Any]:
@@ -179,15 +184,15 @@ class Guard:
     async def check(self) -> None:
         """Check the key, or the browser's fields if there is none. Raises Unauthorized, Forbidden or BadRequest."""
         settings = self._settings
-        g.caller = ""
-        is_open = request.path in OPEN_PATHS and VERBOSE not in request.args
+        g.caller, g.role, rule = "", ADMIN, request.url_rule
+        is_open = rule is not None and rule.rule in OPEN_PATHS and VERBOSE not in request.args
         if is_open or (request.path == "/metrics" and settings.metrics_public):
             return
         if settings.needs_key:
-            g.caller, role = self._caller(bearer())
+            g.caller, g.role = self._caller(bearer())
             needed = role_for(request.method, request.path)
-            if ROLES.index(role) < ROLES.index(needed):
-                raise Forbidden(f"this needs a key of role {needed}, and {g.caller} has role {role}")
+            if ROLES.index(g.role) < ROLES.index(needed):
+                raise Forbidden(f"this needs a key of role {needed}, and {g.caller} has role {g.role}")
             return
         try:
             self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
@@ -244,12 +249,13 @@ def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
     async def view(**path: str) -> Response:
         key = settings.key
         worker = worker_of(bearer(), key) if key is not None else None
-        made = handle(Asked(path, request.args, list(request.headers), raw_body, worker, g.get("caller") or "-"))
+        caller, role = g.get("caller") or "-", g.get("role") or ""
+        made = handle(Asked(path, request.args, list(request.headers), raw_body, worker, caller, role))
         answer = await made if isawaitable(made) else made
         if not isinstance(answer, ControlAnswer):
             return json_response(answer)
         if answer.kind:
-            return Response(answer.content, answer.status, content_type=answer.kind)
+            return Response(answer.content, answer.status, dict(answer.fields), content_type=answer.kind)
         return json_response(answer.content, answer.status)
 
     return view

@@ -21,17 +21,20 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 class ControlAnswer(NamedTuple):
-    """An answer that is more than a JSON value with status 200; `kind`: the content type of bytes or a text."""
+    """An answer that is more than a JSON value with status 200; `kind`: the content type of bytes, a text or an
+    iterator of pieces. `fields`: further ones of its head."""
 
     content: Any
     status: int = 200
     kind: str = ""
+    fields: Mapping[str, str] = {}
 
 
 class Asked(NamedTuple):
     """One request: what stands in its path at the places that a route names, its query, its fields, and its body.
 
     `worker`: the one whose own credential it has, instead of a key of the port. `caller`: id of its key, for the log.
+    `role`: what it may do.
     """
 
     path: Mapping[str, str]
@@ -40,6 +43,7 @@ class Asked(NamedTuple):
     body: Callable[[], Awaitable[bytes]]
     worker: str | None = None
     caller: str = "-"
+    role: str = ""
 
     def field(self, name: str) -> str:
         """Return the value of one of its fields; "" without one."""

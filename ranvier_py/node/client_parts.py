@@ -139,6 +139,10 @@ class ClientReader(Part, Observer):
     def routes(self) -> Mapping[str, Handler]:
         return {"GET /admin/clients": Route(lambda _: self.view(), "Clients that break their own prefixes")}
 
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        view = self.view()
+        return {"clients": {name: view[name] for name in ("clients", "rules", "trials")}}
+
     def view(self) -> Mapping[str, Any]:
         return {
             "clients": client_rows(self.watch),

@@ -60,6 +60,12 @@ SYNC_GRACE_S = 2.0
 
 BYTES = "application/octet-stream"
 
+SHOWN = (
+    *("name", "address", "release", "protocol", "synced", "label", "members", "lag_ms", "bytes_per_s"),
+    *("other_protocols", "route_sync", "backend_sets"),
+)
+"""What the page of the control port shows of the cluster."""
+
 NAME_FREE_S = 30.0  # a node that restarts keeps its name
 LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
 
@@ -278,6 +284,10 @@ class ClusterParts(Part):
             "traffic": values(traffic),
             **{name: values(counters) for name, counters in self._beside().items()},
         }
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        view = self.view()
+        return {"peers": {name: view[name] for name in SHOWN if name in view}}
 
     def _beside(self) -> dict[str, Any]:
         """Return the counters of the parts around the peer, by name."""

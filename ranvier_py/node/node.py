@@ -31,6 +31,7 @@ from ranvier_py.node.name_parts import NameParts
 from ranvier_py.node.part import Counted, Node, Part
 from ranvier_py.node.parts.backend_orders import BackendOrders
 from ranvier_py.node.parts.backend_parts import BackendParts
+from ranvier_py.node.parts.decision_parts import DecisionParts
 from ranvier_py.node.parts.model_parts import ModelLooks
 from ranvier_py.node.parts.node_orders import NodeOrders
 from ranvier_py.node.parts.request_parts import Explanations, PublicPort, RequestPath
@@ -72,10 +73,9 @@ def parts_of(
     calibration = CalibrationParts(
         router, asking, events, metrics_interval_s=config.polls.metrics_interval_s, polls=polls
     )
-    index = index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
+    limits, index = LimitParts(node, clustering), index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models, tokens = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index)
-    limits = LimitParts(node, clustering)
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
     access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
@@ -88,6 +88,7 @@ def parts_of(
         Counted("faults", lambda: node.faults.counters, prefix=""),
         Counted("logs", log_counters),
         RouterParts(node, [learner, *recorder, shadows]),
+        DecisionParts(node),
         ranks,
         BackendParts(node, ranks, clustering),
         orders,

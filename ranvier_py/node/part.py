@@ -98,6 +98,15 @@ class Part:
         """Return what is wrong here, for the operator; asked once a second."""
         return ()
 
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        """Return what the page of the control port shows of it, by pane: JSON values, or a generator that returns one
+        after some steps. Asked once in some seconds, and once a second while somebody looks (`watched`)."""
+        return {}
+
+    def series(self, now: float) -> Iterable[tuple[str, float]]:
+        """Yield numbers by name of which the page shows the history, once a second."""
+        return ()
+
     def metrics(self) -> Iterable[Sample]:
         return ()
 

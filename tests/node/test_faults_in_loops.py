@@ -31,6 +31,7 @@ COUNTED = r'ranvier_unexpected_errors_total\{place="\w+"\}|ranvier_server_errors
 ELSEWHERE = {
     "ClusterParts._sums": "a part of one request of the control port, where a bug is a logged 500",
     "EngineAsker._asked": "a part of one question to an engine, which TokenizerFit.loop asks",
+    "Feed.lines": "a part of one request of the control port, which ends with it",
     "LimitParts.loop": "goes round only where clients have keys; test_limits_of_nodes.py has it meet a bug",
     "NameParts.refuse_twin": "a part of one request of the control port, where a bug is a logged 500",
     "PublicPort._stop_on_signal": "ends the node, as it was asked to",
@@ -46,6 +47,7 @@ ELSEWHERE = {
     "WorkerReports._reconcile": "a part of the answer to one report",
     "SharedAnswer.flush": "a part of one request, which others share, and ends with its answer",
     "SharedAnswer._await_engine.pass_on": "a part of one request, which others share, and ends with its answer",
+    "stepped": "a part of Feed.loop; goes round for the map of prefixes alone, which is made while somebody looks",
     "greeted": "a part of `ranvier check`, which is no node",
     "receive_frame": "a part of TokenizerProcess.run; a node does not start without",
 }
@@ -158,7 +160,7 @@ async def test_a_bug_in_a_loop_is_counted_and_the_loop_goes_on(
 
 
 def test_what_is_left_out_is_still_there() -> None:
-    assert set(ELSEWHERE) < {name for _, name in loops("node", "io", "proxy")}
+    assert set(ELSEWHERE) < {name for _, name in loops("control", "io", "node", "proxy")}
 
 
 __all__ = ["quick"]

@@ -10,7 +10,6 @@ lock.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -56,6 +55,7 @@ from ranvier_py.core.routing.placement import (
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.prefix_holders import PrefixHolders
 from ranvier_py.core.routing.rates.decode_rate import AnswerLengths
+from ranvier_py.core.routing.recent_decisions import RecentDecisions
 from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust, Unheld
 from ranvier_py.core.routing.stored_paths import OF_NONE
@@ -101,7 +101,7 @@ class Router:
         self.registry = registry
         self.policy = policy
         self.counters = RouterCounters()
-        self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
+        self.recent = RecentDecisions(recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
         self.checkpoints = Checkpoints(
@@ -196,8 +196,11 @@ class Router:
         if (hinted := self._hinted(prompt, found)) is not None:
             self.owners.counters.hinted += 1
             return self._decision(prompt, found, hinted)
-        match = self._match(prompt, found)
-        return self._decision(prompt, found, self.policy.choose(match, found.pool.backends, self._rng), match.shared)
+        match, candidates = self._match(prompt, found), found.pool.backends
+        decision = self._decision(prompt, found, self.policy.choose(match, candidates, self._rng), match.shared)
+        if self.recent.weighed_until > found.at:
+            self.recent.weigh(decision, lambda: copy(self.policy).terms(match, candidates), found.at)
+        return decision
 
     def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
         """Choose the backend that served the prompt's session last, unless the least loaded one has much less to do."""
@@ -265,7 +268,7 @@ class Router:
             unmatched = self.holders.unmatched(prompt, decision, found)
             computed_tokens = prompt_tokens - matched_tokens
             claimed = self.holders.speculation.add(unmatched, target.id, target.generation, computed_tokens)
-        self.recent.append((now, request_id, decision))
+        self.recent.made.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
         increment(counters.matches, decision.source)

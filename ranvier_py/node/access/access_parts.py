@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_network
+from itertools import islice
 from typing import Any
 
 import trio
@@ -39,6 +40,7 @@ from ranvier_py.proxy.stages.reserve import UNCOUNTED
 log = logging.getLogger(__name__)
 
 LISTED_MAX = 1000  # keys in one answer
+SCOPES_SHOWN = 200  # on the page of the control port
 
 PATH_CHARACTERS_MAX = 300  # of one that a refused client names, in the log
 
@@ -153,6 +155,13 @@ class Access(KeyedPart):
         if self.gate is not None:
             self.gate.trusted = trusted(after)
         self.move(after.keys_file)
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        """Show the limits of tenants and keys, those first of which least is left."""
+        limits = self._limits.view() if self.gate is not None else {}
+        shown = dict(islice(limits.get("limits", {}).items(), SCOPES_SHOWN))
+        needs_key = self.gate is not None and self.gate.needs_key
+        return {"tenants": {"needs_key": needs_key, "limited": limits.get("limited", 0), "limits": shown}}
 
     def metrics(self) -> Iterator[Sample]:
         if self.gate is not None:

@@ -53,6 +53,13 @@ STALE_INTERVALS = 3
 """Metrics intervals without a look after which the last one does not count any more."""
 
 
+SHOWN = (
+    *("name", "profile", "answers", "predicted_tokens", "cached_tokens", "precision", "recall"),
+    *("engine_hit_share", "capacity_tokens", "cache_usage", "biases"),
+)
+"""What the page of the control port shows of each engine's hits."""
+
+
 class Look(NamedTuple):
     """The time of the last look at one engine, the requests there that no node sent, those in its queue, the tokens
     that it had generated, and how many it generated a second since the look before; None: it does not say."""
@@ -213,6 +220,11 @@ class CalibrationParts(Part):
         for backend, look in self._looks.items():
             if (known := self.calibration.backends().get(backend)) is not None:
                 yield backend, known.reported, look.generated_per_s
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        view = self.view()
+        rows = [{name: row[name] for name in SHOWN} for row in view["backends"]]
+        return {"hits": {**{name: view[name] for name in ("route_precision", "route_recall")}, "engines": rows}}
 
     def view(self) -> Mapping[str, Any]:
         """Return the figures for the control port and the status page."""

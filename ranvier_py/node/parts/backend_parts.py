@@ -23,6 +23,9 @@ from ranvier_py.node.parts.backend_views import backend_metrics, options_digest,
 from ranvier_py.node.ranks.rank_parts import RankParts
 from ranvier_py.node.shared_orders import without_gossip
 
+NOT_ASKED = -1.0
+"""The load of an engine, in its history, while it gets no requests because it fails."""
+
 
 class BackendParts(Part):
     """See the module."""
@@ -52,6 +55,10 @@ class BackendParts(Part):
 
     def findings(self, now: float) -> Iterator[Finding]:
         return engine_findings(self._registry, now)
+
+    def series(self, now: float) -> Iterator[tuple[str, float]]:
+        for each in self._registry:
+            yield f"load/{each.name}", each.load if each.vitals.admits else NOT_ASKED
 
     def metrics(self) -> Iterator[Sample]:
         registry = self._registry

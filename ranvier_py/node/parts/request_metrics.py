@@ -26,6 +26,7 @@ from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.stages.own_answer import MODELS_PATH
 
 TENANTS_MAX = 256
+LIMITED = "429"
 WAITING_MAX = 1024  # records, each of 200 bytes; they are counted in less than a millisecond
 
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -214,6 +215,16 @@ class RequestMetrics(Observer):
                 return OTHER
             self._tenants.add(tenant)
         return tenant
+
+    def of_tenants(self) -> dict[str, list[int]]:
+        """Return how many requests came of each tenant, and how many of them a limit refused."""
+        self.fold()
+        found: dict[str, list[int]] = {}
+        for (_, _, code, tenant), count in self._requests.rows.items():
+            counts = found.setdefault(tenant, [0, 0])
+            counts[0] += count
+            counts[1] += count if code == LIMITED else 0
+        return found
 
     def removed(self, backend: str) -> None:
         self.fold()

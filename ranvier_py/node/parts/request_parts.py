@@ -144,6 +144,9 @@ class RequestPath(Part):
         edits.marks, edits.asking.enabled = after.anthropic_cache_control, after.ask_usage
         self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
 
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        return {"tenant_requests": self.counts.of_tenants()}
+
     def metrics(self) -> Iterator[Sample]:
         yield from self.counts.samples()
         yield from samples("upstream", self.upstream.counters)

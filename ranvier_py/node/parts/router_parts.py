@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from random import Random
 from typing import Any
 
@@ -20,10 +17,10 @@ from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, T
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import Backend, Registry
-from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.kv_score import ring_of
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.route_table.prefix_map import prefix_map
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.shadows.shadow import Shadow, make_shadow
 from ranvier_py.core.shadows.shadows import Shadows
@@ -91,10 +88,10 @@ def make_router(
 
 SWEEP_ROWS_MAX = 2000  # of each table, once a second
 TREE_ROUTES_MAX = 1000
+MAP_EVERY_S = 10.0  # the map of prefixes is made anew
 SHADOW_PLACED_MIN, SHADOW_SAVED_S_MIN = 1000, 0.005
 """Requests, and seconds saved of each, from which on another policy is worth a change."""
 
-DECISIONS_MAX = 1000
 STRATEGIES = ("prefix_hash", "overflow", "fallback")
 """Decisions of Continuum Router's tier 1, the ring, in its own terms."""
 
@@ -107,6 +104,7 @@ class RouterParts(Part):
 
     def __init__(self, node: Node, shown: Sequence[Part]) -> None:
         self._node, self._router, self._shown = node, node.router, shown
+        self._mapped_at = -MAP_EVERY_S
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         self._router.policy.forget(backend.id)
@@ -127,7 +125,20 @@ class RouterParts(Part):
         router.routes.ttl_s = after.route_ttl_s
         router.checkpoints.ttl_s = after.checkpoint_ttl_s
         router.reader.memory.entries_max = after.prompt_memory_entries
-        router.recent = deque(router.recent, after.recent_decisions)
+        router.recent.keep(after.recent_decisions)
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        """Show the prefixes only while somebody looks: to find those that were used last reads the whole table."""
+        if not watched or now < self._mapped_at + MAP_EVERY_S:
+            return {}
+        self._mapped_at = now
+        return {"prefixes": prefix_map(self._router.routes, now)}
+
+    def series(self, now: float) -> Iterator[tuple[str, float]]:
+        counters = self._router.counters
+        yield "requests", sum(counters.decisions.values())
+        for name in ("prompt_tokens", "predicted_tokens", "engine_prompt_tokens", "engine_cached_tokens"):
+            yield name, getattr(counters, name)
 
     def metrics(self) -> Iterator[Sample]:
         router = self._router
@@ -142,11 +153,6 @@ class RouterParts(Part):
         return {
             "GET /admin/routes": Route(lambda _: self.view(), "Numbers of the route table"),
             "GET /admin/routes/<fingerprint>": Route(self.tree, "The tree of prefixes below one", query=LIMIT),
-            "GET /admin/decisions": Route(
-                lambda asked: {"decisions": self.decisions(asked.limit(DECISIONS_MAX))},
-                "The last decisions",
-                query=LIMIT,
-            ),
             "GET /admin/prefix-routing/stats": Route(
                 lambda _: self.ring_view(), "Decisions by a ring, as Continuum has it"
             ),
@@ -195,11 +201,6 @@ class RouterParts(Part):
         ]
         return {"fingerprint": f"{number:016x}", "routes": rows}
 
-    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        now = time.monotonic()
-        newest = islice(reversed(self._router.recent), limit)
-        return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
-
     def ring_view(self) -> Mapping[str, Any]:
         """Answer GET /admin/prefix-routing/stats."""
         router = self._router
@@ -243,20 +244,6 @@ class RouterParts(Part):
             )
         words = "About how many different openings of prompts came."
         yield Sample("prefix_routing_prefix_cardinality", "gauge", words, ring.prefixes.estimate())
-
-
-def decision_view(decision: Decision, request_id: bytes, age_s: float) -> dict[str, Any]:
-    return {
-        "request_id": request_id.decode("latin-1"),
-        "age_s": round(age_s, 3),
-        "backend": decision.backend_name,
-        "reason": decision.reason,
-        "policy": decision.policy,
-        "source": decision.source,
-        "matched_tokens": decision.matched_tokens,
-        "prompt_tokens": decision.prompt_tokens,
-        "loads": dict(zip(decision.candidates, decision.loads, strict=True)),
-    }
 
 
 def share(part: int, whole: int) -> float | None:
@@ -318,6 +305,13 @@ class ShadowPolicies(Part):
 
     def view(self) -> Any:
         return [shadow_view(each) for each in self._all()]
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        return {"shadows": {"live": self._node.router.policy.name, "shadows": self.view()}}
+
+    def series(self, now: float) -> Iterator[tuple[str, float]]:
+        for each in self._all():
+            yield f"saved_s/{each.router.policy.name}", each.counters.saved_seconds
 
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield the policy in the shadow that would have saved most, if it is worth a change."""

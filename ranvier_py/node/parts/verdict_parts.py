@@ -21,7 +21,7 @@ from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_o
 from ranvier_py.core.log_events import event
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
-from ranvier_py.node.asked import Asked, Route
+from ranvier_py.node.asked import Route
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.status_shares import cluster_of, findings_of_peers, give
 from ranvier_py.node.parts.status_views import status_view
@@ -93,9 +93,14 @@ class VerdictParts(Part):
             "dropped": self._findings.dropped,
         }
 
-    def _status(self, _: Asked) -> Mapping[str, Any]:
-        now, cluster = time.monotonic(), cluster_of(self._node)
-        return status_view(self._node, self._shown(findings_of_peers(cluster, now), now), now)
+    def _status(self, now: float) -> dict[str, Any]:
+        return status_view(self._node, self._shown(findings_of_peers(cluster_of(self._node), now), now), now)
+
+    def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
+        status = self._status(now)
+        engines = status.pop("engines")
+        del status["peers"]  # they have a pane of their own
+        return {"verdict": status, "engines": engines}
 
     def metrics(self) -> Iterator[Sample]:
         yield Sample("build_info", "gauge", BUILD, 1, {"version": __version__, "protocol": str(PROTOCOL_VERSION)})
@@ -106,7 +111,7 @@ class VerdictParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         what = "What is wrong, the worst first, with engines and peers"
-        return {"GET /admin/status": Route(self._status, what)}
+        return {"GET /admin/status": Route(lambda _: self._status(time.monotonic()), what)}
 
 
 def finding_view(dated: Dated, name: str, now: float) -> dict[str, Any]:

@@ -475,7 +475,7 @@ def test_a_policy_that_wants_the_opening_gets_it_and_places_all_chats_of_one_ope
     router = make_router(policy="chwbl")
     placed = {serve(router, chat(f"question {number}")).target.id for number in range(4)}
     assert len(placed) == 1
-    assert router.recent[-1][2].reason == "prefix_hash"
+    assert router.recent.made[-1][2].reason == "prefix_hash"
     one, two = (router.read(CHAT_PATH, chat(word)).opening(1024, "system") for word in ("one", "two"))
     assert one == two != b""
     assert router.read(CHAT_PATH, b"{}").opening(1024, "system") == b""

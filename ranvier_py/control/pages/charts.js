@@ -1,0 +1,45 @@
+// Lines over the last quarter of an hour, by uPlot, and what is drawn of counters that only grow.
+import { Drawn, html } from './html.js';
+import { HISTORY_S, state } from './state.js';
+import { colour } from './theme.js';
+
+const COLOURS = ['--line0', '--line1', '--line2', '--line3', '--line4'];
+const HEIGHT = 170;
+
+// By how much a counter grew in the `over` seconds before each second.
+export function growth(name, over) {
+  const values = state.series.get(name);
+  return Array.from({ length: HISTORY_S }, (_, at) => {
+    const grown = values && at >= over ? values[at] - values[at - over] : NaN;
+    return grown >= 0 ? grown : NaN;
+  });
+}
+
+export function shareOf(part, whole) {
+  return part.map((value, at) => (whole[at] > 0 ? value / whole[at] : null));
+}
+
+function drawLines(box, { data: { lines, written } }) {
+  const width = box.clientWidth || 400, theme = document.documentElement.dataset.theme + matchMedia('(prefers-color-scheme: dark)').matches;
+  const times = Array.from({ length: HISTORY_S }, (_, at) => state.at - (HISTORY_S - 1 - at));
+  const values = [times, ...lines.map((line) => line.values.map((value) => (Number.isNaN(value) ? null : value)))];
+  const kind = `${lines.map((line) => line.name).join()} ${width} ${theme}`;
+  if (box.chart && box.kind === kind) return box.chart.setData(values);
+  box.chart?.destroy();
+  const axis = { stroke: colour('--soft'), grid: { stroke: colour('--grid'), width: 1 }, ticks: { stroke: colour('--grid'), width: 1 }, font: '11px system-ui' };
+  box.kind = kind;
+  box.chart = new globalThis.uPlot({
+    width, height: HEIGHT, legend: { show: false }, cursor: { show: false },
+    scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-6)] } },
+    series: [{}, ...lines.map((line, place) => ({ label: line.name, stroke: colour(COLOURS[place % COLOURS.length]), width: 2, dash: place % 2 ? [6, 3] : undefined }))],
+    axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (tick ? new Date(1000 * tick).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' }) : '')) },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map(written) }],
+  }, values, box);
+}
+
+export function Lines({ lines, written }) {
+  const ago = state.chosenAt === null ? 0 : state.at - state.chosenAt;
+  return html`<p class="legend">${lines.map((line, place) => html`<span key=${line.name}><i class=${`swatch line${place % COLOURS.length}${place % 2 ? ' dashed' : ''}`}></i> ${line.name}</span> `)}</p>
+    <div class="chart"><${Drawn} draw=${drawLines} end=${(box) => box.chart?.destroy()} data=${{ lines, written }} />
+      ${ago > 0 && html`<i class="marker" style=${{ left: `calc(56px + ${1 - ago / HISTORY_S} * (100% - 72px))` }}></i>`}</div>`;
+}

@@ -1,0 +1,38 @@
+// The frame of a pane: its title, what it shows in a word, and its contents as files.
+import { Component, html } from './html.js';
+import { saveCsv, saveJson } from './files.js';
+import { shown, state } from './state.js';
+
+// A pane: {id, title, needs: names of what the node sends, note(view), draw(view), rows(view), wide?: true}.
+export class Pane extends Component {
+  shouldComponentUpdate() {
+    const { pane } = this.props, looked = this.looked ?? [];
+    const now = [...pane.needs.map(shown), ...(pane.watches ?? [() => 0]).map((each) => each()), ...choices(pane.id)];
+    this.looked = now;
+    return now.length !== looked.length || now.some((each, place) => each !== looked[place]);
+  }
+
+  render({ pane }) {
+    const [view] = pane.needs.map(shown);
+    return html`<section data-pane=${pane.id} class=${pane.wide ? 'wide' : ''} aria-label=${pane.title}>
+      <h2>${pane.title} <small>${view !== undefined ? pane.note?.(view) : ''}</small>
+        <span class="files">
+          <button title="the rows, as CSV" disabled=${view === undefined} onClick=${() => saveCsv(pane.id, pane.rows(shown(pane.needs[0])))}>CSV</button>
+          <button title="all of it, as JSON" disabled=${view === undefined} onClick=${() => saveJson(pane.id, shown(pane.needs[0]))}>JSON</button>
+        </span></h2>
+      ${view === undefined ? html`<p class="empty">${pane.missing ?? absent()}</p>` : pane.draw(view)}
+    </section>`;
+  }
+}
+
+function absent() {
+  return state.chosenAt === null ? (state.at ? 'nothing yet' : 'waiting for the node') : 'not known of that time';
+}
+
+// What people chose, as far as it changes how a pane looks.
+function choices(id) {
+  return [
+    state.pane === id, state.selected[id], state.opened[id], state.sort[id], state.filter, state.chosenAt, state.hello,
+    state.details, document.documentElement.dataset.theme, state.at === 0,
+  ];
+}

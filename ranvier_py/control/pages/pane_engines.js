@@ -1,0 +1,112 @@
+// Engines: what each does now, and its load in the last quarter of an hour as a strip; with orders for who may give them.
+import { Drawn, html } from './html.js';
+import { cividis } from './scale.js';
+import { goTo } from './scrubber.js';
+import { change, HISTORY_S, mayOrder, state } from './state.js';
+import { filtered, Table } from './table.js';
+import { byName, percent, short } from './words.js';
+
+const NOT_ASKED = -1, FAILED = [213, 94, 0];
+const MARKS = { ok: '●', unknown: '○', down: '■', hangs: '■' };
+
+let loadMost = 1, drawnAt = 0; // the load that has the brightest colour, for all engines
+
+function most() {
+  if (drawnAt !== state.at) {
+    drawnAt = state.at;
+    loadMost = 4;
+    for (const [name, values] of state.series) {
+      if (name.startsWith('load/')) for (const value of values) if (value > loadMost) loadMost = value;
+    }
+  }
+  return loadMost;
+}
+
+// One pixel for each second; the style sheet stretches them.
+function drawStrip(canvas, { data: name }) {
+  const values = state.series.get(`load/${name}`), scale = Math.log1p(most());
+  const context = canvas.getContext('2d');
+  canvas.width = HISTORY_S;
+  canvas.height = 1;
+  if (!values) return;
+  const image = context.createImageData(HISTORY_S, 1);
+  for (let second = 0; second < HISTORY_S; second++) {
+    const value = values[second];
+    if (Number.isNaN(value)) continue;
+    if (value === 0) continue; // idle: the page shines through
+    const [red, green, blue] = value === NOT_ASKED ? FAILED : cividis(Math.log1p(value) / scale);
+    image.data.set([red, green, blue, 255], 4 * second);
+  }
+  context.putImageData(image, 0, 0);
+}
+
+function goToPlace(event) {
+  event.stopPropagation();
+  const box = event.currentTarget.getBoundingClientRect();
+  goTo(Math.round(HISTORY_S * (1 - (event.clientX - box.left) / box.width)));
+}
+
+function Strip({ name }) {
+  const ago = state.chosenAt === null ? 0 : state.at - state.chosenAt;
+  return html`<span class="strip" title="requests in flight, 15 minutes; click to go to a time" onClick=${goToPlace}>
+    <${Drawn} tag="canvas" draw=${drawStrip} data=${name} />
+    ${ago > 0 && html`<i class="marker" style=${{ left: `${100 * (1 - ago / HISTORY_S)}%` }}></i>`}
+  </span>`;
+}
+
+const COLUMNS = [
+  { title: 'engine', text: true, value: (row) => row.name, kind: 'name' },
+  { title: 'state', text: true, value: (row) => stateOf(row), cell: (row) => html`<span class=${`state ${levelOf(row)}`}>${MARKS[row.state] ?? '▲'} ${stateOf(row)}</span>` },
+  { title: 'cache', text: true, value: (row) => row.level, hint: 'how well it is known what the engine holds' },
+  { title: 'run', value: (row) => row.running, cell: (row) => short(row.running), hint: 'requests that it runs, as it reports' },
+  { title: 'wait', value: (row) => row.waiting, cell: (row) => short(row.waiting), hint: 'requests in its queue, as it reports' },
+  { title: 'tok/s', value: (row) => row.tokens_per_s, cell: (row) => short(row.tokens_per_s) },
+  { title: 'hits', value: (row) => row.hit_share, cell: (row) => percent(row.hit_share), hint: 'prompt tokens that it had cached, by its own count' },
+  { title: 'load', value: (row) => row.load, hint: 'requests in flight, of all nodes' },
+  { title: 'last 15 minutes', kind: 'strips', value: (row) => row.load, cell: (row) => html`<${Strip} name=${row.name} />` },
+];
+
+function stateOf(row) {
+  return row.draining ? (row.state === 'ok' ? 'drained' : `drained, ${row.state}`) : row.state.replaceAll('_', ' ');
+}
+
+// As the node has them, but those without trouble by name: by load they would jump about.
+function troubledFirst(a, b) {
+  return (a.state === 'ok') - (b.state === 'ok') || (a.state === 'ok' ? byName(a.name, b.name) : 0);
+}
+
+function levelOf(row) {
+  if (['down', 'hangs'].includes(row.state)) return 'down';
+  return row.state === 'ok' && !row.draining ? 'well' : row.state === 'unknown' ? '' : 'degraded';
+}
+
+function Opened(row) {
+  const facts = Object.entries({
+    url: row.url, models: (row.models ?? []).join(', ') || 'any', weight: row.weight, 'in flight here': row.in_flight,
+    'predicted as cached': `${short(row.predicted_tokens)} tokens`, counted: `${short(row.cached_tokens)} tokens`, cache: row.why,
+  });
+  return html`<div class="opened">
+    <dl>${facts.map(([name, value]) => value !== '' && html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <p class="orders">
+      <button disabled=${!mayOrder()} onClick=${() => change({ dialog: { kind: 'drain', row } })}>${row.draining ? 'undrain' : 'drain'}</button>
+      <button disabled=${!mayOrder()} onClick=${() => change({ dialog: { kind: 'weight', row } })}>weight</button>
+      <button onClick=${() => change({ dialog: { kind: 'explain', row } })}>explain</button>
+      ${!mayOrder() && html`<small>${state.chosenAt === null ? `orders need a key of role operate; this one has role ${state.hello?.role}` : 'orders are for now: press live'}</small>`}
+    </p></div>`;
+}
+
+export const engines = {
+  id: 'engines',
+  title: 'Engines',
+  needs: ['engines'],
+  watches: [() => state.at],
+  wide: true,
+  rows: (view) => view,
+  note: (view) => `${view.length}, of which ${view.filter((row) => levelOf(row) === 'well').length} are well`,
+  draw(view) {
+    const rows = filtered([...view].sort(troubledFirst), (row) => `${row.name} ${row.url} ${row.state} ${row.level} ${(row.models ?? []).join(' ')}`);
+    const empty = view.length ? 'no engine has this in its name, state, cache or model' : 'no engines';
+    return html`<${Table} pane="engines" columns=${COLUMNS} rows=${rows} keyOf=${(row) => row.name} more=${Opened} empty=${empty} />
+      <p class="legend">load 1 <i class="ramp"></i> ${short(most())} <i class="swatch failed"></i> gets no requests</p>`;
+  },
+};

@@ -1,0 +1,72 @@
+// All that the page knows, in one object, and who is called when it changes. Only `change` writes to it.
+import { fromHash } from './permalink.js';
+
+export const HISTORY_S = 900;
+
+export const state = {
+  key: sessionStorage.getItem('ranvier-key') ?? '',
+  asksKey: false, // the node wants a key
+  trouble: '', // why nothing comes
+  hello: null,
+  live: {}, // panes as they are now
+  at: 0, // time of the last line
+  series: new Map(), // by name HISTORY_S numbers, the last second at the end
+  past: null, // panes as they were at `chosenAt`, once they have come
+  chosenAt: null, // the time that the scrubber chose; null: now
+  selected: {}, // the row under the cursor, by pane
+  opened: {}, // the row that is shown in full, by pane
+  pane: 'engines', // where keys move the cursor
+  filter: '',
+  sort: {}, // by pane: the title of a column, and the direction
+  dialog: null,
+  note: '', // what became of the last order
+  details: {}, // what was fetched about opened rows
+  ...fromHash(location.hash),
+};
+
+const listeners = [];
+
+export function onChange(listener) {
+  listeners.push(listener);
+}
+
+export function change(changes) {
+  Object.assign(state, changes);
+  for (const each of listeners) each();
+}
+
+// What a pane shows at the time that was chosen.
+export function shown(pane) {
+  return (state.chosenAt === null ? state.live : state.past?.panes ?? {})[pane];
+}
+
+export function mayOrder() {
+  return ['operate', 'admin'].includes(state.hello?.role) && state.chosenAt === null;
+}
+
+export function push(now) {
+  for (const [name, values] of state.series) {
+    values.copyWithin(0, 1);
+    values[HISTORY_S - 1] = name in now && now[name] !== null ? now[name] : NaN;
+  }
+  for (const name in now) {
+    if (!state.series.has(name)) values(name)[HISTORY_S - 1] = now[name] ?? NaN;
+  }
+}
+
+export function takeHistory({ ended_at: endedAt, series }) {
+  const late = Math.round(state.at - endedAt); // seconds that came while this was on its way
+  for (const name in series) {
+    const known = series[name], own = values(name), end = HISTORY_S - late;
+    for (let place = 0; place < known.length; place++) {
+      const to = end - known.length + place;
+      if (to >= 0) own[to] = known[place] ?? NaN;
+    }
+  }
+}
+
+function values(name) {
+  const made = state.series.get(name) ?? new Float64Array(HISTORY_S).fill(NaN);
+  state.series.set(name, made);
+  return made;
+}

@@ -1,0 +1,226 @@
+"""The page in a real browser: keys, clicks, a node that dies, a reload. Without a browser this is skipped; what
+the page asks for is in `test_page_served.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.builders.browsers import BROWSER, Tab, browser
+from tests.node.node_lab import ClusterLab, Lab, Node, cluster_lab, lab, opened, start_engine, turn
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM"),
+]
+
+KEY = "the-key-of-the-port"
+DEADLINE_S = 120
+SOON = {"probe_interval_s": 0.2, "probe_timeout_s": 0.5, "engine_metrics_interval_s": 0.5}
+ROWS = "[...document.querySelectorAll('[data-pane=engines] tr[data-row]')]"
+SELECTED = "document.querySelector('[data-pane=engines] tr[aria-selected=true]')?.dataset.row"
+CLIPPED = """(() => {
+  const right = (each) => each.getBoundingClientRect().right;
+  const isClipped = (box) => [...box.querySelectorAll('td, p, li')].some((each) => right(each) > right(box) + 1);
+  return [...document.querySelectorAll('section, dialog')].filter(isClipped).map((box) => box.ariaLabel);
+})()"""
+NO_SCROLLING = "document.documentElement.scrollWidth <= innerWidth"
+
+
+@asynccontextmanager
+async def seen(url: str, folder: Path, **size: Any) -> AsyncIterator[Tab]:
+    """The page in a tab, which logs no error."""
+    async with browser(folder) as started:
+        tab = await started.tab(url, **size)
+        yield tab
+        assert tab.errors == []
+
+
+async def rows(tab: Tab, count: int) -> None:
+    await tab.until(f"{ROWS}.length === {count}")
+
+
+async def test_a_key_is_asked_for_kept_for_the_tab_and_sent_in_a_field_alone(tmp_path: Path) -> None:
+    async with lab(engines=1, deadline_s=DEADLINE_S, control_key=KEY) as node, browser(tmp_path) as started:
+        tab = await started.tab(f"{node.control}/")
+        await tab.sees("needs a key")
+        await tab.type("wrong")
+        await tab.press("Enter")
+        await tab.sees("refused this key (401)")
+        await tab.click("input[name=key]")
+        await tab.type(KEY)
+        await tab.press("Enter")
+        await rows(tab, 1)
+        await tab.call("Page.reload")
+        await rows(tab, 1)
+        assert KEY not in await tab.value("location.href + document.cookie + JSON.stringify(localStorage)")
+        assert not [url for url, _ in tab.asked if KEY in url]
+        sent = {fields.get("authorization") for url, fields in tab.asked if url.endswith("/stream")}
+        assert f"Bearer {KEY}" in sent
+        assert {each.partition(": ")[0] for each in map(status_of, tab.errors)} <= {"401"}
+        other = await started.tab(f"{node.control}/")
+        await other.sees("needs a key")
+
+
+def status_of(error: str) -> str:
+    return "401" if "401" in error else error
+
+
+async def test_the_keyboard_moves_opens_filters_explains_and_helps(tmp_path: Path) -> None:
+    async with lab(engines=3, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await rows(tab, 3)
+        names = await tab.value(f"{ROWS}.map((row) => row.dataset.row)")
+        await tab.press("j", "j")
+        assert await tab.until(SELECTED) == names[1]
+        await tab.press("k", "Enter")
+        await tab.sees("counted")
+        assert await tab.value(SELECTED) == names[0]
+        await tab.press("?")
+        await tab.sees("10 seconds back, forward")
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('dialog')")
+        await tab.press("/")
+        await tab.type(names[2])
+        await rows(tab, 1)
+        await tab.press("Escape", "e")
+        await tab.sees("where would a request go")
+        await tab.click("dialog button.main")
+        await tab.sees("by policy")
+        await tab.press("Escape")
+        link = await tab.value("location.href")
+        assert names[2] in link.replace("%3A", ":")
+        await tab.go("about:blank")
+        await tab.go(link)  # the same view, for somebody else
+        await rows(tab, 1)
+
+
+async def test_a_decision_opens_and_files_have_what_is_shown(tmp_path: Path) -> None:
+    async with (
+        lab(engines=2, deadline_s=DEADLINE_S, policy="ttft", shadow=["least_loaded"]) as node,
+        seen(f"{node.control}/", tmp_path / "profile") as tab,
+    ):
+        await rows(tab, 2)
+        for number in range(3):
+            await node.chat(turn(f"number {number} " * 20))
+        await tab.until("document.querySelectorAll('[data-pane=decisions] tr[data-row]').length === 3")
+        await tab.click("[data-pane=decisions] tr[data-row]")
+        await tab.sees("← chosen")
+        folder = tmp_path / "files"
+        folder.mkdir()
+        await tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        await tab.click("[data-pane=engines] .files button:first-child")
+        await tab.click("[data-pane=engines] .files button:last-child")
+        await tab.click("[data-pane=decisions] .files button:first-child")
+        while len([*folder.glob("*.csv"), *folder.glob("*.json")]) < 3:  # noqa: ASYNC110  # a file wakes nobody
+            await trio.sleep(0.05)
+        shown = json.loads((folder / "engines.json").read_text())
+        names = [each["name"] for each in await node.backends()]
+        assert sorted(each["name"] for each in shown) == sorted(names)
+        assert (folder / "engines.csv").read_text().splitlines()[0].startswith("name,url,state")
+        assert len((folder / "decisions.csv").read_text().splitlines()) == 4
+
+
+async def test_an_engine_is_drained_by_a_click_once_that_is_confirmed(tmp_path: Path) -> None:
+    async with lab(engines=2, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await rows(tab, 2)
+        await tab.press("j", "Enter")
+        name = await tab.until(SELECTED)
+        await tab.click("[data-pane=engines] .orders button")
+        await tab.sees("It gets no new requests")
+        assert not any(each["draining"] for each in await node.backends())
+        await tab.click("#confirm")
+        await tab.sees(f"drain {name}: done")
+        await tab.sees("drained")
+        assert [each["name"] for each in await node.backends() if each["draining"]] == [name]
+        await tab.click("[data-pane=engines] .orders button:nth-child(2)")
+        await tab.until("Boolean(document.querySelector('dialog input'))")
+        await tab.value("document.querySelector('dialog input').value = '2.5'")
+        await tab.click("#confirm")
+        await tab.sees("weight 2.5")
+        assert 2.5 in [each["weight"] for each in await node.backends()]
+
+
+async def test_a_dead_engine_shows_and_the_time_before_is_shown_again(tmp_path: Path) -> None:
+    async with opened(Lab, 1, DEADLINE_S) as place:
+        url, scope = await start_engine(place.nursery, 9)
+        place.engines.append(url)
+        node = await place.start(**SOON)
+        async with seen(f"{node.control}/", tmp_path) as tab:
+            await rows(tab, 2)
+            await tab.until("document.querySelector('[data-pane=engines] small').innerText.includes('2 are well')")
+            await trio.sleep(14)  # so that the page knows of that time
+            scope.cancel()
+            await tab.sees("engine_down")
+            await tab.until("document.querySelector('[data-pane=engines] small').innerText.includes('1 are well')")
+            await tab.press(",")  # ten seconds back
+            await tab.until("document.querySelector('[data-pane=engines] small').innerText.includes('2 are well')")
+            await tab.sees("ago")
+            assert "engine_down" not in await tab.value("document.querySelector('[data-pane=verdict]').innerText")
+            await tab.press("l")
+            await tab.sees("engine_down")
+
+
+async def test_a_peer_that_dies_is_a_banner_and_so_is_a_node_that_dies(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, 1, DEADLINE_S) as place:
+        node = await place.start(node_name="left")
+        process, _, control = await place.addressed_process(node_name="right")
+        await node.sees(1)
+        async with browser(tmp_path / "profile") as started:
+            tab = await started.tab(f"{node.control}/")
+            await tab.sees("right")
+            other = await started.tab(f"{control}/")  # the first one is behind it now, and asks for nothing
+            await other.sees("left")
+            process.kill()
+            await other.sees("does not answer")
+            await tab.call("Page.bringToFront")
+            await tab.until("document.getElementById('partition')?.innerText.includes('right')")
+            assert tab.errors == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_nothing_needs_scrolling_sideways(width: int, tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, 3, DEADLINE_S) as place:
+        node = await crowded(place)
+        async with seen(f"{node.control}/", tmp_path / "profile", width=width) as tab:
+            await rows(tab, 3)
+            await tab.until("document.querySelectorAll('[data-pane=hits] tr[data-row]').length > 0")
+            for pane in ("engines", "decisions", "peers", "clients"):
+                await tab.click(f"[data-pane={pane}] tr[data-row]")
+                assert await tab.value(NO_SCROLLING), pane
+            await tab.press("e")
+            await tab.click("dialog button.main")
+            await tab.sees("by policy")
+            assert await tab.value(NO_SCROLLING)
+            assert await tab.value(CLIPPED) == []
+
+
+async def crowded(place: ClusterLab) -> Node:
+    """A node with a peer and something in each pane."""
+    node, _ = await place.cluster(2, shadow=["least_loaded"], policy="ttft", **SOON)
+    for number in range(6):
+        await node.chat(turn(f"number {number} " * 40, "well", "and then?"))
+    return node
+
+
+async def test_a_viewer_that_may_only_read_gives_no_orders(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[key]]\nid = "looker"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nrole = "read"\n')
+    async with (
+        lab(engines=1, deadline_s=DEADLINE_S, control_keys_file=keys) as node,
+        browser(tmp_path / "profile") as started,
+    ):
+        tab = await started.tab(f"{node.control}/")
+        await tab.sees("needs a key")
+        await tab.type(KEY)
+        await tab.press("Enter")
+        await rows(tab, 1)
+        await tab.press("j", "Enter")
+        await tab.sees("this one has role read")
+        assert await tab.value("document.querySelectorAll('[data-pane=engines] .orders button:disabled').length") == 2
