@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+import ranvier_py
 from cluster.engine.engine_metrics import MAMBA_MODES
 from cluster.engine.engine_ranks import Ranks
 from cluster.engine.engine_routes import Engine, EngineConfig
@@ -26,7 +27,7 @@ from ranvier_py.proxy.server import DataServer
 from ranvier_py.replay.engine.engine_values import CACHES, EngineLimits
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
 
-DEFAULT_TOKENIZER = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
+DEFAULT_TOKENIZER = Path(ranvier_py.__file__).parent / "data" / "tokenizer"  # wherever the package is installed
 
 SERVER_LIMITS = ServerLimits(connections_max=16_384, in_flight_max=16_384)
 """So large that the model's own queue is the limit, as in vLLM, whose server has none."""

@@ -3,14 +3,17 @@ started: no engine of Docker is here."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from ruamel.yaml import YAML
 
 from cluster.engine import engine_process
@@ -20,6 +23,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from tests.deploy.deployed import DEPLOY, END_MARGIN_S, Object, dockerfile, loaded, most_bytes
+from tests.node.node_lab import first_lines
 
 COMPOSE = DEPLOY / "compose.yaml"
 KEYS = ("cluster-key", "control-key")
@@ -166,6 +170,25 @@ def test_engines_of_compose_are_started_as_the_lab_starts_them() -> None:
     assert (DEPLOY / source).resolve() == DEPLOY.parent / "cluster"
     assert (Path(target).parent, mode) == (Path(service("engine")["environment"]["PYTHONPATH"]), "ro")
     assert service("engine")["entrypoint"] == ["/opt/ranvier/bin/python", "-m", "cluster", "engine"]
+
+
+@pytest.mark.slow
+async def test_an_engine_runs_where_its_folder_alone_is_mounted_beside_the_installed_package(tmp_path: Path) -> None:
+    """As in the image: files of the package lie where it is installed, not beside the lab."""
+    installed, lab = tmp_path / "installed", tmp_path / "lab"
+    for folder, name in ((installed, "ranvier_py"), (lab, "cluster")):
+        shutil.copytree(DEPLOY.parent / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    words = ["--listen=127.0.0.1:0" if each.startswith("--listen") else each for each in service("engine")["command"]]
+    command = [sys.executable, "-m", "cluster", "engine", *(each for each in words if "tcp://" not in each)]
+    environment = {**os.environ, "PYTHONPATH": f"{lab}{os.pathsep}{installed}"}
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            start = partial(
+                trio.run_process, command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=False
+            )
+            process = await nursery.start(start)
+            assert "listening on http://127.0.0.1:" in await first_lines(process)
+        nursery.cancel_scope.cancel()
 
 
 def mounts(name: str) -> dict[str, Path]:
