@@ -19,6 +19,7 @@ from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.transport import TlsTransport
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH", b"QUERY"))
 """Of spans' names; any other one is HTTP there (HTTP conventions)."""
@@ -167,7 +168,7 @@ def of_request(request: HttpRequest, client: Client, status: int) -> Mapping[str
         "http.request.method": method_of(request),
         "http.route": path if request.path in PATHS else "",
         "url.path": path,
-        "url.scheme": "http",
+        "url.scheme": "https" if isinstance(client.transport, TlsTransport) else "http",
         "http.response.status_code": status or None,
         "client.address": address,
     }
