@@ -1,16 +1,17 @@
 """Counts of limits among peers, and what the home of a limit is asked (`limiter`).
 
 A node sends what it counted to all peers every GATHER_S, those first of which a greater part of their limit is taken;
-at least a beat every BEAT_S, so that peers know how fresh its counts are. Newcomers get all of its rows; those of
-sessions that are gone come from the peer with the lowest session. Requests in flight are only their own session's to
-send. Bound: BYTES_PER_S to each peer; what exceeds it waits, and is compared once in JUDGE_S; a part of all rows is
-repeated in turn.
+at least nothing every FRESH_S, so that peers know how fresh its counts are, and a datagram every BEAT_S. Newcomers get
+all of its rows; those of sessions that are gone come from the peer with the lowest session. Requests in flight are only
+their own session's to send. Bound: BYTES_PER_S of rows to each peer; what exceeds it waits, and is compared once in
+JUDGE_S; a part of all rows is repeated in turn.
 Rule: a node that has no limits sends nothing, and none waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 from math import inf, isfinite
@@ -22,7 +23,7 @@ from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limiter import AGAIN_S, ASKS_LEAST, HomeQuestion, Limiter
 from ranvier_py.core.access.limits.meters import LimitSpan
-from ranvier_py.core.access.limits.shares import LimitPeers
+from ranvier_py.core.access.limits.shares import BEAT_S, LimitPeers
 from ranvier_py.core.mesh.budget import Window
 from ranvier_py.core.mesh.join_table import JoinTable
 from ranvier_py.core.mesh.membership.live_members import LivePeers
@@ -31,7 +32,7 @@ from ranvier_py.core.mesh.wire.codec import Kind
 from ranvier_py.core.mesh.wire.columns import U32, U64, rows_field
 from ranvier_py.core.mesh.wire.frame import bad
 
-BEAT_S = 0.5
+FRESH_S = 0.5
 BYTES_PER_S = 5000
 ROW_BYTES = 49
 COUNT_ROWS_MAX = 1024  # in a message
@@ -44,7 +45,7 @@ RowKey = tuple[int, int, int]  # limit, origin, window
 
 
 class LimitCounts(NamedTuple):
-    """Counts; without any a beat."""
+    """Counts; without any those before are fresh."""
 
     rows: tuple[CountRow, ...]
 
@@ -57,8 +58,23 @@ class LimitQuestion(NamedTuple):
 
 
 class LimitAnswer(NamedTuple):
-    number: int
+    """Of a home; to no question, of a node that is there."""
+
+    number: int  # u32, 0: of no question
     refused: int  # u64: the limit that is reached; 0: all fits
+
+
+THERE = LimitAnswer(0, 0)
+
+
+@dataclass(slots=True)
+class DueTimes:
+    """When a node sends counts even if there are none, and that it is there; drops what is over; judges what waits."""
+
+    fresh_at: float
+    beat_at: float
+    sweep_at: float
+    judge_at: float
 
 
 def read_count(*values: Any) -> CountRow:
@@ -112,17 +128,16 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         self.counts = Counters(me)
         self.members = LimitPeers(me, left, name_of)
         self.limiter: Limiter | None = None
-        self._beat_at = self._sweep_at = now
+        self._due = DueTimes(now, now, now, now)
         self._bytes = Window(BYTES_PER_S)
         self._waiting: dict[RowKey, None] = {}  # rows for which there was no room
-        self._judge_at = now
         self._repeated = 0
 
     def begin(self) -> Limiter:
         """Return the limiter of this node, from now on with limits."""
         if self.limiter is None:
             self.limiter = Limiter(self.counts, self.members)
-            self._beat_at = 0.0
+            self._due.fresh_at = self._due.beat_at = 0.0
         return self.limiter
 
     @property
@@ -131,13 +146,14 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         if limiter is None:
             return inf
         if self.counts.late:
-            return min(self._rounds.sent_at + self.GATHER_S, self._beat_at)
+            return min(self._rounds.sent_at + self.GATHER_S, self._due.beat_at, self._due.fresh_at)
         if self.counts.changed:
             self._changed.update(self.counts.changed)
             self.counts.changed.clear()
         asked = min((one.again_at for one in limiter.questions.values()), default=inf)
         waiting = self._rounds.sent_at + self.GATHER_S if self._waiting else inf
-        return 0.0 if limiter.unseen else min(asked, waiting, self._beat_at, self._sweep_at, super().wake_at)
+        own = min(asked, waiting, self._due.beat_at, self._due.fresh_at, self._due.sweep_at)
+        return 0.0 if limiter.unseen else min(own, super().wake_at)
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -154,23 +170,28 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
             limiter.unseen, self._rounds.sent_at = False, -inf
         if self._waiting and now >= self._rounds.sent_at + self.GATHER_S:
             self._let_go_on(now)
-        if now >= self._beat_at or (self._changed and now >= self._rounds.sent_at + self.GATHER_S):
-            self._beat_at = now + BEAT_S
+        if now >= self._due.beat_at:
+            self._due.beat_at = now + BEAT_S
+            self.members.look(now)
+            self._to_all(THERE, Plane.DATAGRAM)
+        if now >= self._due.fresh_at or (self._changed and now >= self._rounds.sent_at + self.GATHER_S):
+            self._due.fresh_at = now + FRESH_S
             self.members.look(now)
             if not self._changed:
-                self._to_all(LimitCounts(()))
+                self._to_all(LimitCounts(()), Plane.BULK)
         super().tick(now)
-        if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_S
+        if now >= self._due.sweep_at:
+            self._due.sweep_at = now + SWEEP_S
             limiter.sweep(now)
 
     def receive(self, peer: Peer, message: LimitCounts | LimitQuestion | LimitAnswer, now: float) -> None:
         limiter = self.limiter
         if limiter is None:
             return
+        note = self.members.fresh if isinstance(message, LimitCounts) else self.members.seen
+        if note(peer.session, now):
+            self._welcome([peer], now)
         if isinstance(message, LimitCounts):
-            if self.members.fresh(peer.session, now):
-                self._welcome([peer], now)
             for row in message.rows:
                 if row.origin != self.counts.me and (row.span != LimitSpan.REQUEST or row.origin == peer.session):
                     self.counts.merge(row, now)
@@ -209,9 +230,9 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
         if not rows:
             self._outbox.extend(Outgoing(one.address, one.session, Plane.BULK, LimitCounts(())) for one in newcomers)
 
-    def _to_all(self, message: LimitCounts) -> None:
+    def _to_all(self, message: LimitCounts | LimitAnswer, plane: Plane) -> None:
         for peer in self._peers:
-            self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+            self._outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
     def _ask(self, limiter: Limiter, question: HomeQuestion, now: float) -> None:
         is_late = now >= question.until
@@ -226,8 +247,8 @@ class LimitGossip(JoinTable[RowKey, CountRow]):
     def _let_go_on(self, now: float) -> None:
         """Have some that wait be compared with what is new: those that wait longest, now and then all."""
         number = JUDGED_ROWS
-        if now >= self._judge_at:
-            self._judge_at, number = now + JUDGE_S, len(self._waiting)
+        if now >= self._due.judge_at:
+            self._due.judge_at, number = now + JUDGE_S, len(self._waiting)
         for key in [*islice(self._waiting, number)]:
             del self._waiting[key]
             self._changed[key] = None

@@ -1,16 +1,16 @@
 """Which nodes count against the same limits, how fresh their counts are, and what is kept for those that vanished.
 
-A node takes part from its first message on. It has vanished once it was silent for STALE_S, or is dead: a partition
-looks like a death, so its share of each limit stays its own until it is back, also under its name, or has said goodbye;
-for VANISHED_S, or for ever if `keeps`. Shares follow what each node took lately; all together SHARED of a limit, and
-the rest in equal parts, so that idle nodes have one. Invariant: shares of all sum up to 1 (test_shares.py).
+A node takes part from its first counts on. It has vanished once nothing came of it for STALE_S, or it is dead: a
+partition looks like a death, so its share of each limit stays its own until it is back, also by its name, or has said
+goodbye; for VANISHED_S, or for ever if `keeps`. Shares follow what each node took lately; all together SHARED of a
+limit, and the rest in equal parts, so that idle nodes have one. Invariant: shares of all sum up to 1 (test_shares.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf, log
 
 from ranvier_py.core.access.limits.count import Count, KeptShare
 from ranvier_py.core.access.limits.meters import LimitSpan, Meter
@@ -18,9 +18,14 @@ from ranvier_py.core.mesh.mesh_values import Peer
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.splitmix import mix
 
-STALE_S = (
-    2.5  # five beats: at 1.5 s a stream that has to send again makes two nodes decide about one limit for a moment
-)
+BEAT_S = 0.4  # between two datagrams that say no more than that a node is there
+LOSS_MAX, MISTAKEN_MAX = 0.2, 1e-4
+"""At most so many datagrams are lost, and so often a node that is there may be taken for one that vanished: two nodes
+decide about one limit then."""
+BEATS_LOST = ceil(log(MISTAKEN_MAX) / log(LOSS_MAX))  # 6 in a row
+STALE_S = (BEATS_LOST + 0.5) * BEAT_S
+"""Half a beat for the way. Streams, which have to send again for seconds where much is lost, show no less how fresh
+counts are, but not whether a node is there."""
 VANISHED_S = 3600.0
 FREED_S = 3.0  # of silence, after which a session that vanished has no request in flight any more
 SHARED = 0.9
@@ -44,6 +49,14 @@ class LimitOptions(Options):
     )
 
 
+@dataclass(slots=True)
+class SeenPeer:
+    """When a node's counts came last, and when anything did."""
+
+    fresh_at: float
+    seen_at: float
+
+
 class LimitPeers:
     """The nodes besides this one. `left`: whether a session said goodbye; `name_of` a session's node."""
 
@@ -57,7 +70,7 @@ class LimitPeers:
         self._left, self._name_of = left, name_of
         self._running: dict[int, float] = {}  # of those that vanished, who may have requests in flight
         self._met: Mapping[int, Peer] = {}
-        self._fresh_at: dict[int, float] = {}
+        self._seen: dict[int, SeenPeer] = {}  # who takes part
         self._names: dict[int, str] = {}
         self._oldest = inf
         self._homes: dict[int, int] = {}
@@ -70,26 +83,37 @@ class LimitPeers:
 
     def fresh(self, session: int, now: float) -> bool:
         """Note that a node's counts are fresh. Returns whether it was not known to take part."""
-        is_new = session not in self._fresh_at or session in self.vanished
-        self._fresh_at[session] = now
+        is_new = session not in self._seen or session in self.vanished
+        self._seen[session] = SeenPeer(now, now)
         if is_new:
             self.look(now)
         return is_new
 
+    def seen(self, session: int, now: float) -> bool:
+        """Note that a node is there. Returns whether it had vanished."""
+        seen = self._seen.get(session)
+        if seen is None:
+            return False
+        seen.seen_at = now
+        is_back = session in self.vanished
+        if is_back:
+            self.look(now)
+        return is_back
+
     def look(self, now: float) -> None:
         """Find out who vanished and who is back."""
         live, vanished = {}, len(self.vanished)
-        for session, at in list(self._fresh_at.items()):
-            if session in self._met and now - at <= STALE_S:
+        for session, seen in list(self._seen.items()):
+            if session in self._met and now - seen.seen_at <= STALE_S:
                 live[session] = self._met[session]
                 self.vanished.pop(session, None)
             elif self._is_gone(session, now):
                 self.vanished.pop(session, None)
                 self.freed.append(session)
-                del self._fresh_at[session]
+                del self._seen[session]
                 self._names.pop(session, None)
             elif session not in self.vanished:
-                self.vanished[session] = self._running[session] = at
+                self.vanished[session] = self._running[session] = seen.seen_at
         for session, since in list(self._running.items()):
             if session not in self.vanished:
                 del self._running[session]
@@ -100,7 +124,7 @@ class LimitPeers:
             self.live = live
             self._homes.clear()
             self.changed()
-        self._oldest = min((self._fresh_at[session] for session in live), default=inf)
+        self._oldest = min((self._seen[session].fresh_at for session in live), default=inf)
 
     def _is_gone(self, session: int, now: float) -> bool:
         if self._left(session):
@@ -111,7 +135,7 @@ class LimitPeers:
         return not self.keeps and now - self.vanished.get(session, now) > VANISHED_S
 
     def staleness(self, now: float) -> float:
-        """Return for how long the most silent of the live ones has been."""
+        """Return how old the oldest counts of the live ones are."""
         return max(0.0, now - self._oldest) if self.live else 0.0
 
     # --- who decides ------------------------------------------------------------------------------------------------

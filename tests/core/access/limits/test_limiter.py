@@ -7,10 +7,11 @@ from random import Random
 import pytest
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode
-from ranvier_py.core.access.limits.limit_gossip import LimitQuestion
+from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Refusal
 from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup
 from ranvier_py.core.access.limits.meters import Amounts, meters_of
+from ranvier_py.core.access.limits.shares import BEAT_S, BEATS_LOST, LOSS_MAX, MISTAKEN_MAX, STALE_S
 from tests.core.access.limits.limit_net import LimitNet, meters
 
 TOKENS = meters(tokens_per_minute=1000)
@@ -232,6 +233,19 @@ def test_counts_for_which_there_is_no_room_wait_for_their_turn_those_first_that_
     assert sum(net.taken(2, *limits) > 0 for limits in others) < 200
     net.run(5.0)
     assert all(net.taken(2, *limits) == 10.0 for limits in (far, *others))
+
+
+def test_a_node_whose_counts_are_late_is_there_as_long_as_its_datagrams_come_and_no_longer() -> None:
+    assert LOSS_MAX**BEATS_LOST <= MISTAKEN_MAX
+    net = LimitNet(3, loss=LOSS_MAX)
+    before = net.drop
+    net.drop = lambda source, target, message: isinstance(message, LimitCounts) or before(source, target, message)
+    net.run(20.0)
+    limiter = net.nodes[1].limiter
+    assert (len(limiter.peers.live), limiter.peers.staleness(net.now) > 19.0) == (2, True)
+    net.drop = lambda *_: True
+    net.run(STALE_S + BEAT_S)
+    assert not limiter.peers.live
 
 
 def test_a_node_that_was_busy_itself_asks_once_more_before_it_decides_alone() -> None:
