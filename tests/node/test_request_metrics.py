@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.metrics import LINES_MAX, OTHER, Family, Histogram, Sample
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, chat, lab, turn
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 VALUES = st.lists(st.floats(0.0, 1000.0), max_size=50)
 
 
@@ -116,3 +117,19 @@ async def test_a_backend_that_is_removed_takes_its_series_along() -> None:
         await node.http.request("DELETE", f"{node.control}/admin/backends", json={"name": gone})
         assert gone not in str(await values(node, "backend_request_duration_seconds_count"))
         assert gone not in str(await values(node, "backend_requests_total"))
+
+
+async def test_a_traced_request_is_the_exemplar_of_its_buckets_for_who_accepts_openmetrics() -> None:
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    async with lab(engines=1, otel_endpoint="http://127.0.0.1:9", otel_sample_ratio=0.0) as node:
+        for stream in (False, True):
+            body = chat(stream=stream)
+            await node.http.post(f"{node.url}/v1/chat/completions", content=body, headers=headers)
+        await node.chat(turn("a request that nobody traces"), stream=True)
+        accepted = {"accept": "application/openmetrics-text; version=1.0.0"}
+        page = (await node.http.get(f"{node.control}/metrics", headers=accepted)).text
+        found = re.findall(r"(?m)^ranvier_(\w+)_bucket\{.*\} \S+ # \{trace_id=\"(\w+)\"\}", page)
+        assert {trace for _, trace in found} == {TRACE}
+        names = {"time_to_first_token_seconds", "request_duration_seconds"}
+        assert {name for name, _ in found} == {"queue_seconds", *names, *(f"backend_{name}" for name in names)}
+        assert TRACE not in (await node.http.get(f"{node.control}/metrics")).text
