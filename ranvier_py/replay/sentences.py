@@ -26,6 +26,9 @@ FAILED_SHARE_MAX = 0.01
 CLOSE = 0.03
 """Relative difference of p90s that another seed causes as well."""
 
+AS_RECORDED = 1.0
+"""The rate at which requests come as they came."""
+
 ENOUGH = 300
 """Requests from which on the slowest tenth is more than chance."""
 
@@ -53,11 +56,13 @@ class Shown(NamedTuple):
 
 
 def shown_of(runs: Sequence[RunResult]) -> Shown:
-    """Choose the runs with the fewest nodes and those of oracles, at the highest rate that some policy kept up with."""
+    """Choose the runs with the fewest nodes and those of oracles, of the traffic as it was recorded; without such runs
+    those at the highest rate that some policy kept up with."""
     nodes = sorted({run.nodes for run in runs if not run.is_oracle}) or [0]
     rates = sorted({run.rate for run in runs})
-    rate = busiest(runs, rates)
+    rate = AS_RECORDED if AS_RECORDED in rates else busiest(runs, rates)
     at = f" at rate {rate:g}" if len(rates) > 1 else ""
+    at += " (as recorded)" if at and rate == AS_RECORDED else ""
     at += f" with {counted(nodes[0], 'node')}" if len(nodes) > 1 else ""
     return Shown([run for run in runs if run.rate == rate and run.nodes in (0, nodes[0])], at, nodes, rates)
 

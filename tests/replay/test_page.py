@@ -112,11 +112,11 @@ def test_it_states_in_words_what_came_out() -> None:
 def test_it_states_where_the_best_changes_and_what_to_do() -> None:
     runs = [run("affinity", 1.0), run("ttft", 1.2), run("affinity", 9.0, rate=2.0), run("ttft", 3.0, rate=2.0)]
     stuck = [replace(run(policy, 50.0, rate=4.0), requests_per_s=2.0) for policy in ("affinity", "ttft")]
-    text = report(*runs, *stuck, run("ttft", 3.2, rate=2.0, nodes=4))
+    text = report(*runs, *stuck, run("affinity", 1.1, nodes=4))
     assert "The best changes with the rate: affinity at 1; ttft at 2; affinity at 4." in text
     assert "From rate 4 on no policy serves requests as fast as they come" in text
-    assert "ttft on 4 nodes instead of 1: 3.20 s instead of 3.00 s" in text
-    assert "What to do at rate 2 with 1 node: ranvier serve --policy ttft." in text
+    assert "affinity on 4 nodes instead of 1: 1.10 s instead of 1.00 s" in text
+    assert "What to do at rate 1 (as recorded) with 1 node: ranvier serve --policy affinity." in text
 
 
 def test_a_short_trace_that_ends_before_its_last_answer_was_served_all_the_same() -> None:
@@ -124,7 +124,7 @@ def test_a_short_trace_that_ends_before_its_last_answer_was_served_all_the_same(
     short = [
         replace(run(policy, 0.1, rate=rate), requests=10, offered_per_s=10.0 * rate, requests_per_s=served_per_s)
         for policy in ("ttft", "affinity")
-        for rate, served_per_s in ((1.0, 8.0), (10.0, 9.5))
+        for rate, served_per_s in ((2.0, 8.0), (10.0, 9.5))
     ]
     short = [replace(each, e2e_s=dict.fromkeys(each.e2e_s, 1.0)) for each in short]
     assert "no policy serves requests as fast" not in report(*short)
@@ -134,8 +134,8 @@ def test_a_short_trace_that_ends_before_its_last_answer_was_served_all_the_same(
 
 
 def test_requests_that_come_all_at_once_have_no_rate() -> None:
-    once = [replace(run("ttft", 1.0, rate=rate), offered_per_s=0.0) for rate in (1.0, 2.0)]
-    assert "Least p90 to the first token at rate 2: ttft, 1.00 s." in report(*once)
+    once = [replace(run("ttft", 1.0, rate=rate), offered_per_s=0.0) for rate in (2.0, 4.0)]
+    assert "Least p90 to the first token at rate 4: ttft, 1.00 s." in report(*once)
 
 
 def test_a_few_requests_are_stated_to_be_few() -> None:
@@ -210,7 +210,7 @@ def test_where_all_are_equal_nobody_is_called_the_best() -> None:
 
 def test_the_words_name_the_rate_and_the_nodes_that_they_are_of() -> None:
     text = report(*(run("a", 1.0, rate=rate, nodes=nodes) for rate in (1.0, 2.0) for nodes in (1, 4)))
-    assert "Least p90 to the first token at rate 2 with 1 node: a, 1.00 s." in text
+    assert "Least p90 to the first token at rate 1 (as recorded) with 1 node: a, 1.00 s." in text
 
 
 def test_each_dot_states_its_own_point_where_others_are_left_out() -> None:
@@ -242,9 +242,13 @@ def test_nothing_to_show_is_shown_without_an_error() -> None:
     assert "No policy served a request." in report(empty)
 
 
-def test_pictures_are_of_the_highest_rate_that_was_served() -> None:
-    queue = replace(run("ttft", 9.0, rate=4.0), requests_per_s=5.0)
-    assert "Prompt tokens found in the cache at rate 2" in report(run("ttft", 1.0), run("ttft", 1.5, rate=2.0), queue)
+def test_words_and_pictures_are_of_the_traffic_as_recorded_or_of_the_highest_rate_that_was_served() -> None:
+    queue = replace(run("ttft", 9.0, rate=8.0), requests_per_s=5.0)
+    faster = [run("ttft", 1.5, rate=2.0), run("ttft", 2.5, rate=4.0), queue]
+    assert "Prompt tokens found in the cache at rate 4" in report(*faster)
+    text = report(run("ttft", 1.0), *faster)
+    assert "Prompt tokens found in the cache at rate 1 (as recorded)" in text
+    assert "Least p90 to the first token at rate 1 (as recorded): ttft, 1.00 s." in text
 
 
 @pytest.mark.parametrize(("high", "ticks"), [(1.0, [0, 0.5, 1.0]), (7.0, [0, 2, 4, 6, 8]), (0.0, None)])
