@@ -1,9 +1,10 @@
 // Engines: what each does now, and its load in the last quarter of an hour as a strip; with orders for who may give them.
 import { Drawn, html } from './html.js';
-import { cividis } from './scale.js';
+import { colours } from './scale.js';
 import { goTo } from './scrubber.js';
 import { change, HISTORY_S, mayOrder, state } from './state.js';
 import { filtered, Table } from './table.js';
+import { isDark } from './theme.js';
 import { byName, percent, short } from './words.js';
 
 const NOT_ASKED = -1, FAILED = [213, 94, 0];
@@ -22,22 +23,36 @@ function most() {
   return loadMost;
 }
 
+// The pixel of each load: all strips share them, and a strip has 900.
+let pixels = { of: null, most: 0, dark: null };
+
+function pixelOf() {
+  const loadNow = most(), dark = isDark();
+  if (pixels.most !== loadNow || pixels.dark !== dark) {
+    const colourOf = colours(), scale = Math.log1p(loadNow);
+    const of = Array.from({ length: loadNow + 1 }, (_, load) => packed(colourOf(Math.log1p(load) / scale)));
+    of[0] = 0; // idle: the page shines through
+    pixels = { of, most: loadNow, dark };
+  }
+  return pixels.of;
+}
+
+function packed([red, green, blue]) {
+  return (255 << 24) | (blue << 16) | (green << 8) | red; // as little-endian machines have it, which browsers run on
+}
+
 // One pixel for each second; the style sheet stretches them.
 function drawStrip(canvas, { data: name }) {
-  const values = state.series.get(`load/${name}`), scale = Math.log1p(most());
-  const context = canvas.getContext('2d');
-  canvas.width = HISTORY_S;
-  canvas.height = 1;
+  const values = state.series.get(`load/${name}`), of = pixelOf(), failed = packed(FAILED);
+  if (canvas.width !== HISTORY_S) [canvas.width, canvas.height] = [HISTORY_S, 1];
   if (!values) return;
-  const image = context.createImageData(HISTORY_S, 1);
+  canvas.image ??= new ImageData(HISTORY_S, 1);
+  const drawn = new Uint32Array(canvas.image.data.buffer);
   for (let second = 0; second < HISTORY_S; second++) {
     const value = values[second];
-    if (Number.isNaN(value)) continue;
-    if (value === 0) continue; // idle: the page shines through
-    const [red, green, blue] = value === NOT_ASKED ? FAILED : cividis(Math.log1p(value) / scale);
-    image.data.set([red, green, blue, 255], 4 * second);
+    drawn[second] = value === NOT_ASKED ? failed : of[value] ?? 0; // NaN: not known
   }
-  context.putImageData(image, 0, 0);
+  canvas.getContext('2d').putImageData(canvas.image, 0, 0);
 }
 
 function goToPlace(event) {

@@ -1,7 +1,7 @@
 // Which prefixes are warm: depth in tokens, width by heat, colour by how many engines hold them. Never their text.
 import { Drawn, html } from './html.js';
 import { ask } from './node.js';
-import { cividis, css } from './scale.js';
+import { colours, css } from './scale.js';
 import { change, state } from './state.js';
 import { colour } from './theme.js';
 import { hierarchy, partition } from './vendor/d3-hierarchy.min.mjs';
@@ -25,9 +25,10 @@ function layout(view) {
   return laid;
 }
 
-function colourOf(holders) {
-  const place = HOLDERS.findLastIndex((least) => holders >= least);
-  return css(cividis(place / (HOLDERS.length - 1)));
+// Returns what gives the colour of a number of holders.
+function palette() {
+  const table = HOLDERS.map((_, place) => css(colours()(place / (HOLDERS.length - 1))));
+  return (holders) => table[HOLDERS.findLastIndex((least) => holders >= least)];
 }
 
 function boxOf(node, width, most) {
@@ -47,6 +48,7 @@ function drawMap(canvas, { data: view }) {
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
   context.strokeStyle = colour('--card');
+  const colourOf = palette();
   const visit = (node) => {
     const box = boxOf(node, width, most);
     if (box.width < THIN || box.x > width || box.x + box.width < 0) return;
@@ -118,7 +120,7 @@ export const prefixes = {
     if (!view.name.length) return html`<p class="empty">no prefix is known yet</p>`;
     return html`<div class="map"><${Drawn} tag="canvas" draw=${drawMap} data=${view} onClick=${pick} role="img" aria-label="prefixes by depth, heat and holders" /></div>
       <p class="legend"><span>down: 0 to ${short(laid.view === view ? laid.most : Math.max(...view.tokens))} tokens</span> <span>width: how lately used</span>
-        ${' '}<span>held by</span> ${HOLDERS.map((least) => html`<span key=${least}><i class="swatch" style=${{ background: colourOf(least) }}></i> ${least}${least === HOLDERS.at(-1) ? ' or more' : ''}</span> `)} <span>engines</span></p>
+        ${' '}<span>held by</span> ${HOLDERS.map((least) => html`<span key=${least}><i class="swatch" style=${{ background: palette()(least) }}></i> ${least}${least === HOLDERS.at(-1) ? ' or more' : ''}</span> `)} <span>engines</span></p>
       <${Chosen} view=${view} />`;
   },
 };

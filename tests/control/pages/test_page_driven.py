@@ -15,6 +15,7 @@ import trio
 
 from tests.builders.browsers import BROWSER, Tab, browser
 from tests.node.node_lab import ClusterLab, Lab, Node, cluster_lab, lab, opened, start_engine, turn
+from tests.replay.test_page import report, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +32,7 @@ CLIPPED = """(() => {
   const isClipped = (box) => [...box.querySelectorAll('td, p, li')].some((each) => right(each) > right(box) + 1);
   return [...document.querySelectorAll('section, dialog')].filter(isClipped).map((box) => box.ariaLabel);
 })()"""
+BEYOND = "(each) => each.getBoundingClientRect().right > innerWidth"
 NO_SCROLLING = "document.documentElement.scrollWidth <= innerWidth"
 
 
@@ -224,3 +226,14 @@ async def test_a_viewer_that_may_only_read_gives_no_orders(tmp_path: Path) -> No
         await tab.press("j", "Enter")
         await tab.sees("this one has role read")
         assert await tab.value("document.querySelectorAll('[data-pane=engines] .orders button:disabled').length") == 2
+
+
+async def test_the_report_of_a_replay_can_be_read_on_a_telephone(tmp_path: Path) -> None:
+    runs = [
+        run(policy, p90, rate=rate) for policy, p90 in (("ttft", 1.0), ("least_loaded", 2.0)) for rate in (1.0, 2.0)
+    ]
+    (tmp_path / "report.html").write_text(report(*runs))
+    async with seen(f"file://{tmp_path / 'report.html'}", tmp_path / "profile", width=390) as tab:
+        await tab.sees("ranvier replay")
+        assert await tab.value(NO_SCROLLING)
+        assert await tab.value(f"[...document.querySelectorAll('figure, svg, li, p')].filter({BEYOND}).length") == 0

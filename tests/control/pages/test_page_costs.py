@@ -1,0 +1,118 @@
+"""What the page costs a node, and how fast it is drawn: 64 engines, 10,000 prefixes, a quarter of an hour of history.
+
+Each test prints its figures (`pytest -s`). They are of processor time, since others share the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from math import inf
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import pytest
+import trio
+
+from ranvier_py.control.control_port import ControlPort
+from ranvier_py.control.pages.feed import Feed
+from ranvier_py.core.history.series import SECONDS
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Decision
+from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.node.part import Node
+from tests.builders.browsers import BROWSER, browser
+from tests.builders.built_nodes import built
+
+pytestmark = pytest.mark.slow
+
+ENGINES, CHATS, STEPS = 64, 1000, 20
+
+
+def large() -> Node:
+    """A node that knows 64 engines, 10,000 prefixes of a thousand chats, and its last decisions."""
+    backends = [f"http://10.0.{number // 8}.{number % 8}:8000" for number in range(ENGINES)]
+    node = built(more=lambda node: [ControlPort(node)], backend=backends, shadow=["least_loaded"])
+    rng, now = Random(1), time.monotonic()
+    ids = tuple(each.id for each in node.registry)
+    for number in range(CHATS):
+        depths = [(320 * (depth + 1), rng.getrandbits(63) | 1, 0) for depth in range(9)]
+        chain = [(64, 1 + number % 10, 0), *depths]
+        for backend in rng.sample(ids, rng.choice((1, 1, 1, 2, 5))):
+            node.router.routes.learn(chain[::-1], backend, 0, Trust.LOCAL, now - rng.expovariate(0.01))
+    for number in range(256):
+        name, at = f"r{number}".encode(), now - 256 + number
+        chosen = BackendId(number % ENGINES)
+        made = Decision(chosen, "engine", "affinity", "ttft", 900, 1000, "text", (), ids, (1,) * ENGINES)
+        node.router.recent.made.append((at, name, made))
+    return node
+
+
+def filled(node: Node, feed: Feed) -> None:
+    rng = Random(2)
+    names = [f"load/{each.name}" for each in node.registry]
+    for second in range(SECONDS):
+        values = [(name, float(rng.randrange(12))) for name in names]
+        feed.series.record([*values, ("requests", float(second))], time.time() - SECONDS + second)
+
+
+async def milliseconds(feed: Feed) -> list[float]:
+    """Of processor time, for each of some steps a second apart."""
+    found, now = list[float](), time.monotonic()
+    for step in range(STEPS):
+        began = time.process_time()
+        await feed.step(now + step)
+        found.append(1000 * (time.process_time() - began))
+    return found
+
+
+async def test_history_takes_a_five_hundredth_of_a_core_and_a_page_a_hundredth() -> None:
+    node = large()
+    feed = Feed(lambda: node.parts, node.faults)
+    filled(node, feed)
+    alone = await milliseconds(feed)
+    feed._watched_until = inf
+    watched = await milliseconds(feed)
+    assert node.faults.counters.unexpected_errors == {}
+    print(
+        f"ms of each second: history alone {mean(alone):.2f}, with a page {mean(watched):.2f} (most {max(watched):.1f})"
+    )
+    print(f"bytes: series {8 * SECONDS * len(feed.series)}, snapshots {feed.snapshots.bytes}")
+    assert mean(alone) < 2.0
+    assert mean(watched) < 10.0
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@asynccontextmanager
+async def served(node: Node) -> AsyncIterator[str]:
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(node.part(ControlPort).run)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM")
+async def test_it_is_painted_within_a_second_and_drawn_again_within_a_frame(tmp_path: Path) -> None:
+    node = large()
+    filled(node, node.part(ControlPort)._files.feed)
+    with trio.fail_after(120):
+        async with served(node) as url, browser(tmp_path) as started:
+            await started.tab("about:blank")  # the browser itself has started
+            tab = await started.tab(f"{url}/")
+            await tab.until(f"document.querySelectorAll('[data-pane=engines] tr[data-row]').length === {ENGINES}")
+            await tab.until("document.querySelector('[data-pane=prefixes] small').innerText.includes('of')")
+            paint = await tab.value("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            await trio.sleep(2)
+            await tab.value("performance.clearMeasures('draw')")
+            await trio.sleep(15)
+            draws = await tab.value("performance.getEntriesByName('draw').map((each) => each.duration)")
+            assert tab.errors == []
+    print(
+        f"first paint {paint:.0f} ms; drawn again in {median(draws):.1f} ms, most {max(draws):.1f}, {len(draws)} times"
+    )
+    assert paint < 1000
+    assert median(draws) < 16
