@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.metrics import LINES_MAX, OTHER, Family, Histogram, Sample
+from ranvier_py.node.parts.request_metrics import Ended
+from ranvier_py.node.parts.request_parts import RequestPath
+from tests.builders.built_nodes import built
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, chat, lab, turn
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -117,6 +120,13 @@ async def test_a_backend_that_is_removed_takes_its_series_along() -> None:
         await node.http.request("DELETE", f"{node.control}/admin/backends", json={"name": gone})
         assert gone not in str(await values(node, "backend_request_duration_seconds_count"))
         assert gone not in str(await values(node, "backend_requests_total"))
+
+
+def test_what_ends_after_its_backend_has_gone_brings_its_series_not_back() -> None:
+    counts = built(backend=["http://127.0.0.1:1,name=a"]).part(RequestPath).counts
+    counts._ended += [Ended(b"/v1/chat/completions", 200, "", "m", name) for name in ("a", "gone")]
+    found = {(each.name, each.labels["backend"]) for each in counts.samples() if each.labels.get("backend")}
+    assert {backend for _, backend in found} == {"a"}
 
 
 async def test_a_traced_request_is_the_exemplar_of_its_buckets_for_who_accepts_openmetrics() -> None:

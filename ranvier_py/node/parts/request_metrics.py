@@ -117,7 +117,7 @@ class RequestMetrics(Observer):
 
     def __init__(self, node: Node) -> None:
         node.router.observers += (self,)
-        self._names = node.registry.pools.names
+        self._names, self._registry = node.registry.pools.names, node.registry
         self._paths = {path: path.decode() for path in (*PATHS, MODELS_PATH)}
         self._tenants: set[str] = set()
         self._ended: list[Ended] = []
@@ -192,18 +192,19 @@ class RequestMetrics(Observer):
         for (path, model, code, tenant), count in Counter((e.path, e.model, e.status, e.tenant) for e in ended).items():
             key = self._paths.get(path, OTHER), self._model(model), str(code), self._tenant(tenant)
             self._requests.add(key, count)
+        here = {backend.name for backend in self._registry}  # what ends after its backend has gone is of nobody
         placed = [each for each in ended if each.backend]
-        for (backend, code), count in Counter((each.backend, each.status) for each in placed).items():
+        for (backend, code), count in Counter((e.backend, e.status) for e in placed if e.backend in here).items():
             self._answers.add((backend, str(code)), count)
         for model, own in grouped(placed, "model"):
             queue = [each.queue for each in own]
             self._models.end(self._model(model), own, [0.0] * len(own), at)
             self._queue.histogram(self._model(model)).observe_all(queue, [each.trace for each in own], at)
-        for backend, own in grouped(placed, "backend"):
+        for backend, own in grouped((each for each in placed if each.backend in here), "backend"):
             self._backends.end(backend, own, [each.queue for each in own], at)
         for model, answers in grouped(read, "model"):
             self._models.read(self._model(model), answers)
-        for backend, answers in grouped(read, "backend"):
+        for backend, answers in grouped((each for each in read if each.backend in here), "backend"):
             self._backends.read(backend, answers)
 
     def _model(self, model: str) -> str:
