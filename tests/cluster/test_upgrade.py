@@ -34,6 +34,7 @@ def test_an_upgrade_restarts_nodes_and_allows_no_failed_request(name: str) -> No
     assert [step.do for step in scenario.steps] == ["roll"]
     assert (scenario.expect.failed_requests_max, scenario.expect.false_deaths_max) == (0, 0)
     assert scenario.expect.same_routes_s is not None
+    assert scenario.expect.hit_share_min == 0.98, "of before"
 
 
 @pytest.mark.parametrize(("spoken", "code"), [(PROTOCOL_VERSION - 1, chaos.OK), (PROTOCOL_VERSION, chaos.MISUSED)])

@@ -2,8 +2,9 @@
 reads, and what is wrong with itself.
 
 Rules: a node sends all of it when it has changed, but not sooner than SENT_S after the last time, to newcomers, and
-every REPEAT_S; a peer keeps the last one of each sender for LIFE_S. Nothing is placed by it. Bounds: one report of
-each near peer, with ENGINES_MAX engines and TROUBLES_MAX findings, the worst first, of WORDS_BYTES_MAX each.
+every REPEAT_S; a peer keeps the last one of each sender for LIFE_S. Nothing is placed by it. Bounds: BYTES_PER_S on
+average, but for one report in REPEAT_S; one report of each near peer, with ENGINES_MAX engines and TROUBLES_MAX
+findings, the worst first, of WORDS_BYTES_MAX each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from ranvier_py.core.mesh.wire.frame import bad, text
 
 SENT_S = 3.0  # as often as engines' pages are read
 REPEAT_S = 30.0
+BYTES_PER_S = 8192  # to all peers: as much as the loads of a busy node of some 20 peers
+HEAD_BYTES, ENGINE_BYTES, FINDING_BYTES = 90, 24, 20  # of a packet, an engine and a finding without its words
 LIFE_S = 100.0
 ENGINES_MAX = 512  # of one sender: an eighth of all that there can be
 TROUBLES_MAX = 16
@@ -116,7 +119,14 @@ class StatusReports(Machine):
     def wake_at(self) -> float:
         if not self._peers or self._is_silent:
             return inf
-        return min(self._repeat_at, self._sent_at + SENT_S) if self._changed else self._repeat_at
+        return min(self._repeat_at, self._sent_at + self._gap_s) if self._changed else self._repeat_at
+
+    @property
+    def _gap_s(self) -> float:
+        """The shortest time between two reports to all peers."""
+        words = sum(len(word) for each in self._own.troubles for word in each[2:])
+        size = HEAD_BYTES + ENGINE_BYTES * len(self._own.engines) + FINDING_BYTES * len(self._own.troubles) + words
+        return max(SENT_S, size * len(self._peers) / BYTES_PER_S)
 
     @property
     def _is_silent(self) -> bool:

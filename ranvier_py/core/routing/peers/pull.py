@@ -27,6 +27,7 @@ from ranvier_py.core.routing.peers.route_messages import (
     unpack_rows,
 )
 from ranvier_py.core.routing.peers.route_outbox import RouteOutbox
+from ranvier_py.core.routing.peers.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.peers.route_updates import unpack_entries
 from ranvier_py.core.routing.peers.side_state import SideTurns, SideWalk
@@ -53,6 +54,9 @@ PULL_BYTES_PER_S = 4 * 1024 * 1024
 AUDIT_BUCKETS_MAX = 256
 """A periodic audit asks for at most this many of the buckets that differ, a sixteenth of a table: among a million
 claims some hundred expire a second earlier on one side, at any time."""
+
+QUIET_PER_S = 1.0
+"""Route updates a second, of all nodes, up to which a cluster is quiet: more are on their way at any comparison."""
 
 SOON_MORE = 2
 """Audits after a disturbance beyond log2(N): some are wasted on a peer that has nothing new."""
@@ -82,6 +86,37 @@ class RunningPull(Inquiry):
     deadline: float = inf  # of the comparison
     numbers: dict[int, int] = field(default_factory=dict)  # of origins: all up to them is here at the end
     bytes: int = 0
+
+
+class QuietAudits:
+    """Audits beside the periodic ones, so that tables that stay different are found within a minute, where that costs
+    nothing: while hardly any updates come, and after an audit that found tables far apart.
+
+    It draws from a generator of its own, from which nothing else is drawn.
+    """
+
+    def __init__(self, settings: RouteGossipSettings, counters: RouteGossipCounters, rng: Random, now: float) -> None:
+        self._settings, self._counters, self.rng = settings, counters, rng
+        self._updates = 0
+        self._looked_at = now
+        self.at = now + settings.quiet_interval_s * rng.uniform(0.2, 1.0)
+
+    @property
+    def far(self) -> bool:
+        return self._counters.audits_differing > 0
+
+    def is_due(self, now: float) -> bool:
+        """Whether to compare now; then again after the next interval."""
+        updates, elapsed_s = self._counters.own + self._counters.received, now - self._looked_at
+        is_quiet = updates - self._updates <= QUIET_PER_S * elapsed_s
+        self._updates, self._looked_at = updates, now
+        self.at = now + self._settings.quiet_interval_s * self.rng.uniform(0.8, 1.0)
+        self.hurry(now)
+        return is_quiet or self.far
+
+    def hurry(self, now: float) -> None:
+        if self.far:
+            self.at = min(self.at, now + self._settings.far_interval_s * self.rng.uniform(0.8, 1.0))
 
 
 class Pull:
@@ -114,6 +149,7 @@ class Pull:
         self._alone_until = now + ALONE_S
         self._give_up_at = inf
         self._audit_at = now + self._settings.audit_interval_s * rng.uniform(0.2, 1.0)
+        self._quiet = QuietAudits(self._settings, self._counters, Random(self._request), now)  # noqa: S311  # for times alone
         self._soon = 0  # audits still to come because of a disturbance
         self._side = SideTurns()
         self._others = 0  # live nodes beside us
@@ -125,7 +161,7 @@ class Pull:
         if running is not None:
             return min(running.deadline, running.comparison.wake_at) if running.comparison is not None else inf
         if self.synced:
-            return min(self._audit_at, self._side.at) if self._outbox.order else inf
+            return min(self._audit_at, self._quiet.at, self._side.at) if self._outbox.order else inf
         return self._round_at if self._outbox.order else self._alone_until
 
     def meet(self, others: int, now: float) -> None:
@@ -158,6 +194,8 @@ class Pull:
                 self._ask(self._begin(Use.SIDE_STATE, peer), SIDE_STATE, now)
             elif now >= self._audit_at:
                 self.audit(now)
+            elif now >= self._quiet.at and self._quiet.is_due(now) and now >= self._not_before and self._outbox.order:
+                self._compare(Use.AUDIT, self._quiet.rng.choice(self._outbox.order), now)
         elif running.comparison is not None and now >= running.deadline:
             self._break_off(running, now)
         elif running.comparison is not None:
@@ -235,6 +273,7 @@ class Pull:
         if running.use is Use.AUDIT:
             far = len(differing) > AUDIT_BUCKETS_MAX
             self._counters.audits_differing = self._counters.audits_differing + 1 if far else 0
+            self._quiet.hurry(now)
         if len(differing):
             self._ask(running, self._chosen(running.use, differing), now)
         else:

@@ -22,6 +22,8 @@ class RouteGossipSettings:
     fan_out: int = 3  # with three, 100 nodes are reached in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost route update stays unnoticed by the peer that is asked
     audit_interval_s: float = 300.0  # between two comparisons of tables with a peer, though the numbers are the same
+    quiet_interval_s: float = 20.0  # the same while hardly any updates come: an equal sum costs 200 bytes
+    far_interval_s: float = 8.0  # the same after one that found tables far apart
     soon_interval_s: float = 0.6  # between the few comparisons after a member came or went
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
@@ -38,6 +40,7 @@ class RouteGossipSettings:
             )
         if (
             min(self.ttl_s, self.tick_s, self.digest_interval_s, self.audit_interval_s, self.soon_interval_s) <= 0
+            or min(self.quiet_interval_s, self.far_interval_s) <= 0
             or self.log_entries_max < 1
             or self.fan_out < 1
         ):

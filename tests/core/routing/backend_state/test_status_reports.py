@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.mesh.mesh_values import Outgoing
 from ranvier_py.core.peer.router_peer import CODEC
 from ranvier_py.core.routing.backend_state.status_reports import (
+    BYTES_PER_S,
     ENGINES_MAX,
     LIFE_S,
     REPEAT_S,
@@ -25,7 +26,7 @@ from ranvier_py.core.routing.backend_state.status_reports import (
     known,
     words_of,
 )
-from tests.builders.machine_net import alike, peer_of
+from tests.builders.machine_net import LoneMachine, MachineNet, alike, peer_of
 
 ENGINE = EngineReport(7, 1, 2, 300, 870)
 TROUBLE = Trouble(1, 5, "node_full", "in_flight_max", "90 of 100 are in use", "Raise it.")
@@ -95,3 +96,32 @@ def test_whatever_is_shown_can_be_sent(words: str, count: float | None) -> None:
     assert CODEC.decode(kind, body) == outbox[0].message
     assert count is None or known(count_of(count)) is not None
     assert known(UNKNOWN) is None
+
+
+class ReportNode(LoneMachine[StatusReports]):
+    """A node that reads the pages of some engines; with `load` their counts are others at each of its looks."""
+
+    def __init__(self, session: int, now: float, engines: int) -> None:
+        super().__init__(StatusReports, Random(session), now)
+        self.rows = [EngineReport(session * 1000 + number, 1, 2, 300, 870) for number in range(engines)]
+        self.machine.show(self.rows, ())
+
+
+def bytes_per_s(engines: int, seconds: float, *, load: bool) -> float:
+    """What one of eight nodes sends on average."""
+    net = MachineNet(lambda session, now: ReportNode(session, now, engines), 8)
+    net.run(REPEAT_S)
+    net.sent.clear()
+    for step in range(int(seconds / SENT_S)):
+        for node in net.nodes.values() if load else ():
+            node.machine.show([row._replace(tokens_per_s=step) for row in node.rows], ())
+        net.run(SENT_S)
+    return sum(size for *_, size in net.sent) / 8 / seconds
+
+
+def test_reports_cost_an_idle_cluster_little_and_a_busy_one_no_more_than_their_bound() -> None:
+    idle = bytes_per_s(1, 600.0, load=False)
+    print(f"idle: {idle:.1f} bytes/s a node, under load {bytes_per_s(1, 120.0, load=True):.0f}")
+    assert 0 < idle < 50.0
+    assert bytes_per_s(1, 120.0, load=True) < 300.0
+    assert bytes_per_s(ENGINES_MAX, 120.0, load=True) < 1.1 * BYTES_PER_S

@@ -138,7 +138,8 @@ class GossipNode(RouteNode):
 
 class Net(MachineNet[GossipNode]):
     def __init__(self, count: int, seed: int = 1, now: float = 1000.0, **settings: float) -> None:
-        self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
+        self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6}
+        self.settings |= {"quiet_interval_s": 1e6, "far_interval_s": 1e6, **settings}
         self.capacity = 100_000
         super().__init__(lambda session, _: self.made(session), count, seed, now)
 

@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
+from ranvier_py.core.mesh.transfer import TransferPart
 from ranvier_py.core.mesh.wire.messages import Message
+from ranvier_py.core.peer.peer_findings import AUDITS_DIFFERING
 from ranvier_py.core.routing.peers import route_messages as r
 from ranvier_py.core.routing.peers.eager_push import IN_TRANSIT_S
 from ranvier_py.core.routing.peers.pull import ALONE_S, AUDIT_BUCKETS_MAX
@@ -40,7 +42,7 @@ def parted(turns: int) -> Net:
 
 def test_an_audit_asks_for_no_vector() -> None:
     """Nothing was adopted that route updates could follow; some 200 bytes among ten nodes, as often as they compare."""
-    net = differing(1e6, 80)
+    net = differing(80, audit_interval_s=1e6)
     net.drop = lambda source, target, message: isinstance(message, r.Digest)
     net.nodes[2].gossip.compare_now(net.now)
     net.run_until(net.equal, limit_s=2.0)
@@ -209,7 +211,7 @@ def test_a_comparison_that_breaks_off_is_tried_again() -> None:
 
 
 def test_equal_tables_are_seen_to_be_equal_by_a_few_bytes() -> None:
-    net = differing(1e6, 0)
+    net = differing(0, audit_interval_s=1e6)
     for asker in (1, 2):
         net.sent.clear()
         before = net.nodes[asker].gossip.counters.audits
@@ -225,7 +227,7 @@ def test_equal_tables_are_seen_to_be_equal_by_a_few_bytes() -> None:
 @pytest.mark.parametrize("turns", [4, 40, 400, 4000])
 def test_sums_are_reported_of_groups_that_differ(turns: int) -> None:
     """One turn that one node lacks, then ten, a hundred, a thousand."""
-    net = differing(1e6, turns)
+    net = differing(turns, audit_interval_s=1e6)
     differ = len({fingerprint >> 58 for fingerprint in lacking(net)})
     net.nodes[2].gossip.compare_now(net.now)
     net.run(0.2)
@@ -236,7 +238,7 @@ def test_sums_are_reported_of_groups_that_differ(turns: int) -> None:
 
 def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
     """Rows of a transfer may have taken all of the budget when the groups are known."""
-    net = differing(1e6, 80)
+    net = differing(80, audit_interval_s=1e6)
     bulk = net.nodes[2].gossip._outbox.bulk
     net.nodes[2].gossip.compare_now(net.now)
     bulk.spend(bulk.per_s, net.now)
@@ -244,7 +246,7 @@ def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
     assert sent(net, r.TotalSum) == []
     net.run(1.0)
     assert net.equal()
-    net = differing(1e6, 80)
+    net = differing(80, audit_interval_s=1e6)
     bulk = net.nodes[2].gossip._outbox.bulk
     net.nodes[2].gossip.compare_now(net.now)
     net.run_until(lambda: sent(net, r.TotalSum) != [], step_s=0.0005)
@@ -257,7 +259,7 @@ def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
 
 def test_an_answer_that_states_nothing_of_what_differs_ends_nothing() -> None:
     """Else the numbers of a reset would be adopted without its route updates."""
-    net = differing(1e6, 80)
+    net = differing(80, audit_interval_s=1e6)
     gossip = net.nodes[2].gossip
     before = gossip.counters.audits
     net.drop = lambda source, target, message: source == 1
@@ -294,9 +296,9 @@ def test_a_reset_during_an_audit_adopts_no_number_whose_rows_the_audit_left_out(
 # --- auditing ---------------------------------------------------------------------------------------------------------
 
 
-def differing(audit_interval_s: float, turns: int) -> Net:
+def differing(turns: int, seed: int = 1, **intervals: float) -> Net:
     """Two nodes with the same numbers, one of which knows more: whoever sent it died before it sent it to the other."""
-    net = Net(2, audit_interval_s=audit_interval_s, soon_interval_s=0.05)
+    net = Net(2, seed=seed, soon_interval_s=0.05, **intervals)
     net.run(1.0)
     net.sent.clear()
     rng = Random(1)
@@ -318,7 +320,7 @@ def lacking(net: Net) -> list[int]:
 
 
 def test_an_audit_finds_what_no_number_reports() -> None:
-    net = differing(20.0, 80)
+    net = differing(80, audit_interval_s=20.0)
     net.run_until(net.equal, limit_s=25.0)
     assert len(sent(net, r.TotalSum)) == len(sent(net, r.PartSums)) == 2
     assert claims(net) < 80
@@ -327,11 +329,34 @@ def test_an_audit_finds_what_no_number_reports() -> None:
 
 
 def test_an_audit_asks_for_a_part_of_what_differs() -> None:
-    net = differing(5.0, 4000)
+    net = differing(4000, audit_interval_s=5.0)
     net.run_until(lambda: wanted(net, 2) != [], limit_s=10.0)
     (question,) = wanted(net, 2)
     assert len(question.subject) == 2 * AUDIT_BUCKETS_MAX
     net.run_until(net.equal, limit_s=120.0, step_s=1.0)
+
+
+QUIET = {"audit_interval_s": 300.0, "quiet_interval_s": 20.0, "far_interval_s": 8.0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_that_stay_far_apart_are_found_within_a_minute_while_it_is_quiet(seed: int) -> None:
+    net = differing(4000, seed=seed, **QUIET)
+    net.drop = lambda _, __, message: isinstance(message, TransferPart)  # what is asked for never comes
+    net.run_until(lambda: net.nodes[2].gossip.counters.audits_differing >= AUDITS_DIFFERING, limit_s=60.0, step_s=0.1)
+
+
+def test_a_quiet_audit_waits_while_updates_come_and_costs_next_to_nothing_while_none_do() -> None:
+    net = Net(8, **{**QUIET, "audit_interval_s": 1e6})
+    net.run(120.0)
+    question = sum(size for *_, message, size in net.sent if isinstance(message, r.TotalSum))
+    assert 0 < question / 8 / 120.0 < 20.0, "bytes a second and node"
+    net.sent.clear()
+    rng = Random(1)
+    for _ in range(600):
+        net.learn(1, turn(rng))
+        net.run(0.2)
+    assert len(sent(net, r.TotalSum)) <= 16, "one question and answer of each node, before it noticed"
 
 
 def test_audits_are_rare_and_cheap() -> None:
@@ -346,7 +371,7 @@ def test_audits_are_rare_and_cheap() -> None:
 @pytest.mark.parametrize("asker", [1, 2])
 def test_one_comparison_makes_both_equal(asker: int) -> None:
     """Whoever asks: who is asked compares as well."""
-    net = differing(1e6, 80)
+    net = differing(80, audit_interval_s=1e6)
     net.nodes[asker].gossip.compare_now(net.now)
     net.run(1.0)
     assert net.equal()
