@@ -21,6 +21,8 @@ PROGRAM = """
 import sys, trio
 sys.argv[0] = "ranvier"
 trio.run = lambda *_, **__: None  # nothing serves, but all is imported that would
+if "serve" in sys.argv and "--help" not in sys.argv:
+    import ranvier_py.node.node, ranvier_py.control.control_port  # as soon as it runs
 from ranvier_py.cli import main
 try:
     main(sys.argv[1:])
@@ -47,6 +49,43 @@ def test_a_node_loads_no_replay_and_no_reporter() -> None:
     loaded = loaded_by("serve")
     assert "ranvier_py.node.node" in loaded
     assert [name for name in loaded if house.package_of(name) in ("replay", "reporter")] == []
+
+
+STARTING = """
+import sys
+from ranvier_py.io.tokenizer_process import TokenizerProcess
+
+begin = TokenizerProcess.begin
+
+async def noted(self):
+    await begin(self)
+    print("\\nbegan with", *sys.modules, flush=True)
+
+TokenizerProcess.begin = noted
+from ranvier_py.cli import main
+from ranvier_py.node import run_node
+
+def ready(text):
+    print("\\n", *sys.modules, flush=True)
+    os._exit(0)
+
+import os
+run_node.announce = ready
+main(["serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", *sys.argv[1:]])
+"""
+FEW_NEED = ("redis", "transformers", "huggingface_hub", "tokenizers", "dns", "torch", "opentelemetry")
+MODULES_MAX = 1420  # a third of them ours, and what the environment of tests adds: each costs a millisecond of a core
+
+
+def test_a_node_loads_its_parts_while_its_tokenizer_process_does_and_no_library_that_few_need() -> None:
+    """Until it is ready; processor time is what modules cost, and no test can count on that."""
+    done = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=True, cwd=ROOT)
+    began, ready = (line.split() for line in done.stdout.splitlines() if len(line) > 1000)
+    assert [name for name in ready if name.partition(".")[0] in FEW_NEED] == []
+    assert len(ready) <= MODULES_MAX
+    later = [name for name in began if name.partition(".")[0] in ("quart", "hypercorn", "flask", "jinja2")]
+    assert later == []
+    assert not {"ranvier_py.node.node", "ranvier_py.control.control_port"} & {*began}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,6 +26,9 @@ from ranvier_py.core.errors import ConfigError, ListenError, leaves, listening_o
 from ranvier_py.core.log_events import event
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor, claimed
+
+if TYPE_CHECKING:
+    from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +103,11 @@ def run_worker(options: argparse.Namespace, config: Config, index: int, key: byt
 
 def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     """Run a node in this process until a signal ends it; `load` reads its configuration anew. Returns the exit code."""
-    from ranvier_py.control.control_port import ControlPort
-    from ranvier_py.node.reload import ConfigSource
+    from ranvier_py.node.config_source import ConfigSource
     from ranvier_py.node.run_node import run
 
     try:
-        cut_by = trio.run(partial(run, config, ControlPort, source=ConfigSource(load, **source)))
+        cut_by = trio.run(partial(run, config, control_port, source=ConfigSource(load, **source)))
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
@@ -116,6 +118,13 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
         last_words("\n".join(f"ranvier: {message}" for message, _ in known))
         return max(code for _, code in known)
     return EXIT_CUT if cut_by is signal.SIGINT else EXIT_OK
+
+
+def control_port(node: Node) -> Part:
+    """Make a node's control port; imported here, while its tokenizer process loads."""
+    from ranvier_py.control.control_port import ControlPort
+
+    return ControlPort(node)
 
 
 def describe(error: BaseException) -> tuple[str, int]:

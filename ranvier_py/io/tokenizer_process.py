@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
@@ -101,6 +101,7 @@ class TokenizerProcess:
         self.counters = ProcessCounters()
         self.setup, self._command, self._restart_delay_s = setup, command, restart_delay_s
         self._child: Child | None = None
+        self._begun: Child | None = None  # by `begin`
         self._up = trio.Event()
         self._limiters = {True: trio.CapacityLimiter(FIRST_SOCKETS), False: trio.CapacityLimiter(1)}
 
@@ -109,9 +110,14 @@ class TokenizerProcess:
         """The child's process id, if there is a child."""
         return self._child.process.pid if self._child else None
 
+    async def begin(self) -> None:
+        """Have the first child load while the caller does something else before `start`. Raises OSError."""
+        self._begun = await self._spawn()
+
     async def start(self) -> None:
-        """Start the first child. Raises ConfigError, TokenizerLost, OSError."""
-        child, self.facts = await self._open()
+        """Start the first child, or wait until it has loaded. Raises ConfigError, TokenizerLost, OSError."""
+        begun, self._begun = self._begun, None
+        child, self.facts = await self._open(begun)
         self._take(child)
 
     async def run(self) -> None:
@@ -201,11 +207,10 @@ class TokenizerProcess:
         self.counters.restarts += 1
         self._take(child)
 
-    async def _open(self) -> tuple[Child, TokenizerFacts]:
+    async def _open(self, begun: Child | None = None) -> tuple[Child, TokenizerFacts]:
         """Start a child and wait until it is ready. Raises ConfigError, TokenizerLost, OSError."""
-        child = await self._spawn()
+        child = begun or await self._spawn()
         try:
-            await child.streams[0].send_all(encode_setup(self.setup))
             problems, warnings, facts = decode_start(await receive_frame(child.streams[0]))
             for warning in warnings:
                 log.warning(event("tokenizer.warned", words=warning))
@@ -237,7 +242,10 @@ class TokenizerProcess:
                 env=environment(),
             )
             mine.pop_all()  # our sockets stay open
-        return Child(process, [trio.SocketStream(trio.socket.from_stdlib_socket(own)) for own, _ in pairs])
+        child = Child(process, [trio.SocketStream(trio.socket.from_stdlib_socket(own)) for own, _ in pairs])
+        with suppress(trio.BrokenResourceError):  # it has ended, as its answer shows
+            await child.streams[0].send_all(encode_setup(self.setup))
+        return child
 
 
 def environment() -> dict[str, str]:

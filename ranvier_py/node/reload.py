@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -30,24 +30,11 @@ from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
 from ranvier_py.node.asked import Asked, Route
+from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.request_parts import within_descriptors
 
 log = logging.getLogger(__name__)
-
-
-class ConfigSource(NamedTuple):
-    """Where a node's configuration came from.
-
-    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `own` adapts it for one of
-    several workers. `spread` makes the other workers reload it, too. `is_newer`: it was reloaded since this process was
-    configured.
-    """
-
-    load: Callable[[], Loaded]
-    own: Callable[[Config], Config] = lambda config: config
-    spread: Callable[[], object] = lambda: None
-    is_newer: bool = False
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -23,12 +24,13 @@ from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.service_manager import notify_ready
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
+from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.fingerprints import fingerprint_key, tokenizer_process
 from ranvier_py.node.garbage import collected_in_waits
-from ranvier_py.node.node import make_node, parts_of
 from ranvier_py.node.part import Node, Part
-from ranvier_py.node.parts.request_parts import PublicPort, RequestPath, within_descriptors
-from ranvier_py.node.reload import ConfigSource, Reloads
+
+if TYPE_CHECKING:
+    from ranvier_py.node.parts.request_parts import PublicPort
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +73,19 @@ async def run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     loaded, descriptors = config, raise_descriptor_limit()
-    config = within_descriptors(config if source is None else source.own(config), descriptors)
+    config = config if source is None else source.own(config)
     keys, key_file = await load_keys(config) if gossip_endpoints(config) is not None else (None, None)
     key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
     tokenizer = tokenizer_of(config, key)
+    await tokenizer.begin()
+    # the parts load while the tokenizer process does
+    from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
+    from ranvier_py.node.parts.request_parts import PublicPort, RequestPath, within_descriptors  # noqa: PLC0415
+    from ranvier_py.node.reload import Reloads  # noqa: PLC0415
+
     await tokenizer.start()
     try:
+        config = within_descriptors(config, descriptors)
         facts = tokenizer.facts
         log.log(
             logging.INFO if facts.incremental else logging.WARNING, event("node.tokenizer", report=facts.probe_report)
@@ -92,20 +101,20 @@ async def run(
             *parts, public_port = parts_of(node, tokenizer, inbox, cluster, resolver)
             node.assemble([*parts, control(node), reloads, public_port])
             with closing(node.part(RequestPath).upstream), collected_in_waits():
-                await run_parts(node, task_status)
+                await run_parts(node, node.part(PublicPort), task_status)
     finally:
         await tokenizer.close()
     log.info(event("node.stopped"))
     return node.part(PublicPort).cut_by
 
 
-async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:
+async def run_parts(node: Node, port: PublicPort, task_status: trio.TaskStatus[Addresses]) -> None:
     """Start the parts in order, serve until drained, and stop them.
 
     A fault in one part never ends the others: the part is restarted here, or restarts its own loops if it has several.
     """
     async with trio.open_nursery() as nursery:
-        port, reported = node.part(PublicPort), await node.start(nursery)
+        reported = await node.start(nursery)
         addresses = Addresses(reported[port.name], reported["control"])
         if not node.config.backend:
             log.warning(event("node.no_backends"))

@@ -20,6 +20,7 @@ import pytest
 import trio
 import trustme
 
+import ranvier_py.node.node  # noqa: F401  # all parts, of which a test looks at each
 from cluster.dns.addresses import free_port
 from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import load
@@ -29,8 +30,9 @@ from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.core.shadows.mirrors import Mirrored
 from ranvier_py.core.shadows.shadow import Shadow
+from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.part import Part
-from ranvier_py.node.reload import NEEDS_RESTART, ConfigSource, Reloads, takes
+from ranvier_py.node.reload import NEEDS_RESTART, Reloads, takes
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
 from tests.proxy.wire import GOOD, Scripted

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -39,12 +39,14 @@ from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
-from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.asked import Route
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.node.parts.router_parts import POLICY_OPTIONS
 from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.supervision import Faults
+
+if TYPE_CHECKING:
+    from ranvier_py.io.redis_pool import RedisPool
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -31,12 +31,14 @@ from ranvier_py.core.response_cache.peers.answer_fetches import ENCODING_BYTES, 
 from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.io.redis_answers import RedisAnswers
-from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.asked import Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.fingerprints import COMMON_KEY, FingerprintScheme, has_shared_key
 from ranvier_py.node.part import Handler, Node, Part
 from ranvier_py.proxy.stages.response_cache import ResponseCache
+
+if TYPE_CHECKING:
+    from ranvier_py.io.redis_pool import RedisPool
 
 log = logging.getLogger(__name__)
 
@@ -287,10 +289,14 @@ def named_by(config: Config) -> str:
 
 def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
     """Make the connections to each Redis, by the option that names it: one pool if two options name the same (CR14)."""
-    pools: dict[str, RedisPool] = {}
     own, other = config.response_cache_redis_url, config.kv_redis_url
     answers, index = own or other, other or own
-    if config.responses.enabled and config.responses.backend == "redis" and answers is not None:
+    if answers is None:
+        return {}
+    from ranvier_py.io.redis_pool import RedisPool  # noqa: PLC0415  # redis-py is a hundred modules that few nodes need
+
+    pools: dict[str, RedisPool] = {}
+    if config.responses.enabled and config.responses.backend == "redis":
         limits = config.redis_answers
         pools[RESPONSES_REDIS] = RedisPool(
             answers.get_secret_value(),
