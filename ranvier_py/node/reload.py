@@ -58,6 +58,7 @@ NEEDS_RESTART = frozenset(
     gossip advertise join cluster_key_file insecure_gossip cluster_name node_name gossip_profile gossip_udp
     gossip_bytes_per_s_max gossip_state_file limit_state_file gossip_admin_key gossip_admin_key_file
     record_file record_bytes_max record_files_max
+    otel_endpoint otel_headers_file otel_ca_file otel_certificate_file otel_key_file otel_timeout_s
     """.split()  # noqa: SIM905  # by section
 )
 """They concern open sockets, processes and files, how fingerprints and routes are made, or what peers were given."""

@@ -30,6 +30,7 @@ from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.core.shadows.mirrors import Mirrored
 from ranvier_py.core.shadows.shadow import Shadow
+from ranvier_py.core.tracing.span_names import VERSIONS
 from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.part import Part
 from ranvier_py.node.reload import NEEDS_RESTART, Reloads, takes
@@ -125,6 +126,8 @@ OTHER_VALUES: dict[str, Any] = {
     "kubernetes_api": "https://127.0.0.1:6443",
     "limit_on_partition": "keep",
     "model": [{"name": "gpt-4o", "to": {MODEL: 1.0}}],
+    "otel_sample_ratio": 0.5,
+    "otel_semconv": VERSIONS[-1],
 }
 """Of keys whose other value can't be made from their limits."""
 
@@ -155,7 +158,7 @@ APPLIED = [name for name in KEYS if is_taken(name) and name not in (*FILES, "bac
 
 
 async def test_every_key_that_may_change_does_and_goes_back(tmp_path: Path) -> None:
-    async with reloadable(tmp_path) as (node, changed):
+    async with reloadable(tmp_path, otel_endpoint="http://127.0.0.1:1") as (node, changed):
         before = await node.ask("/admin/config")
         for name in APPLIED:
             headers = {"authorization": f"Bearer {OTHER_VALUES['control_key']}"} if name == "control_key" else None

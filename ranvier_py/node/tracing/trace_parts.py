@@ -63,7 +63,7 @@ class TraceParts(Part):
     """See the module. Without a collector there is none (`trace_parts_of`)."""
 
     name = "traces"
-    keys = ("otel_sample_ratio", "otel_semconv")
+    keys = ("otel_sample_ratio", "otel_semconv", "otel_queue_max")
 
     def __init__(self, node: Node, target: TraceTarget) -> None:
         self.counters, self._queue = TraceCounters(), deque[TraceSpan]()
