@@ -11,9 +11,7 @@ import trio
 from tests.deploy.live_prometheus import SCRAPE, prometheus
 from tests.deploy.promtool import needs_prometheus
 from tests.deploy.test_alerts import ALERTS, GROUP, RULES
-from tests.node.access.key_lab import RED, key_lines, keys_file
-from tests.node.node_lab import cluster_lab
-from tests.node.test_incidents import INCIDENTS, Scene, engine_process
+from tests.node.test_incidents import INCIDENTS, before, happening
 
 ALERT = {
     "three_engines_die": "RanvierEngineDown",
@@ -22,7 +20,6 @@ ALERT = {
     "a_flood_of_one_tenant": "RanvierLimitReached",
     "errors_inside_200": "RanvierEngineDown",
 }
-FROM_THE_START = "the_wrong_tokenizer"  # a node compares how its engines tokenize as they start
 SCRAPED_S = 15.0
 """Between two scrapes, in deploy/prometheus/scrape.yaml."""
 
@@ -57,29 +54,15 @@ def hurried(folder: Path) -> Path:
 @pytest.mark.parametrize("name", INCIDENTS)
 async def test_the_alert_of_an_incident_is_seen_in_half_a_minute(name: str, tmp_path: Path) -> None:
     incident = INCIDENTS[name]
-    async with cluster_lab(tmp_path, engines=0, deadline_s=DEADLINE_S) as place:
-        engines = [await engine_process(place, *incident.flags) for _ in range(incident.engines)]
-        settings: dict[str, object] = {}
-        if incident.limited:
-            tenant = '[[tenant]]\nname = "acme"\nrequests_per_minute = 5\n\n'
-            settings["keys_file"] = keys_file(tmp_path, tenant, key_lines(RED, tenant="acme"))
-        _, url, control = await place.addressed_process(**settings)
-        place.places.append((await place.http.get(f"{control}/admin/cluster")).json()["address"])
-        async with (
-            prometheus(tmp_path, place.http, [control], [hurried(tmp_path)]) as found,
-            trio.open_nursery() as nursery,
-        ):
-            while not await found.numbers("ranvier_build_info"):  # noqa: ASYNC110
-                await trio.sleep(LOOK_S)
-            assert name == FROM_THE_START or ALERT[name] not in await found.firing()
-            scene = Scene(place, engines, url, tmp_path)
-            if incident.starts:
-                await incident.begin(scene)
-            else:
-                nursery.start_soon(incident.begin, scene)
+    async with (
+        before(incident, tmp_path, DEADLINE_S) as (scene, control),
+        prometheus(tmp_path, scene.place.http, [control], [hurried(tmp_path)]) as found,
+    ):
+        while not await found.numbers("ranvier_build_info"):  # noqa: ASYNC110
+            await trio.sleep(LOOK_S)
+        assert incident.at_start or ALERT[name] not in await found.firing()
+        async with happening(incident, scene):
             began = trio.current_time()
             while ALERT[name] not in await found.firing():
                 assert trio.current_time() < began + SEEN_S, "no alert"
                 await trio.sleep(LOOK_S)
-            nursery.cancel_scope.cancel()
-        place.nursery.cancel_scope.cancel()

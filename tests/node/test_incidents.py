@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,7 @@ class Incident(NamedTuple):
     flags: tuple[str, ...] = ()  # of the engines
     limited: bool = False
     starts: bool = False  # it begins once the process that it starts is there
+    at_start: bool = False  # it is there from the start, and may be named before there is any traffic
 
 
 INCIDENTS = {
@@ -91,10 +93,39 @@ INCIDENTS = {
     "a_peer_with_the_old_key": Incident(
         join_with_an_old_key, r"DEGRADED +peer_key.*another cluster key", 1, starts=True
     ),
-    "the_wrong_tokenizer": Incident(talk, r"DEGRADED +engine_tokenizer", 1, flags=("--tokenizer", "bytes")),
+    "the_wrong_tokenizer": Incident(
+        talk, r"DEGRADED +engine_tokenizer", 1, flags=("--tokenizer", "bytes"), at_start=True
+    ),
     "a_flood_of_one_tenant": Incident(flood, r"NOTICE +limit_reached.*tenant acme", 0, limited=True),
     "errors_inside_200": Incident(fail_inside, r"DEGRADED +engine_fails.*within a 200", 1),
 }
+
+
+@asynccontextmanager
+async def before(incident: Incident, folder: Path, deadline_s: float = DEADLINE_S) -> AsyncIterator[tuple[Scene, str]]:
+    """A node and its engines, all well, and the URL of its control port."""
+    async with cluster_lab(folder, engines=0, deadline_s=deadline_s) as place:
+        engines = [await engine_process(place, *incident.flags) for _ in range(incident.engines)]
+        settings: dict[str, object] = {}
+        if incident.limited:
+            tenant = '[[tenant]]\nname = "acme"\nrequests_per_minute = 5\n\n'
+            settings["keys_file"] = keys_file(folder, tenant, key_lines(RED, tenant="acme"))
+        _, url, control = await place.addressed_process(**settings)
+        place.places.append((await place.http.get(f"{control}/admin/cluster")).json()["address"])
+        yield Scene(place, engines, url, folder), control
+        place.nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def happening(incident: Incident, scene: Scene) -> AsyncIterator[None]:
+    """From the beginning of an incident on."""
+    async with trio.open_nursery() as nursery:
+        if incident.starts:
+            await incident.begin(scene)
+        else:
+            nursery.start_soon(incident.begin, scene)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 async def status(control: str) -> tuple[str, int]:
@@ -108,29 +139,15 @@ async def status(control: str) -> tuple[str, int]:
 @pytest.mark.parametrize("name", INCIDENTS)
 async def test_each_incident_is_named_by_the_status_within_ten_seconds(name: str, tmp_path: Path) -> None:
     incident = INCIDENTS[name]
-    async with cluster_lab(tmp_path, engines=0, deadline_s=DEADLINE_S) as place:
-        engines = [await engine_process(place, *incident.flags) for _ in range(incident.engines)]
-        settings: dict[str, object] = {}
-        if incident.limited:
-            tenant = '[[tenant]]\nname = "acme"\nrequests_per_minute = 5\n\n'
-            settings["keys_file"] = keys_file(tmp_path, tenant, key_lines(RED, tenant="acme"))
-        _, url, control = await place.addressed_process(**settings)
-        place.places.append((await place.http.get(f"{control}/admin/cluster")).json()["address"])
-        before, code = await status(control)
-        assert (code, re.search(incident.named, before)) == (0, None), before
-        scene = Scene(place, engines, url, tmp_path)
-        async with trio.open_nursery() as nursery:
-            if incident.starts:
-                await incident.begin(scene)
-            else:
-                nursery.start_soon(incident.begin, scene)
+    async with before(incident, tmp_path) as (scene, control):
+        found, code = await status(control)
+        assert incident.at_start or (code, re.search(incident.named, found)) == (0, None), found
+        async with happening(incident, scene):
             began = trio.current_time()
             found, code = await status(control)
             while not re.search(incident.named, found):
                 assert trio.current_time() < began + NAMED_S, found
                 await trio.sleep(LOOK_S)
                 found, code = await status(control)
-            nursery.cancel_scope.cancel()
         assert code == incident.code, found
         print(f"{name}: named after {trio.current_time() - began:.1f} s")
-        place.nursery.cancel_scope.cancel()
