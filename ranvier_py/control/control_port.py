@@ -12,7 +12,8 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -189,7 +190,7 @@ class Guard:
         if is_open or (request.path == "/metrics" and settings.metrics_public):
             return
         if settings.needs_key:
-            g.caller, g.role = self._caller(bearer())
+            g.caller, g.role = caller_of(settings, bearer())
             needed = role_for(request.method, request.path)
             if ROLES.index(g.role) < ROLES.index(needed):
                 raise Forbidden(f"this needs a key of role {needed}, and {g.caller} has role {g.role}")
@@ -211,18 +212,6 @@ class Guard:
             log.info(event("control.ordered", method=method, path=path, by=by, status=status))
         return response
 
-    def _caller(self, given: str) -> tuple[str, str]:
-        """Return the id of a key and its role. Raises Unauthorized."""
-        key, shown = self._settings.key, given.encode("utf-8", "surrogateescape")
-        if key and hmac.compare_digest(shown, key.encode()):
-            return "control_key", ADMIN
-        found = self._settings.keys.find(digest_of(shown))
-        if found is not None and found.key is not None and not found.key.refusal(time.time()):
-            return found.key.id, found.key.role
-        if key and request.path.startswith(INTERNAL) and (worker := worker_of(given, key)) is not None:
-            return worker, OPERATE
-        raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
-
     def _check_browser(self, host_field: str, origin: str | None) -> None:
         """Refuse a page from elsewhere that uses the browser of someone on this machine, if there is no key.
 
@@ -233,6 +222,33 @@ class Guard:
             raise Forbidden("without a control key, use an address or localhost, not a name")
         if origin is not None and urlsplit(origin).netloc != host_field:
             raise Forbidden("without a control key, pages from elsewhere may not ask")
+
+
+def caller_of(settings: ControlSettings, given: str) -> tuple[str, str]:
+    """Return the id of a key and its role. Raises Unauthorized."""
+    key, shown = settings.key, given.encode("utf-8", "surrogateescape")
+    if key and hmac.compare_digest(shown, key.encode()):
+        return "control_key", ADMIN
+    found = settings.keys.find(digest_of(shown))
+    if found is not None and found.key is not None and not found.key.refusal(time.time()):
+        return found.key.id, found.key.role
+    if key and request.path.startswith(INTERNAL) and (worker := worker_of(given, key)) is not None:
+        return worker, OPERATE
+    raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
+
+
+async def while_allowed(
+    lines: AsyncGenerator[bytes, None], settings: ControlSettings, given: str
+) -> AsyncGenerator[bytes, None]:
+    """Pass an answer without an end on for as long as the key of who takes it is good."""
+    async with aclosing(lines):
+        async for line in lines:
+            if settings.needs_key:
+                try:
+                    caller_of(settings, given)
+                except Unauthorized:
+                    return
+            yield line
 
 
 def role_for(method: str, path: str) -> str:
@@ -255,7 +271,10 @@ def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
         if not isinstance(answer, ControlAnswer):
             return json_response(answer)
         if answer.kind:
-            return Response(answer.content, answer.status, dict(answer.fields), content_type=answer.kind)
+            content = answer.content
+            if isinstance(content, AsyncGenerator):
+                content = while_allowed(content, settings, bearer())
+            return Response(content, answer.status, dict(answer.fields), content_type=answer.kind)
         return json_response(answer.content, answer.status)
 
     return view

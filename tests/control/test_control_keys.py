@@ -116,6 +116,17 @@ async def test_keys_of_the_control_port_follow_their_file_and_a_bad_one_changes_
         assert await status(node, KEYS[READ], "GET", "/admin/backends") == 200
 
 
+async def test_a_stream_of_the_page_ends_with_the_key_of_who_follows_it(tmp_path: Path) -> None:
+    async with lab(engines=1, control_keys_file=keys_file(tmp_path)) as node:
+        headers = {"authorization": f"Bearer {KEYS[ADMIN]}"}
+        async with node.http.stream("GET", f"{node.control}/admin/page/stream", headers=headers) as answer:
+            lines = answer.aiter_lines()
+            assert "hello" in await anext(lines)
+            keys_file(tmp_path, "expires = 2001-01-01\n")
+            assert [line async for line in lines if "hello" in line] == []
+        assert await status(node, KEYS[ADMIN], "GET", "/admin/page/stream?seconds=1") == 401
+
+
 async def metrics(node: Node, key: str) -> str:
     return (await node.http.get(f"{node.control}/metrics", headers={"authorization": f"Bearer {key}"})).text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -99,7 +99,7 @@ class Feed:
             packed = await trio.to_thread.run_sync(zlib.compress, made, LEVEL)
             self.snapshots.keep(pane, packed, time.time())
 
-    async def lines(self, hello: Any, rounds_max: int | None = None) -> AsyncIterator[bytes]:
+    async def lines(self, hello: Any, rounds_max: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield what a viewer gets: `hello`, all panes, the history, then what has changed, for so many rounds."""
         now, before = time.monotonic(), self._watched_until
         self._watched_until = now + WATCHED_S
