@@ -46,6 +46,9 @@ class LocalTokenizer(TokenizerProcess):
             tokenizer, self._hasher, hoists_system=facts.hoists_system, reads_parts=reads_parts
         )
 
+    async def begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     async def start(self) -> None:
         await trio.lowlevel.checkpoint()
 

@@ -137,10 +137,11 @@ class TokenizerProcess:
             await self._restart()
 
     async def close(self) -> None:
-        """End the child. Nobody may ask after this."""
+        """End the child, also one that has only begun. Nobody may ask after this."""
         self._lose()
-        if self._child is not None:
-            await self._child.end()
+        for child in (self._child, self._begun):
+            if child is not None:
+                await child.end()
 
     async def ready(self) -> None:
         """Wait until there is a child to ask."""

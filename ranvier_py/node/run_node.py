@@ -77,14 +77,14 @@ async def run(
     keys, key_file = await load_keys(config) if gossip_endpoints(config) is not None else (None, None)
     key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
     tokenizer = tokenizer_of(config, key)
-    await tokenizer.begin()
-    # the parts load while the tokenizer process does
-    from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
-    from ranvier_py.node.parts.request_parts import PublicPort, RequestPath, within_descriptors  # noqa: PLC0415
-    from ranvier_py.node.reload import Reloads  # noqa: PLC0415
-
-    await tokenizer.start()
     try:
+        await tokenizer.begin()
+        # the parts load while the tokenizer process does
+        from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
+        from ranvier_py.node.parts.request_parts import PublicPort, RequestPath, within_descriptors  # noqa: PLC0415
+        from ranvier_py.node.reload import Reloads  # noqa: PLC0415
+
+        await tokenizer.start()
         config = within_descriptors(config, descriptors)
         facts = tokenizer.facts
         log.log(

@@ -267,6 +267,20 @@ def forks_of(pid: int | None) -> list[int]:
     ]
 
 
+async def test_a_process_that_only_began_to_load_ends_with_its_node() -> None:
+    before, process = children(), TokenizerProcess(SETUP)
+    await process.begin()
+    begun = children() - before
+    await process.close()
+    assert begun
+    assert not begun & children()
+
+
+def children() -> set[str]:
+    """The processes that this one has started."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
 async def test_a_process_that_ends_at_its_start_is_an_error_with_its_code(tmp_path: Path) -> None:
     with trio.fail_after(DEADLINE_S), pytest.raises(TokenizerLost, match="code 7"):
         await TokenizerProcess(SETUP, script(tmp_path / "odd.py", "sys.exit(7)")).start()
