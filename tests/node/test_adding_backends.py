@@ -64,6 +64,7 @@ class Clustering(Part):
             worker_commands=SimpleNamespace(take_new=list),
             streams=StreamSharer(),
             verdicts=SimpleNamespace(),
+            backend_lists=SimpleNamespace(),
             backends=keys,
         )
         self.peer = SimpleNamespace(transitions=list, doubted=list, features=features)
@@ -73,7 +74,7 @@ class Clustering(Part):
         commands, self._commands = self._commands, ()
         return commands
 
-    def _followed(self, command: Command, why_not: str) -> None:
+    def _followed(self, command: Command, why_not: str = "") -> None:
         self.failed += [command] if why_not and command.options is not None else []
 
     def order(self, wanted: WantedBackend, _: str, *, cluster: bool) -> list[str]:
@@ -82,6 +83,11 @@ class Clustering(Part):
 
     def ordered_by(self, _: Command) -> str:
         return "an operator of another node"
+
+    def is_over(self, _: Command) -> bool:
+        return False
+
+    def done(self, url: str, clock: int) -> None: ...
 
     def look(self) -> None: ...
 
@@ -112,7 +118,7 @@ STEPS = [
     (engine_poller, "Engine"),
     (EngineEvents, "found"),
     (EnginePoller, "watch"),
-    (backend_orders, "backend_view"),
+    (backend_orders, "shown_backend"),
     (Clustering, "order"),
 ]
 

@@ -40,6 +40,7 @@ ELSEWHERE = {
     "RedisLink.prepare": "a part of one request; without a Redis it never goes round",
     "SharedOrders.answers": "a part of one request of the control port, where a bug is a logged 500",
     "SharedOrders.lists": "a part of one request of the control port, where a bug is a logged 500",
+    "while_allowed": "a part of one request of the control port, which ends with it",
     "Splice._from_backend": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "Splice._from_client": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "TlsTransport.handshake": "a part of one connection by TLS; test_realtime.py has it meet a bug",

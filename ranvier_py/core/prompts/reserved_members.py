@@ -110,10 +110,10 @@ def is_addressed(request_id: str) -> bool:
     return any(mark in request_id for mark in ADDRESS_MARKS)
 
 
-def slices(body: bytes) -> Iterator[bytes]:
+def slices(body: bytes, size: int = SLICE_BYTES) -> Iterator[bytes]:
     """Yield a body piece by piece, without the zeros of wider encodings. Two pieces share OVERLAP_BYTES."""
-    for start in range(0, len(body), SLICE_BYTES):
-        piece = body[start : start + SLICE_BYTES + OVERLAP_BYTES] if len(body) > SLICE_BYTES else body
+    for start in range(0, len(body), size):
+        piece = body[start : start + size + OVERLAP_BYTES] if len(body) > size else body
         yield piece.translate(None, b"\0") if b"\0" in piece else piece
 
 

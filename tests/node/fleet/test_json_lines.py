@@ -35,8 +35,8 @@ def test_a_configuration_that_can_not_be_used_is_named_in_json(
 ) -> None:
     code, (line,) = wrote(tmp_path, text, name, *flags)
     event = json.loads(line)
-    assert (code, event["level"]) == (2, "error")
-    assert event["event"].startswith("ranvier: the configuration has problems:\n  ")
+    assert (code, event["level"], event["event"]) == (2, "error", "node.ended")
+    assert event["why"].startswith("ranvier: the configuration has problems:\n  ")
 
 
 def test_a_variable_counts_before_the_file_and_text_stays_text(tmp_path: Path) -> None:

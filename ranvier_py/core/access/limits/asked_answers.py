@@ -127,7 +127,7 @@ def most_asked(body: bytes, api: str) -> Generator[None, None, AskedAnswers]:
     lists, if a prompt may be a list of these."""
     choices, lengths, kinds = list[object](), list[object](), dict[bytes, None]()
     texts, lists, is_unsure = 0, 0, False
-    for piece in slices(body):
+    for piece in slices(body, SLICE_BYTES // 4):  # each may have tens of thousands of numbers
         for found in NUMBER.finditer(piece):
             name, number = found[1].decode(), found[2]
             if name in CHOICES.get(api, ()):
