@@ -113,7 +113,12 @@ class Forward:
         self._port = int(engine.rpartition(":")[2])
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        async with await trio.open_tcp_stream("127.0.0.1", self._port) as other, trio.open_nursery() as nursery:
+        try:
+            other = await trio.open_tcp_stream("127.0.0.1", self._port)
+        except OSError:  # the engine is gone, or resets at once: so is this connection of it
+            await stream.aclose()
+            return
+        async with other, trio.open_nursery() as nursery:
             nursery.start_soon(self._carry, stream, other)
             await self._carry(other, stream)
             nursery.cancel_scope.cancel()
