@@ -1,7 +1,7 @@
 """Changes that were rehearsed: how many files a feature of each kind touches, tests and documents included.
 
 `tests/rehearsals/` has one patch for each kind of change, made on this tree. Its first lines say what it adds, how many
-files it may touch, and which tests show that it works. What holds the size of the house (`LINES_REACHED`) is left out.
+files it may touch, and which tests show that it works.
 Whoever changes the lines around one makes it anew: apply it to the tree before, `git diff -U1` on the tree after.
 """
 
