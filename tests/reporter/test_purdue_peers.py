@@ -40,8 +40,9 @@ async def test_what_a_worker_reports_to_one_router_its_peers_know_and_forget_wit
             await other.until_routes(lambda view: view["claims"]["remote"] == 8)
             name = worker.removeprefix("http://")
             assert await complete(other, PROMPT) == (name, "affinity"), "no request came here or there before"
+            await reported.until_routes(lambda view: view["claims"]["confirmed"] == 9)  # with what that request showed
             reporter.free_block(600)
-            await reported.until_routes(lambda view: view["claims"]["confirmed"] == 4)
+            await reported.until_routes(lambda view: view["claims"]["confirmed"] == 5)
             await other.until_routes(lambda view: view["claims"]["remote"] == 0)
         finally:
             await trio.to_thread.run_sync(reporter.stop)
