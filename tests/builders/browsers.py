@@ -1,6 +1,7 @@
 """A headless Chromium, driven by its DevTools protocol over a pipe: no driver program, and no port.
 
-It is CHROMIUM, or one that PATH has. Each page is a tab; what a page logs as an error, or throws, is kept.
+It is CHROMIUM, or one that PATH has. Each page is a tab; what a page or a worker of it logs as an error, or throws, is
+kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from fcntl import F_DUPFD, fcntl
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,8 @@ KEY_CODES = {"Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38}
 class Browser:
     """One process. Each call has an id; answers come in any order."""
 
-    def __init__(self, to: trio.abc.SendStream, from_: trio.abc.ReceiveStream) -> None:
-        self._to, self._from, self._lock = to, from_, trio.Lock()
+    def __init__(self, to: trio.abc.SendStream, from_: trio.abc.ReceiveStream, nursery: trio.Nursery) -> None:
+        self._to, self._from, self._lock, self._nursery = to, from_, trio.Lock(), nursery
         self._next, self._waiting = 0, dict[int, trio.MemorySendChannel[Any]]()
         self._tabs: dict[str, Tab] = {}
 
@@ -47,6 +48,15 @@ class Browser:
                     self._waiting.pop(message["id"]).send_nowait(message)
                 elif tab := self._tabs.get(message.get("sessionId", "")):
                     tab.take(message)
+                    if message["method"] == "Target.attachedToTarget":
+                        self._nursery.start_soon(self._join, message["params"]["sessionId"], tab)
+
+    async def _join(self, session: str, tab: Tab) -> None:
+        """Take what a worker of a tab does for what the tab does, from its beginning."""
+        self._tabs[session] = tab
+        for method in ("Runtime.enable", "Log.enable", "Network.enable", "Runtime.runIfWaitingForDebugger"):
+            with suppress(AssertionError):  # it may have ended, or have none of this
+                await self.call(method, session)
 
     async def call(self, method: str, session: str = "", **params: Any) -> Any:
         self._next += 1
@@ -65,6 +75,7 @@ class Browser:
         tab = self._tabs[session] = Tab(partial(self.call, session=session))
         for domain in ("Page", "Runtime", "Log", "Network"):
             await tab.call(f"{domain}.enable")
+        await tab.call("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=True, flatten=True)
         await tab.size(width, height)
         await tab.call(
             "Emulation.setEmulatedMedia",
@@ -79,6 +90,7 @@ class Tab:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call, self.errors, self.asked = call, list[str](), list[tuple[str, dict[str, str]]]()
+        self._traced, self._trace_ended = list[dict[str, Any]](), trio.Event()
 
     def take(self, event: dict[str, Any]) -> None:
         method, params = event["method"], event["params"]
@@ -89,6 +101,10 @@ class Tab:
             self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
             self.asked.append((params["request"]["url"], params["request"]["headers"]))
+        elif method == "Tracing.dataCollected":
+            self._traced += params["value"]
+        elif method == "Tracing.tracingComplete":
+            self._trace_ended.set()
 
     async def size(self, width: int, height: int) -> None:
         await self.call(
@@ -134,6 +150,20 @@ class Tab:
     async def type(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
 
+    @asynccontextmanager
+    async def tasks(self) -> AsyncIterator[list[float]]:
+        """How long each task of the page's own thread took in the block, once that is over: ms of processor time."""
+        self._traced, self._trace_ended, found = [], trio.Event(), list[float]()
+        categories = {"includedCategories": ["disabled-by-default-devtools.timeline"]}
+        await self.call("Tracing.start", traceConfig=categories, transferMode="ReportEvents")
+        yield found
+        await self.call("Tracing.end")
+        await self._trace_ended.wait()
+        named = (each for each in self._traced if each["name"] == "thread_name")
+        mine = {(each["pid"], each["tid"]) for each in named if each["args"]["name"] == "CrRendererMain"}
+        whole = (each for each in self._traced if each["name"] == "RunTask" and (each["pid"], each["tid"]) in mine)
+        found += sorted(each["tdur"] / 1000 for each in whole if "tdur" in each)
+
     async def picture(self, path: Path, *, whole: bool = False) -> None:
         """A picture of what is seen, or of the whole page."""
         found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
@@ -162,7 +192,7 @@ async def browser(folder: Path) -> AsyncIterator[Browser]:
         os.close(its_out)
         to, from_ = trio.lowlevel.FdStream(to_fd), trio.lowlevel.FdStream(from_fd)
         async with to, from_:
-            made = Browser(to, from_)
+            made = Browser(to, from_, nursery)
             nursery.start_soon(made.read)
             try:
                 yield made

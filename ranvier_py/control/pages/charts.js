@@ -6,6 +6,8 @@ import { colour } from './theme.js';
 const COLOURS = ['--line0', '--line1', '--line2', '--line3', '--line4'];
 const HEIGHT = 170;
 
+const minute = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit' }); // to make one takes long
+
 // By how much a counter grew in the `over` seconds before each second.
 export function growth(name, over) {
   const values = state.series.get(name);
@@ -32,7 +34,7 @@ function drawLines(box, { data: { lines, written } }) {
     width, height: HEIGHT, legend: { show: false }, cursor: { show: false },
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-6)] } },
     series: [{}, ...lines.map((line, place) => ({ label: line.name, stroke: colour(COLOURS[place % COLOURS.length]), width: 2, dash: place % 2 ? [6, 3] : undefined }))],
-    axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (tick ? new Date(1000 * tick).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' }) : '')) },
+    axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (tick ? minute.format(1000 * tick) : '')) },
       { ...axis, size: 56, values: (_, ticks) => ticks.map(written) }],
   }, values, box);
 }

@@ -7,7 +7,7 @@ import { nextTheme } from './theme.js';
 export const KEYS = [
   ['/', 'filter all panes; Escape leaves the field'],
   ['j  k', 'the next row, the one before'],
-  ['Enter', 'open or close the row'],
+  ['Enter', 'open or close the row; of the prefixes: have it fill the map, or go back'],
   ['e', 'explain: where a request would go, and why'],
   ['n  p', 'the next pane, the one before'],
   [',  .', '10 seconds back, forward'],

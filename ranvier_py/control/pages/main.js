@@ -46,8 +46,9 @@ function Banners() {
 
 function App() {
   if (state.asksKey) return html`<${KeyForm} />`;
+  const waits = state.chosenAt !== null && state.past?.of !== state.chosenAt;
   return html`<${Head} /><${Banners} />
-    <main>${PANES.map((pane) => html`<${Pane} key=${pane.id} pane=${pane} />`)}</main>
+    <main class=${waits ? 'waits' : ''} aria-busy=${waits}>${PANES.map((pane) => html`<${Pane} key=${pane.id} pane=${pane} />`)}</main>
     <${Dialogs} />`;
 }
 
@@ -70,7 +71,7 @@ onChange(() => {
 });
 addEventListener('hashchange', () => {
   written = location.hash;
-  change({ selected: {}, opened: {}, filter: '', chosenAt: null, ...fromHash(location.hash) });
+  change({ selected: {}, opened: {}, filter: '', chosenAt: null, past: null, ...fromHash(location.hash) });
   if (state.chosenAt !== null) fetchPast();
 });
 document.addEventListener('visibilitychange', wake);

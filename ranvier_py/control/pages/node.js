@@ -1,85 +1,77 @@
-// Requests to the node: its stream, what it showed before, and orders. The key goes in a field, never in a URL.
+// Requests to the node: its stream, what it showed before, and orders. What is large is read by a worker (`reader.js`).
+import { answerOf } from './requests.js';
 import { change, push, state, takeHistory } from './state.js';
 
-const PAUSE_MS = 1000, SILENT_MS = 5000;
+const PAUSE_MS = 1000;
 
-export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
+const reader = new Worker('/page/reader.js', { type: 'module' });
+const waiting = new Map(); // by the number of a question to the reader: who waits for its answer
+let asked = 0;
+let woken = () => {}; // ends what `follow` waits for
 
-async function answerOf(path, options = {}) {
-  const headers = { ...options.headers };
-  if (state.key) headers.authorization = `Bearer ${state.key}`;
-  const answer = await fetch(path, { ...options, headers, credentials: 'omit', cache: 'no-store' });
-  if (answer.ok) return answer;
-  const body = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, body.error?.message ?? `the node answered with status ${answer.status}`);
+reader.onmessage = ({ data: { id, made, failed, line, ended } }) => {
+  if (line) return take(line);
+  if (ended) return woken(ended);
+  const { resolve, reject } = waiting.get(id);
+  waiting.delete(id);
+  if (failed) reject(failed);
+  else resolve(made);
+};
+reader.onerror = (event) => change({ trouble: `this page can't read what the node sends: ${event.message ?? 'its worker did not start'}` });
+
+function askReader(question) {
+  return new Promise((resolve, reject) => {
+    waiting.set(++asked, { resolve, reject });
+    reader.postMessage({ ...question, id: asked });
+  });
 }
 
 export async function ask(path) {
-  return (await answerOf(path)).json();
+  return (await answerOf(path, state.key)).json();
 }
 
 export async function order(path, body) {
   const text = typeof body === 'string' ? body : JSON.stringify(body);
   const headers = { 'content-type': 'application/json' };
-  return (await answerOf(path, { method: 'POST', body: text, headers })).json();
+  return (await answerOf(path, state.key, { method: 'POST', body: text, headers })).json();
 }
 
-let open = null; // aborts the stream that is open
+// What all panes showed so many seconds ago. A later question ends the one before, with an AbortError.
+export function askPast(ago) {
+  return askReader({ past: ago, key: state.key });
+}
+
+// A picture of the prefix map; see `map_drawing.js`.
+export function pictureOf(draw) {
+  return askReader({ draw });
+}
 
 // Follow the stream for ever; a new key begins anew.
 export async function follow() {
   for (;;) {
-    if (state.asksKey || document.hidden) {
-      await new Promise((wake) => { woken = wake; });
-      continue;
-    }
-    open = new AbortController();
-    try {
-      await read(open.signal);
-      change({ trouble: 'the node has closed the stream; trying again' });
-    } catch (error) {
-      change(troubleOf(error));
-    }
-    if (!state.asksKey) await new Promise((wake) => { woken = wake; setTimeout(wake, PAUSE_MS); });
+    const stops = state.asksKey || document.hidden;
+    reader.postMessage({ follow: !stops, key: state.key });
+    const ended = await new Promise((wake) => { woken = wake; });
+    if (ended) change(troubleOf(ended));
+    if (ended && !state.asksKey) await new Promise((wake) => { woken = wake; setTimeout(wake, PAUSE_MS); });
   }
 }
 
-let woken = () => {};
-
+// Begin anew: the key is another, or the page is seen again, or not any more.
 export function wake() {
-  open?.abort();
   woken();
 }
 
-function troubleOf(error) {
-  if (error.status === 401) {
+function troubleOf({ name, status, message }) {
+  if (status === 401) {
     const wrong = state.key !== '';
     sessionStorage.removeItem('ranvier-key');
     return { asksKey: true, key: '', trouble: wrong ? 'The node refused this key (401): it is unknown, disabled or has ended.' : '' };
   }
-  if (error.status === 403) return { asksKey: true, trouble: `Not allowed (403): ${error.message}` };
-  if (error.name === 'AbortError') return {};
-  return { trouble: `the node does not answer: ${error.message}; trying again` };
-}
-
-async function read(signal) {
-  const answer = await answerOf('/admin/page/stream', { signal });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = '';
-  for (;;) {
-    const silent = setTimeout(() => open?.abort(), SILENT_MS); // a node that is cut off does not close
-    const { value, done } = await reader.read().finally(() => clearTimeout(silent));
-    if (done) return;
-    text += value;
-    const lines = text.split('\n');
-    text = lines.pop();
-    for (const line of lines) take(JSON.parse(line));
-  }
+  if (status === 403) return { asksKey: true, trouble: `Not allowed (403): ${message}` };
+  if (name === 'AbortError') return {};
+  if (name === 'Closed') return { trouble: 'the node has closed the stream; trying again' };
+  return { trouble: `the node does not answer: ${message}; trying again` };
 }
 
 function take(line) {

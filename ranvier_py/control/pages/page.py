@@ -30,7 +30,7 @@ KINDS = MappingProxyType(
 """Content types of what is served, by the ends of names; no other file is."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 FIELDS = MappingProxyType(

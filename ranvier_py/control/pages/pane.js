@@ -3,7 +3,7 @@ import { Component, html } from './html.js';
 import { saveCsv, saveJson } from './files.js';
 import { shown, state } from './state.js';
 
-// A pane: {id, title, needs: names of what the node sends, note(view), draw(view), rows(view), wide?: true}.
+// A pane: {id, title, needs: names of what the node sends, note(view), draw(view), rows(view), whole?(view), wide?: true}.
 export class Pane extends Component {
   shouldComponentUpdate() {
     const { pane } = this.props, looked = this.looked ?? [];
@@ -17,8 +17,8 @@ export class Pane extends Component {
     return html`<section data-pane=${pane.id} class=${pane.wide ? 'wide' : ''} aria-label=${pane.title}>
       <h2>${pane.title} <small>${view !== undefined ? pane.note?.(view) : ''}</small>
         <span class="files">
-          <button title="the rows, as CSV" disabled=${view === undefined} onClick=${() => saveCsv(pane.id, pane.rows(shown(pane.needs[0])))}>CSV</button>
-          <button title="all of it, as JSON" disabled=${view === undefined} onClick=${() => saveJson(pane.id, shown(pane.needs[0]))}>JSON</button>
+          <button title="the rows, as CSV" disabled=${view === undefined} onClick=${() => saveCsv(pane.id, pane.rows(view))}>CSV</button>
+          <button title="all of it, as JSON" disabled=${view === undefined} onClick=${() => saveJson(pane.id, pane.whole?.(view) ?? view)}>JSON</button>
         </span></h2>
       ${view === undefined ? html`<p class="empty">${pane.missing ?? absent()}</p>` : pane.draw(view)}
     </section>`;

@@ -1,6 +1,6 @@
 // The time that all panes show: now, or any second of the last quarter of an hour.
 import { html } from './html.js';
-import { ask } from './node.js';
+import { askPast } from './node.js';
 import { change, HISTORY_S, state } from './state.js';
 import { age, clock } from './words.js';
 
@@ -10,7 +10,7 @@ let timer = 0;
 
 export function goTo(ago) {
   if (ago <= 0) return goLive();
-  change({ chosenAt: state.at - Math.min(ago, HISTORY_S) });
+  change({ chosenAt: state.at - Math.min(ago, HISTORY_S), past: state.past ?? { panes: state.live } });
   clearTimeout(timer);
   timer = setTimeout(fetchPast, SETTLED_MS);
 }
@@ -25,12 +25,12 @@ export function step(seconds) {
 }
 
 export async function fetchPast() {
-  const wanted = state.chosenAt;
+  const wanted = state.chosenAt; // what was shown before stays until an answer comes
   try {
-    const past = await ask(`/admin/page/past?ago=${Math.max(0, Math.round(state.at - wanted))}`);
-    if (state.chosenAt === wanted) change({ past, note: '' });
+    const past = await askPast(Math.max(0, Math.round(state.at - wanted)));
+    if (state.chosenAt === wanted) change({ past: { ...past, of: wanted }, note: '' });
   } catch (error) {
-    if (state.chosenAt === wanted) change({ past: { panes: {} }, note: error.message });
+    if (state.chosenAt === wanted) change({ past: { panes: {}, of: wanted }, note: error.message });
   }
 }
 

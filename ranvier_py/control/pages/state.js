@@ -11,7 +11,7 @@ export const state = {
   live: {}, // panes as they are now
   at: 0, // time of the last line
   series: new Map(), // by name HISTORY_S numbers, the last second at the end
-  past: null, // panes as they were at `chosenAt`, once they have come
+  past: null, // {panes, of}: panes as they were at time `of`; as long as that is not `chosenAt`, what comes is waited for
   chosenAt: null, // the time that the scrubber chose; null: now
   selected: {}, // the row under the cursor, by pane
   opened: {}, // the row that is shown in full, by pane

@@ -3,12 +3,12 @@ import { html } from './html.js';
 import { change, state } from './state.js';
 import { byName } from './words.js';
 
-export const order = {}; // by pane: the keys of the rows, as they are drawn, for the cursor
+export const order = {}; // by pane what gives the keys of its rows, as they are drawn, for the cursor
 
 // columns: {title, value(row), cell(row)?, text?: true for words, hint?}; more(row): what an open row shows.
 export function Table({ pane, columns, rows, keyOf, more, empty, rowClass }) {
   const sorted = sortedRows(pane, columns, rows);
-  order[pane] = sorted.map(keyOf);
+  order[pane] = () => sorted.map(keyOf);
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<table role="grid">
     <thead><tr>${columns.map((column) => html`<${Title} key=${column.title} ...${{ pane, column }} />`)}</tr></thead>
@@ -45,7 +45,7 @@ export function choose(pane, id, opens = true) {
 }
 
 export function move(by) {
-  const { pane } = state, keys = order[pane] ?? [];
+  const { pane } = state, keys = order[pane]?.() ?? [];
   if (!keys.length) return;
   const before = keys.indexOf(state.selected[pane]);
   const place = before < 0 ? 0 : Math.min(keys.length - 1, Math.max(0, before + by));

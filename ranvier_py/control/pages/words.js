@@ -36,8 +36,10 @@ export function age(value) {
   return `${Math.max(0, Math.round(value))} s`;
 }
 
+const second = new Intl.DateTimeFormat('en-GB', { timeStyle: 'medium' }); // to make one takes long
+
 export function clock(at) {
-  return new Date(1000 * at).toLocaleTimeString('en-GB');
+  return second.format(1000 * at);
 }
 
 // w2 before w10.

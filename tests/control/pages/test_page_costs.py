@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import pytest
 import trio
@@ -23,12 +22,15 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.node.part import Node
-from tests.builders.browsers import BROWSER, browser
+from tests.builders.browsers import BROWSER, Tab, browser
 from tests.builders.built_nodes import built
 
 pytestmark = pytest.mark.slow
 
 ENGINES, CHATS, STEPS = 64, 1000, 20
+FRAME_MS, ROUNDS = 16.0, 3
+MAP = "document.querySelector('.map canvas')?.kind?.[0]"
+WARM_S = 2.0  # until the browser has compiled what runs often
 
 
 def large() -> Node:
@@ -96,23 +98,31 @@ async def served(node: Node) -> AsyncIterator[str]:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM")
-async def test_it_is_painted_within_a_second_and_drawn_again_within_a_frame(tmp_path: Path) -> None:
+async def test_it_is_painted_within_a_second_and_no_update_holds_it_up_for_longer_than_a_frame(tmp_path: Path) -> None:
     node = large()
     filled(node, node.part(ControlPort)._files.feed)
-    with trio.fail_after(120):
+    with trio.fail_after(180):
         async with served(node) as url, browser(tmp_path) as started:
             await started.tab("about:blank")  # the browser itself has started
             tab = await started.tab(f"{url}/")
             await tab.until(f"document.querySelectorAll('[data-pane=engines] tr[data-row]').length === {ENGINES}")
-            await tab.until("document.querySelector('[data-pane=prefixes] small').innerText.includes('of')")
             paint = await tab.value("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-            await trio.sleep(2)
-            await tab.value("performance.clearMeasures('draw')")
-            await trio.sleep(15)
-            draws = await tab.value("performance.getEntriesByName('draw').map((each) => each.duration)")
+            await tab.until(f"Boolean({MAP})")
+            await trio.sleep(WARM_S)
+            updates = [await longest(tab, "") for _ in range(ROUNDS)]
+            rewound = [max(await longest(tab, ","), await longest(tab, "l")) for _ in range(ROUNDS)]
             assert tab.errors == []
-    print(
-        f"first paint {paint:.0f} ms; drawn again in {median(draws):.1f} ms, most {max(draws):.1f}, {len(draws)} times"
-    )
+    print(f"first paint {paint:.0f} ms; longest task of each round with another map: {updates}, rewound {rewound}")
     assert paint < 1000
-    assert median(draws) < 16
+    assert min(updates) < FRAME_MS  # the round that others on the machine disturbed least
+    assert min(rewound) < FRAME_MS
+
+
+async def longest(tab: Tab, key: str) -> float:
+    """The longest task, in ms, until another map is drawn: the next one, or the one that a key leads to."""
+    async with tab.tasks() as found:
+        await tab.value(f"globalThis.before = {MAP}; 0")
+        if key:
+            await tab.press(key)
+        await tab.until(f"{MAP} !== before")
+    return round(found[-1], 1)
