@@ -129,6 +129,117 @@ async def test_a_decision_opens_and_files_have_what_is_shown(tmp_path: Path) -> 
         assert len((folder / "decisions.csv").read_text().splitlines()) == 4
 
 
+async def test_each_pane_can_be_saved_as_rows_and_whole(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, 3, DEADLINE_S) as place:
+        node = await crowded(place)
+        async with seen(f"{node.control}/", tmp_path / "profile") as tab:
+            await tab.until("document.querySelectorAll('[data-pane] .files button:enabled').length === 18")
+            folder = tmp_path / "files"
+            folder.mkdir()
+            await tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+            await tab.until("document.querySelectorAll('[data-pane=hits] tr[data-row]').length > 0")
+            for pane in await tab.value(
+                "[...document.querySelectorAll('[data-pane]')].map((each) => each.dataset.pane)"
+            ):
+                for number, kind in ((1, "csv"), (2, "json")):
+                    while not (folder / f"{pane}.{kind}").exists():  # a pane that grows may move it from under a click
+                        await tab.click(f"[data-pane={pane}] .files button:nth-child({number})")
+                        await trio.sleep(0.3)
+                json.loads((folder / f"{pane}.json").read_text())
+            saved = json.loads((folder / "prefixes.json").read_text())["prefixes"]
+            lines = (folder / "prefixes.csv").read_text().splitlines()
+            assert lines[0] == "fingerprint,parent,tokens,holders,heat,idle_s"
+            assert len(lines) == len(saved) + 1 > 1
+            assert {each["parent"] for each in saved} <= {"", *(each["fingerprint"] for each in saved)}
+
+
+PICTURE = """(() => {
+  const shown = document.querySelector('.map canvas'), copy = document.createElement('canvas');
+  if (!shown?.kind) return '';
+  [copy.width, copy.height] = [shown.width, shown.height];
+  copy.getContext('2d').drawImage(shown, 0, 0);
+  return copy.toDataURL();
+})()"""
+CHOSEN = "document.querySelector('#prefix code')?.innerText"
+ZOOMED = "new URLSearchParams(location.hash.slice(1)).get('open') === '1'"
+
+
+async def test_a_prefix_fills_the_map_by_click_and_by_key_and_gives_it_back(tmp_path: Path) -> None:
+    async with lab(engines=2, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        for number in range(4):
+            await node.chat(turn(f"number {number} " * 120, "well", "and then?"))
+        await tab.until("document.querySelector('[data-pane=prefixes] small').innerText.includes('of')")
+        await tab.until("document.querySelector('.map canvas')?.width > 300")
+        whole = await tab.value(PICTURE)
+        await tab.click(".map canvas")
+        name = await tab.until(CHOSEN)
+        await tab.sees("engines")
+        chosen = await changed(tab, whole)
+        assert not await tab.value(ZOOMED)
+        await tab.click(".map canvas")
+        await tab.until(ZOOMED)
+        assert await tab.value(CHOSEN) == name
+        assert name in await tab.value("location.hash")
+        zoomed = await changed(tab, chosen)
+        await tab.press("Enter")  # back
+        await tab.until(f"!({ZOOMED})")
+        assert await changed(tab, zoomed) != whole
+        await tab.press("j")
+        other = await tab.until(f"{CHOSEN} !== {json.dumps(name)} && {CHOSEN}")
+        await tab.press("Enter")
+        await tab.until(ZOOMED)
+        assert other in await tab.value("location.hash")
+        await tab.press("Enter", "k")
+        await tab.until(f"{CHOSEN} === {json.dumps(name)}")
+
+
+async def changed(tab: Tab, before: str) -> str:
+    """The next picture of the map."""
+    while (found := await tab.value(PICTURE)) in ("", before):  # noqa: ASYNC110  # the page wakes nobody
+        await trio.sleep(0.05)
+    return str(found)
+
+
+async def test_a_link_to_a_time_shows_that_time_to_who_follows_it(tmp_path: Path) -> None:
+    async with lab(engines=1, deadline_s=DEADLINE_S, **SOON) as node, browser(tmp_path) as started:
+        tab = await started.tab(f"{node.control}/")
+        await rows(tab, 1)
+        await trio.sleep(11)  # so that there is a time to go back to
+        await tab.press("j", ",")
+        await tab.until(
+            "document.querySelector('main').ariaBusy === 'false' && !document.getElementById('live').disabled"
+        )
+        link = await tab.until("location.hash.includes('at=') && location.href")
+        (engine,) = await node.backends()
+        await node.http.post(f"{node.control}/admin/backends/drain", json={"name": engine["name"]})
+        other = await started.tab(link)
+        await rows(other, 1)
+        await other.sees("ago")
+        assert "drained" not in await other.value("document.querySelector('[data-pane=engines]').innerText")
+        assert await other.value("location.href") == link
+        await other.press("l")
+        await other.sees("drained")
+        assert tab.errors == other.errors == []
+
+
+async def test_the_theme_button_goes_through_light_and_dark_and_is_remembered(tmp_path: Path) -> None:
+    async with lab(engines=1, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await rows(tab, 1)
+        back, found = "getComputedStyle(document.body).backgroundColor", {}
+        for name in ("light", "dark"):
+            await tab.click("#theme")
+            await tab.until(f"document.getElementById('theme').innerText === {json.dumps(name)}")
+            found[name] = await tab.value(back)
+        assert found["light"] != found["dark"]
+        await tab.call("Page.reload")
+        await rows(tab, 1)
+        assert await tab.value("document.getElementById('theme').innerText") == "dark"
+        assert await tab.value(back) == found["dark"]
+        await tab.press("t")  # as the system, which is light here
+        await tab.until("document.getElementById('theme').innerText === 'auto'")
+        assert await tab.value(back) == found["light"]
+
+
 async def test_an_engine_is_drained_by_a_click_once_that_is_confirmed(tmp_path: Path) -> None:
     async with lab(engines=2, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
         await rows(tab, 2)
