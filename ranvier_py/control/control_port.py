@@ -61,8 +61,6 @@ OPERATING = (
 )
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
 
-PATH_CHARACTERS_MAX = 300  # of one that was refused, in the log
-
 VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 OPEN_METRICS = "application/openmetrics-text"
 
@@ -204,10 +202,9 @@ class Guard:
         """Log what was ordered and by whom, and who was refused: that once in LOG_INTERVAL_S for each key."""
         method, path, status, by = request.method, request.path, response.status_code, g.get("caller")
         if status in (401, 403):
-            more = self._log_limit.more(f"{status} {by}", time.monotonic())
-            if more is not None:
-                where = {"method": method, "path": path[:PATH_CHARACTERS_MAX], "client": request.remote_addr}
-                log.warning(event("control.refused", status=status, by=by, more=more, **where))
+            asked = self._log_limit.refused(f"{status} {by}", method, path, time.monotonic())
+            if asked is not None:
+                log.warning(event("control.refused", status=status, by=by, client=request.remote_addr, **asked))
         elif role_for(method, path) != READ and not path.startswith(INTERNAL):
             log.info(event("control.ordered", method=method, path=path, by=by, status=status))
         return response

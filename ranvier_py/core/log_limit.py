@@ -5,7 +5,11 @@ Source: consul#19965, a line every 3 s for years.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 LOG_INTERVAL_S = 30.0
+PATH_CHARACTERS_MAX = 300  # of a request that was refused
 
 
 class LogLimit:
@@ -23,3 +27,9 @@ class LogLimit:
             return None
         self._logged[kind] = (now, 0)
         return more
+
+    def refused(self, kind: str, method: str, path: str, now: float) -> Mapping[str, Any] | None:
+        """Return what a line shows of a request that was refused: whoever has no key may ask at will. None as above."""
+        if (more := self.more(kind, now)) is None:
+            return None
+        return {"method": method[:PATH_CHARACTERS_MAX], "path": path[:PATH_CHARACTERS_MAX], "more": more}

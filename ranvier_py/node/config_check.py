@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ranvier_py.io.recorder import check_recording
 from ranvier_py.io.tokenizer import check_files, is_on_hub
 from ranvier_py.node.parts.response_parts import redis_pools_of
 from ranvier_py.node.parts.tls_parts import CONTROL, PUBLIC, UPSTREAM, engine_context_of, tls_context
-from ranvier_py.node.tracing.trace_parts import check_traces
+from ranvier_py.node.tracing.trace_parts import OTEL_FILES, check_traces
 
 KEY_FILES = (
     *(f"{name}_file" for name in SECRETS),
@@ -60,8 +60,9 @@ READERS: Mapping[str, Callable[[Path, str], object]] = {
 
 def file_problems(config: Config) -> Iterator[str]:
     """Yield «key: what is wrong» for each file or URL that can't be used, of the keys that are good."""
-    checks: list[Callable[[], object]] = [partial(redis_pools_of, config), partial(check_upstream, config)]
-    checks.append(partial(check_traces, config))
+    checks: list[Callable[[], object]] = [partial(redis_pools_of, config)]
+    made = ((UPSTREAM, engine_context_of), (OTEL_FILES, check_traces))
+    checks += [partial(check_made, config, names, make) for names, make in made]
     template = str(config.chat_template or "")
     checks += [partial(check_files, config.tokenizer, ""), partial(check_files, "embedded", template)]
     for names in (PUBLIC, CONTROL):
@@ -101,11 +102,11 @@ def check_readable(config: Config, name: str) -> None:
             raise ConfigError([f"{name}: {path} can't be read: {error.strerror}"]) from error
 
 
-def check_upstream(config: Config) -> None:
-    """Raise ConfigError if the files of TLS to engines can't be used."""
-    for name in UPSTREAM:
+def check_made(config: Config, names: Sequence[str], make: Callable[[Config], object]) -> None:
+    """Raise ConfigError if the files of these keys can't be opened, or what is made of them can't be used."""
+    for name in names:
         check_readable(config, name)
-    engine_context_of(config)
+    make(config)
 
 
 def check_state(name: str, path: Path) -> None:

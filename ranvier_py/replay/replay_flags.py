@@ -28,19 +28,19 @@ exit codes:
   2  the command line, or a trace, is wrong: one line says how
   130  interrupted; nothing was written"""
 
-
-def add_answers(add: Callable[..., object]) -> None:
-    """Add the flags that say when requests come and what routers see of answers."""
-    add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
-    add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
-    add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
+Add = Callable[..., object]
+"""Adds a flag to a group."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the command to `parser`. Only a trace is required."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a file; its first line says its format")
-    add = parser.add_argument_group("what is run").add_argument
+    for title, add_group in GROUPS.items():
+        add_group(parser.add_argument_group(title).add_argument)
+
+
+def add_run(add: Add) -> None:
     add(
         "--policy",
         metavar="A,B",
@@ -69,7 +69,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"what a full route table forgets: {LRU} (the default) or {UTILITY}",
     )
     add("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
-    add = parser.add_argument_group("engines").add_argument
+
+
+def add_answers(add: Add) -> None:
+    """Add the flags that say when requests come and what routers see of answers."""
+    add("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")
+    add("--unstreamed", action="store_true", help="answers come as a whole: routers see no first token")
+    add("--think", metavar="S", help="each turn of a session comes so long after the answer before it")
+
+
+def add_engines(add: Add) -> None:
     add("--engines", default="8", metavar="N", help="engines (8)")
     kinds = f"of several, engines take turns: {', '.join(PRESETS)} (lab)"
     add("--preset", default="lab", metavar="A,B", help=kinds)
@@ -86,7 +95,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"whose checkpoints the caches but the first two keep: {', '.join(HYBRID_MODELS)} (paper-7b)",
     )
     add("--restart", action="append", default=[], metavar="ENGINE@S", help="of an engine (0 is the first) after S s")
-    add = parser.add_argument_group("the trace").add_argument
+
+
+def add_trace(add: Add) -> None:
     add("--format", metavar="F", help="mooncake, chats, token_ids, recording or sessions")
     add("--limit", metavar="N", help="only the first N requests")
     add("--block-tokens", metavar="N", help="tokens behind one hash, or of an engine's block (512, 16)")
@@ -94,7 +105,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--chat-template", metavar="FILE", help="for chats: instead of the tokenizer's own")
     add("--arrivals", type=Path, metavar="FILE", help="CSV of arrivals for a trace that has none")
     add("--arrivals-replace", action="store_true", help="take them also where the trace has its own")
-    add = parser.add_argument_group("output").add_argument
+
+
+def add_output(add: Add) -> None:
     add("--out", type=Path, metavar="DIR", help="write DIR/results.json and DIR/report.html")
     add("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     add("--no-regret", action="store_true", help="do not compare each request with the best engine")
+
+
+GROUPS = {"what is run": add_run, "engines": add_engines, "the trace": add_trace, "output": add_output}

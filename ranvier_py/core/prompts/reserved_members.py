@@ -11,7 +11,7 @@ slice count as found: no text names one member so often.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -115,6 +115,15 @@ def slices(body: bytes, size: int = SLICE_BYTES) -> Iterator[bytes]:
     for start in range(0, len(body), size):
         piece = body[start : start + size + OVERLAP_BYTES] if len(body) > size else body
         yield piece.translate(None, b"\0") if b"\0" in piece else piece
+
+
+def any_slice(body: bytes, has: Callable[[bytes], object]) -> Generator[None, None, bool]:
+    """Whether a piece of a body has something. Yields after each that has not."""
+    for piece in slices(body):
+        if has(piece):
+            return True
+        yield
+    return False
 
 
 class BodySearch:

@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 LISTED_MAX = 1000  # keys in one answer
 SCOPES_SHOWN = 200  # on the page of the control port
 
-PATH_CHARACTERS_MAX = 300  # of one that a refused client names, in the log
-
 REVOKED_HOURS, REVOKED_HOURS_MAX = 30 * 24, 365 * 24
 """How long a revocation holds: time to take the key's line out of all files."""
 
@@ -96,24 +94,15 @@ class Access(KeyedPart):
             reserve.check(seen.identity)
 
     def denied(self, client: Client, error: RanvierError) -> None:
-        """Log who was refused, once in LOG_INTERVAL_S for each reason: whoever has no key may ask at will."""
-        more = self._log_limit.more(error.code, time.monotonic())
-        if more is None:
-            return
+        """Log who was refused, once in LOG_INTERVAL_S for each reason."""
         request, seen = client.request, client.seen_head
-        identity, address = (seen.identity, seen.client) if seen is not None else (None, "")
-        log.warning(
-            event(
-                "access.refused",
-                status=error.status,
-                code=error.code,
-                method=request.method.decode("latin-1")[:PATH_CHARACTERS_MAX],
-                path=request.path.decode("latin-1")[:PATH_CHARACTERS_MAX],
-                client=address or client.peer,
-                key_id=identity.key_id if identity is not None else "",
-                more=more,
-            )
-        )
+        method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+        asked = self._log_limit.refused(error.code, method, path, time.monotonic())
+        if asked is not None:
+            identity, address = (seen.identity, seen.client) if seen is not None else (None, "")
+            key_id, address = identity.key_id if identity is not None else "", address or client.peer
+            who = {"client": address, "key_id": key_id}
+            log.warning(event("access.refused", status=error.status, code=error.code, **who, **asked))
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the keys before the public port opens. Raises ConfigError for a file with an error."""

@@ -43,7 +43,7 @@ BATCH_MAX, BATCH_S = 512, 1.0  # spans in one request: some 400 kB; traces may b
 TRIES_MAX = 5
 RETRY_S, RETRY_S_MAX = 1.0, 30.0
 LAST_S = 2.0
-FILES = ("otel_headers_file", "otel_ca_file", "otel_certificate_file", "otel_key_file")
+OTEL_FILES = ("otel_headers_file", "otel_ca_file", "otel_certificate_file", "otel_key_file")
 
 
 @dataclass(slots=True)
@@ -201,14 +201,7 @@ def sender_of(target: TraceTarget) -> OtlpSender:
 
 
 def check_traces(config: Config) -> None:
-    """Raise ConfigError for files that can't be used, also where no collector is named."""
-    for name in FILES:
-        file = getattr(config.traces, name)
-        try:
-            if file is not None:
-                file.read_bytes()
-        except OSError as error:
-            raise ConfigError([f"{name}: {file} can't be read: {error.strerror}"]) from error
+    """Raise ConfigError if what a collector needs can't be used."""
     if (target := target_of(config.traces, os.environ)) is not None:
         sender_of(target).close()
 

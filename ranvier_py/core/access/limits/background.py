@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator
 
 from ranvier_py.core.prompts.outer_values import OuterValues
-from ranvier_py.core.prompts.reserved_members import SLICE_BYTES, BodySearch, escaped_name_in, slices
+from ranvier_py.core.prompts.reserved_members import SLICE_BYTES, BodySearch, any_slice, escaped_name_in
 
 BACKGROUND = "background"
 NAMED = {BACKGROUND.encode(): BACKGROUND}
@@ -21,12 +21,7 @@ MAY_BE_TRUE = re.compile(rb'"background"[ \t\r\n]*+(?::[ \t\r\n]*+(?!false|null|
 
 
 def in_background(body: bytes) -> Generator[None, None, bool]:
-    search = BodySearch((BACKGROUND,), form=False)
-    for piece in slices(body):
-        if search.find(piece):
-            break
-        yield
-    else:
+    if not (yield from any_slice(body, BodySearch((BACKGROUND,), form=False).find)):
         return False
     values = OuterValues(body)
     if b"\0" in body:  # UTF-16 or UTF-32, which Python's parser takes as well
@@ -34,9 +29,9 @@ def in_background(body: bytes) -> Generator[None, None, bool]:
     if values.is_walked:
         found = yield from values.last(BACKGROUND)
         return found is not None and bool(found.value)
-    for piece in slices(body):
-        named = MAY_BE_TRUE.search(piece)
-        if (named is not None and named.start() < SLICE_BYTES) or escaped_name_in(piece, NAMED):
-            return True
-        yield
-    return False
+    return (yield from any_slice(body, may_be_true))
+
+
+def may_be_true(piece: bytes) -> bool:
+    named = MAY_BE_TRUE.search(piece)
+    return (named is not None and named.start() < SLICE_BYTES) or bool(escaped_name_in(piece, NAMED))
