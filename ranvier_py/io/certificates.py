@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
+
+ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""All workers must make the same certificate, however their clocks differ from those of its readers."""
 
 
 def described(path: Path) -> str:
@@ -48,6 +53,29 @@ def engine_context(authorities: Path | None, certificate: Path | None, key: Path
     if certificate is not None:
         context.load_cert_chain(certificate, key, password="")  # OpenSSL would ask at the terminal
     return context
+
+
+def worker_certificate(key: bytes) -> tuple[str, bytes]:
+    """Return the certificate that all workers of one node make of their common key, and its private key, in PEM."""
+    from cryptography import x509  # noqa: PLC0415  # only nodes with TLS need it
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+    private = Ed25519PrivateKey.from_private_bytes(blake2b(key, digest_size=32, person=b"certificate").digest())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "worker")])
+    builder = x509.CertificateBuilder(name, name, private.public_key(), 1, ALWAYS[0], ALWAYS[1])
+    encodings = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    made = builder.sign(private, None).public_bytes(serialization.Encoding.PEM)
+    return made.decode(), private.private_bytes(*encodings)
+
+
+def prove_worker(context: ssl.SSLContext, key: bytes) -> None:
+    """Have a context prove itself as one of the workers with this key."""
+    with os.fdopen(os.memfd_create("worker"), "wb") as file:  # ssl reads files alone, and the disk may be read-only
+        certificate, private = worker_certificate(key)
+        file.write(certificate.encode() + private)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 def digests(paths: Iterable[Path]) -> dict[Path, bytes]:

@@ -143,6 +143,7 @@ class Certificates:
     """Files of a server, of a client, and of their authority."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.authority = trustme.CA()
         names = ("ca", "chain", "key", "client")
         self.ca, self.chain, self.key, self.client = (str(folder / f"{name}.pem") for name in names)

@@ -19,6 +19,7 @@ from ranvier_py.control.exposition import render
 from ranvier_py.control.worker_pages import joined
 from ranvier_py.core.metrics import Histogram, Sample
 from ranvier_py.node.parts.sibling_metrics import siblings_of
+from tests.control.test_control_keys import Certificates
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, chat, opened
 from tests.node.test_reload_of_processes import served, taken_by
 
@@ -68,30 +69,41 @@ def test_siblings_are_known_by_their_ports() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keyed", [False, True], ids=["open", "with a key"])
+@pytest.mark.parametrize("keyed", [False, True], ids=["open", "with a key and by TLS of certificates"])
 async def test_one_scrape_shows_the_requests_of_all_workers(keyed: bool, tmp_path: Path) -> None:
+    """The authority of its clients need not have issued the port's own certificate."""
     async with opened(Lab, 1, DEADLINE_S) as place:
         file, rng = tmp_path / "ranvier.toml", Random()
         key = "a-control-key-of-some-length-1234" if keyed else ""
         (tmp_path / "key").write_text(key)
         named = f'control_key_file = "{tmp_path / "key"}"\n' if keyed else ""
+        server, clients = (Certificates(tmp_path / name) for name in ("server", "clients"))
+        if keyed:
+            settings = server.settings("control", clients=True) | {"control_client_ca_file": clients.ca}
+            named += "".join(f'{name} = "{path}"\n' for name, path in settings.items())
+        context = server.context(proves=False)
+        context.load_cert_chain(clients.client)
         file.write_text(f'backend = ["{place.engines[0]}"]\n{named}')
         public = free_port(["127.0.0.1"], rng)
         control = free_port(["127.0.0.1"], rng, taken_by(public))
         gossip = free_port(["127.0.0.1"], rng, taken_by(public, control))
         places = ("--listen", f"127.0.0.1:{public}", "--control", f"127.0.0.1:{control}", "--workers", "2")
-        async with served(place, file, *places, "--gossip", f"127.0.0.1:{gossip}", workers=2) as node:
+        async with (
+            served(place, file, *places, "--gossip", f"127.0.0.1:{gossip}", workers=2) as node,
+            httpx.AsyncClient(verify=context, trust_env=False, timeout=DEADLINE_S) as scraper,
+        ):
+            assert all(url.startswith("https") == keyed for url in node.control)
             fields = {"authorization": f"Bearer {key}"} if keyed else {}
-            while len(await by_worker(place.http, node.control[0], "ranvier_worker_up", fields)) < 2:  # noqa: ASYNC110
+            while len(await by_worker(scraper, node.control[0], "ranvier_worker_up", fields)) < 2:  # noqa: ASYNC110
                 await trio.sleep(BETWEEN_LOOKS_S)
             for _ in range(12):  # each on a connection of its own
                 async with httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as client:
                     assert (await client.post(f"{node.url}/v1/chat/completions", content=chat())).is_success
             for url in node.control:
-                found = await by_worker(place.http, url, "ranvier_requests_total", fields)
+                found = await by_worker(scraper, url, "ranvier_requests_total", fields)
                 assert sum(found.values()) == 12
-                assert set(await by_worker(place.http, url, "process_resident_memory_bytes", fields)) == {"0", "1"}
-            own = await place.http.get(f"{node.control[1]}/metrics?own", headers=fields)
+                assert set(await by_worker(scraper, url, "process_resident_memory_bytes", fields)) == {"0", "1"}
+            own = await scraper.get(f"{node.control[1]}/metrics?own", headers=fields)
             assert "worker=" not in own.text
 
 

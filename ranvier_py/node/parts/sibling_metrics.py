@@ -12,6 +12,7 @@ import trio
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import host_port, is_wildcard, spelled
+from ranvier_py.io.certificates import prove_worker
 from ranvier_py.io.engine_asker import EngineAsker
 
 ANSWER_S = 3.0  # less than the least interval of scrapes in use
@@ -32,14 +33,16 @@ def siblings_of(config: Config) -> Mapping[int, str]:
 
 
 def trust_of(config: Config) -> ssl.SSLContext | None:
-    """Return what a sibling's certificate must prove: that it is this worker's own, which is shown to it as well."""
-    certificate, key = config.ports.control_tls_certificate_file, config.ports.control_tls_key_file
-    if certificate is None or key is None:
+    """Return what a sibling's certificate must prove: that it is this worker's own. A port that asks its clients for a
+    certificate gets one that only workers of this node can make: its authorities need not know the port's own."""
+    certificate = config.ports.control_tls_certificate_file
+    if certificate is None:
         return None
     context = ssl.create_default_context(cafile=str(certificate))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
-    context.load_cert_chain(certificate, key, password="")
+    if config.ports.control_client_ca_file is not None and config.siblings_key is not None:
+        prove_worker(context, config.siblings_key)
     return context
 
 

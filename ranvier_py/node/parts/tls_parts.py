@@ -20,7 +20,7 @@ from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.log_events import event
-from ranvier_py.io.certificates import digests, ends_of, engine_context
+from ranvier_py.io.certificates import digests, ends_of, engine_context, worker_certificate
 from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,8 @@ def tls_context(config: Config, names: Sequence[str] = PUBLIC) -> ssl.SSLContext
             used = names[2:]
             context.load_verify_locations(authorities)
             context.verify_mode = ssl.CERT_REQUIRED
+            if names is CONTROL and config.siblings_key is not None:  # the other workers ask for this one's metrics
+                context.load_verify_locations(cadata=worker_certificate(config.siblings_key)[0])
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError([f"{', '.join(used)}: can't be used: {error}"]) from error
     return context
