@@ -18,7 +18,7 @@ import { fetchPast, Scrubber } from './scrubber.js';
 import { change, onChange, shown, state } from './state.js';
 import { nextTheme, themeName, useTheme } from './theme.js';
 
-export const PANES = [verdict, engines, prefixes, decisions, hits, shadows, peers, tenants, clients];
+export const PANES = [verdict, engines, prefixes, decisions, hits, shadows, peers, clients, tenants];
 
 const root = document.getElementById('page');
 let due = false, written = location.hash;

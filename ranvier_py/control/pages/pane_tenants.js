@@ -13,10 +13,17 @@ function used(row) {
   return limit ? 1 - limit.remaining / limit.amount : null;
 }
 
+function cachedShare(row) {
+  return row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : null;
+}
+
 const COLUMNS = [
   { title: 'who', text: true, value: (row) => row.name, kind: 'name' },
   { title: 'share', value: (row) => row.share, cell: (row) => percent(row.share), hint: 'of all requests at this node' },
   { title: 'requests', value: (row) => row.requests, cell: (row) => short(row.requests) },
+  { title: 'prompt', value: (row) => row.prompt_tokens, cell: (row) => short(row.prompt_tokens), hint: 'tokens, as engines counted them' },
+  { title: 'cached', value: cachedShare, cell: (row) => percent(cachedShare(row)), hint: 'of the prompt tokens, as engines counted them' },
+  { title: 'answer', value: (row) => row.output_tokens, cell: (row) => short(row.output_tokens), hint: 'tokens, as engines counted them' },
   { title: 'limit', text: true, value: (row) => tightest(row)?.limit ?? 'none', hint: 'the one of which least is left' },
   { title: 'taken', value: used, cell: (row) => used(row) === null ? '–' : html`<span class="bar" title=${percent(used(row))}><i style=${{ width: `${100 * Math.min(1, used(row))}%` }}></i></span> ${percent(used(row))}`, hint: 'of this limit' },
   { title: 'waiting', value: (row) => row.waiting ?? null, cell: (row) => short(row.waiting), hint: 'requests that wait for their turn' },
@@ -33,10 +40,10 @@ function Opened(row) {
 // Each tenant that sent something, and each scope that has limits.
 function rowsOf(view) {
   const counts = shown('tenant_requests') ?? {}, total = Object.values(counts).reduce((sum, [count]) => sum + count, 0);
-  const found = new Map(Object.entries(counts).map(([tenant, [requests, refused]]) => [
-    tenant ? `tenant ${tenant}` : 'no tenant', { requests, share: requests / total, refused, limits: [] }]));
+  const found = new Map(Object.entries(counts).map(([tenant, [requests, refused, prompt_tokens, cached_tokens, output_tokens]]) => [
+    tenant ? `tenant ${tenant}` : 'no tenant', { requests, share: requests / total, prompt_tokens, cached_tokens, output_tokens, refused, limits: [] }]));
   for (const [scope, each] of Object.entries(view.limits ?? {})) {
-    const row = found.get(scope) ?? { requests: null, share: null, refused: 0 };
+    const row = found.get(scope) ?? { requests: null, share: null, prompt_tokens: null, cached_tokens: null, output_tokens: null, refused: 0 };
     found.set(scope, { ...row, refused: Math.max(row.refused, each.refused), limits: each.limits, last_refusal: each.last_refusal, waiting: each.waiting });
   }
   return [...found].map(([name, row]) => ({ name, ...row }));
@@ -46,6 +53,7 @@ export const tenants = {
   id: 'tenants',
   title: 'Tenants',
   needs: ['tenants', 'tenant_requests'],
+  wide: true,
   rows: rowsOf,
   note: (view) => view.needs_key ? `${view.limited} with limits` : '',
   draw(view) {

@@ -198,8 +198,8 @@ class Prompt:
     tokens are added to the text. `previous` is the stored response that the request continues, `stores` whether its own
     response may be stored. `session_name` is what the body calls its session. `response_key` is the digest of
     `previous` and `session` that of the session's name (`routing.owners`), or 0. `sub_agent`: the request comes from an
-    agent that the session started. `client` is who sent it (`known_clients`); `rules` are those that would change its
-    body (`clients.body_mender`).
+    agent that the session started. `client` is what sent it (`known_clients`), `owner` the tenant who did; `rules` are
+    those that would change its body (`clients.body_mender`).
     `counts_differ`: the counts in its answer don't show what the engine holds. `avoid`: backends that are asked only if
     no other can be, in ascending order. `reserved`: what its body has of members that clients may not set everywhere;
     None: the body was not read.
@@ -226,6 +226,7 @@ class Prompt:
     session: int = 0
     sub_agent: bool = False
     client: str = ""
+    owner: str = ""
     rules: Sequence[tuple[str, int, bool, bytes]] = ()
     counts_differ: bool = False
     avoid: Sequence[BackendId] = ()

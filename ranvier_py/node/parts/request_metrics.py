@@ -1,4 +1,4 @@
-"""Counts requests and their times by path, model, status and tenant, and by backend: never the product of both.
+"""Counts requests, times and tokens by path, model, status and tenant, and by backend: never the product of both.
 
 Rule: the end of a request appends one record, and nothing else is done on its path. Records are counted many at once,
 when metrics are read, once a second, or when WAITING_MAX wait. Times to first tokens are those of streams alone.
@@ -59,6 +59,7 @@ class Read(NamedTuple):
 
     model: str
     backend: str
+    tenant: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -110,6 +111,31 @@ class LabelledTimes:
         return (*times, self.prompt, self.predicted, self.counted, self.cached, self.output)
 
 
+class TenantTokens:
+    """The families of tokens by tenant, as engines counted them."""
+
+    def __init__(self) -> None:
+        def tokens(name: str, words: str) -> Family:
+            return Family(f"tenant_{name}_tokens", f"{words}, as the engines counted them, by tenant.", ("tenant",))
+
+        self.prompt = tokens("prompt", "Prompt tokens of answers")
+        self.cached = tokens("cached", "Prompt tokens found in a cache")
+        self.output = tokens("output", "Tokens of answers")
+
+    def read(self, name: str, read: Sequence[Read]) -> None:
+        self.prompt.add((name,), sum(each.prompt_tokens for each in read))
+        self.cached.add((name,), sum(each.cached_tokens for each in read))
+        self.output.add((name,), sum(each.output_tokens for each in read))
+
+    def of(self, name: str) -> list[int]:
+        """Return the tokens of a tenant: of prompts, of those the cached ones, and of answers."""
+        return [each.rows.get((name,), 0) for each in self.families]
+
+    @property
+    def families(self) -> Sequence[Family]:
+        return (self.prompt, self.cached, self.output)
+
+
 class RequestMetrics(Observer):
     """See the module. `line` logs a request; None: nobody reads such lines."""
 
@@ -129,6 +155,7 @@ class RequestMetrics(Observer):
         words = "Seconds from a complete request to its last sending to an engine, by model: reading, placing, retries."
         self._queue = Family("queue_seconds", words, ("model",), bounds=LATENCY_BUCKETS_S)
         self._models = LabelledTimes("model", "", "the model that served", "a complete request")
+        self._tokens = TenantTokens()
         self._backends = LabelledTimes("backend", "backend_", "backend", "sending a request")
 
     # --- on the path of a request ------------------------------------------------------------------------------------
@@ -180,7 +207,7 @@ class RequestMetrics(Observer):
         if attempt.prompt.stream and attempt.first_at is not None and reply.ended_at and output > 1:
             per_token = (reply.ended_at - attempt.first_at) / (output - 1)
         tokens = answer.prompt_tokens or 0, answer.cached_tokens or 0, output
-        self._read.append(Read(attempt.prompt.model, attempt.target.name, *tokens, per_token))
+        self._read.append(Read(attempt.prompt.model, attempt.target.name, attempt.prompt.owner, *tokens, per_token))
         if len(self._read) >= WAITING_MAX:
             self.fold()
 
@@ -204,6 +231,8 @@ class RequestMetrics(Observer):
             self._backends.end(backend, own, [each.queue for each in own], at)
         for model, answers in grouped(read, "model"):
             self._models.read(self._model(model), answers)
+        for tenant, answers in grouped(read, "tenant"):
+            self._tokens.read(self._tenant(tenant), answers)
         for backend, answers in grouped((each for each in read if each.backend in here), "backend"):
             self._backends.read(backend, answers)
 
@@ -218,14 +247,15 @@ class RequestMetrics(Observer):
         return tenant
 
     def of_tenants(self) -> dict[str, list[int]]:
-        """Return how many requests came of each tenant, and how many of them a limit refused."""
+        """Return how many requests came of each tenant, how many of them a limit refused, and the tokens of the others:
+        of prompts, of those the cached ones, and of answers."""
         self.fold()
         found: dict[str, list[int]] = {}
         for (_, _, code, tenant), count in self._requests.rows.items():
             counts = found.setdefault(tenant, [0, 0])
             counts[0] += count
             counts[1] += count if code == LIMITED else 0
-        return found
+        return {tenant: [*counts, *self._tokens.of(tenant)] for tenant, counts in found.items()}
 
     def removed(self, backend: str) -> None:
         self.fold()
@@ -234,7 +264,8 @@ class RequestMetrics(Observer):
 
     def samples(self) -> Iterator[Sample]:
         self.fold()
-        families = (self._requests, self._answers, self._queue, *self._models.families, *self._backends.families)
+        labelled = (*self._models.families, *self._tokens.families, *self._backends.families)
+        families = (self._requests, self._answers, self._queue, *labelled)
         yield from chain.from_iterable(each.samples() for each in families)
         words = "Times that a request counted under other, since its family of metrics has no room for another series."
         spilled = Family("series_spilled", words, ("family",))

@@ -54,6 +54,8 @@ class ReadStage:
             if mended.sent is not request.body:
                 request, unmended = request.with_body(mended.sent), request
         prompt.client, prompt.sub_agent = fields.client, fields.sub_agent
+        if call.identity is not None:
+            prompt.owner = call.identity.tenant.name
         upgraded = fields.upgrades and upgrades(request)
         if upgraded:
             self.realtime.check(self.limits.realtime)

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from tests.builders.browsers import BROWSER, Tab, browser
+from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import ClusterLab, Lab, Node, cluster_lab, lab, opened, start_engine, turn
 from tests.replay.test_page import report, run
 
@@ -320,6 +321,23 @@ async def crowded(place: ClusterLab) -> Node:
     for number in range(6):
         await node.chat(turn(f"number {number} " * 40, "well", "and then?"))
     return node
+
+
+async def test_tenants_show_their_tokens_at_each_width(tmp_path: Path) -> None:
+    named = key_lines(RED, tenant="a-team-with-a-long-name") + '[[tenant]]\nname = "a-team-with-a-long-name"\n'
+    async with (
+        lab(engines=1, deadline_s=DEADLINE_S, keys_file=keys_file(tmp_path, named, key_lines(BLUE))) as node,
+        browser(tmp_path / "profile") as started,
+    ):
+        for key in (RED, RED, BLUE):
+            await asked(node, bearer(key), max_tokens=7)
+        for width in (1280, 390):
+            tab = await started.tab(f"{node.control}/", width)
+            row = "document.querySelector('[data-pane=tenants] tr[data-row=\"tenant a-team-with-a-long-name\"]')"
+            await tab.until(f"{row}?.querySelector('[data-title=answer]').innerText.includes('14')")
+            assert await tab.value(NO_SCROLLING)
+            assert await tab.value(CLIPPED) == []
+            assert tab.errors == []
 
 
 async def test_a_viewer_that_may_only_read_gives_no_orders(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import trio
 
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.logs import text_request
@@ -14,7 +15,7 @@ from ranvier_py.node.parts.request_metrics import TENANTS_MAX
 from ranvier_py.node.parts.request_parts import RequestPath
 from tests.builders.built_nodes import built
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
-from tests.node.node_lab import Node, lab
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
 from tests.proxy.wire import GOOD, Scripted, answer
 
 LISTED = b'{"object":"list","data":[{"id":"lab-model","object":"model"}]}'
@@ -69,3 +70,23 @@ def test_tenants_beyond_a_bound_are_counted_as_others() -> None:
     assert len(found) == TENANTS_MAX + 2
     assert found["/v1/embeddings", "other"] == 10
     assert found["other", "t0"] == TENANTS_MAX + 10
+
+
+async def test_tokens_are_counted_by_tenant_and_shown_by_the_page(tmp_path: Path) -> None:
+    tenant = '[[tenant]]\nname = "t"\n'
+    async with lab(
+        engines=1, keys_file=keys_file(tmp_path, key_lines(RED, tenant="t") + tenant, key_lines(BLUE))
+    ) as node:
+        for key, stream in ((RED, False), (RED, True), (BLUE, False)):
+            await asked(node, bearer(key), stream=stream, max_tokens=3)
+        while await counts(node, "tenant_output_tokens") != {"tenant=t": 6, "tenant=blue": 3}:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)  # answers are read beside the path
+        found = {name: await counts(node, f"tenant_{name}_tokens") for name in ("prompt", "cached", "output")}
+        assert found["prompt"]["tenant=t"] == 2 * found["prompt"]["tenant=blue"] > 0
+        assert found["cached"].keys() == found["prompt"].keys()
+        past = await node.until(
+            "/admin/page/past?ago=0", lambda past: len(past.get("panes", {}).get("tenant_requests", ())) == 2
+        )
+        for name, (requests, refused, *tokens) in past["panes"]["tenant_requests"].items():
+            assert (requests, refused) == ({"t": 2, "blue": 1}[name], 0)
+            assert tokens == [found[each][f"tenant={name}"] for each in ("prompt", "cached", "output")]
