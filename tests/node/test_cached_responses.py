@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
+from ranvier_py.proxy.answers import awaited_stream
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
     CHUNKED_HEAD,
@@ -253,7 +255,8 @@ async def test_a_follower_gets_only_what_its_own_fields_let_it_read() -> None:
     assert found == [("MISS", "gzip", True), ("HIT", "gzip", True), ("MISS", None, False)]
 
 
-async def test_a_follower_of_http_1_0_gets_no_chunks() -> None:
+async def test_a_follower_of_http_1_0_gets_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited_stream, "HELD_S", 0.05)
     go_on = trio.Event()
     body = GOOD.partition(b"\r\n\r\n")[2]
     engine = Scripted(CHUNKED_HEAD + chunk(body[:9]), go_on, chunk(body[9:]) + b"0\r\n\r\n")

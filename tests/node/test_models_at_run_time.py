@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from cluster.engine.engine_models import SGLANG, VLLM
+from ranvier_py.core.routing.models import list_looks
 from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import Lab, Node, lab, opened, start_engine
 from tests.proxy.test_overload import QUESTIONS
@@ -191,7 +192,8 @@ async def test_engines_are_asked_for_their_lists_once_a_second_at_most() -> None
 
 
 @pytest.mark.parametrize("claude", [False, True])
-async def test_a_missing_model_names_the_nearest_ones(claude: bool) -> None:
+async def test_a_missing_model_names_the_nearest_ones(claude: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_looks, "PAUSE_S", 0.01)
     async with lab(Lister("Qwen/Qwen3-8B", "sql-lora", "base")) as node:
         headers = {"anthropic-version": "2023-06-01"} if claude else {}
         for wrong, right in (("qwen3-8B", "Qwen/Qwen3-8B"), ("sql_lora", "sql-lora"), ("zzz", None)):

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 import trio
 
+from ranvier_py.core.routing.models import list_looks
 from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, chat, lab, opened, turn
 from tests.node.test_models_at_run_time import asked
@@ -130,7 +131,8 @@ async def test_a_form_and_a_websocket_name_their_model_by_an_alias() -> None:
                 )
 
 
-async def test_aliases_are_listed_with_the_card_of_their_model_in_both_shapes() -> None:
+async def test_aliases_are_listed_with_the_card_of_their_model_in_both_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_looks, "PAUSE_S", 0.01)
     tables = [*MAIN, {"name": "org/x 1", "to": "gpt-4o"}, {"name": "main", "to": "main", "max_tokens": 4}]
     async with lab(Named("main"), Named("real"), model=[*tables, {"name": "lost", "to": "gone"}]) as node:
         for headers in ({}, {"anthropic-version": "2023-06-01"}):

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
+from ranvier_py.core.routing.models import list_looks
 from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS
 from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import lab
@@ -91,7 +92,8 @@ async def test_one_model_is_found_however_its_id_is_spelled_and_by_both_apis(spe
     assert [engine.asked for engine in engines] == [[], []]
 
 
-async def test_a_model_that_nobody_has_is_missing_in_the_shape_of_each_api() -> None:
+async def test_a_model_that_nobody_has_is_missing_in_the_shape_of_each_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_looks, "PAUSE_S", 0.01)
     async with client_of(Engine("base", "one")) as client:
         for spelled in ("nope", "Qwen%2Fnope", "base%2F..%2Fone", "%ff", "base/one", "o%2Fne"):
             missing = await client.get(f"/v1/models/{spelled}")

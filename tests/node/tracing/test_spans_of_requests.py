@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from cluster.collector import Collector, Reply, plain, serve
+from ranvier_py.node.tracing import trace_parts
 from tests.late_import import Late
 from tests.node.access.key_lab import RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import MODEL, Lab, Node, Serving, chat, opened
@@ -29,6 +30,11 @@ DEADLINE_S = 60
 
 json_format = Late("google.protobuf.json_format")
 trace_service_pb2 = Late("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+
+@pytest.fixture(autouse=True)
+def _sent_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_parts, "BATCH_S", 0.02)
 
 
 @asynccontextmanager
