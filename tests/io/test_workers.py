@@ -146,6 +146,7 @@ def full_pipe() -> Iterator[int]:
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_keeps_no_worker_from_its_restart(tmp_path: Path, full_pipe: int) -> None:
     with running(raising_once(tmp_path), count=1, stderr=full_pipe) as run:
         assert [run.line()[0] for _ in range(3)] == ["worker", "worker", "ready"]

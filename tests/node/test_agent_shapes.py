@@ -12,7 +12,6 @@ from cluster.agents.agent_shapes import AgentRequest, names, requests_of, shape_
 from cluster.agents.agent_traffic import replayed
 from cluster.agents.engine_fleet import MODEL, EngineFleet
 from ranvier_py.io.tokenizer import EMBEDDED
-from tests.examples import some
 from tests.node.node_lab import cluster_lab
 
 ENGINES = 3
@@ -45,7 +44,8 @@ async def replay(name: str, nodes: int, folder: Path, asked: str = MODEL, **sett
     return fleet
 
 
-@pytest.mark.parametrize("nodes", some([4, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [4, 1])
 @pytest.mark.parametrize("model", ["claude-opus-4-1-20250805"])
 async def test_claude_code_works_with_its_own_models_names_by_one_table(model: str, nodes: int, tmp_path: Path) -> None:
     """What it sent, with tools and sub-agents, reaches engines whose model has another name."""
@@ -53,7 +53,8 @@ async def test_claude_code_works_with_its_own_models_names_by_one_table(model: s
     assert {orjson.loads(request.body)["model"] for request in fleet.requests} == {MODEL}
 
 
-@pytest.mark.parametrize("nodes", some([4, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [4, 1])
 @pytest.mark.parametrize("name", QUICK)
 async def test_turns_of_an_agent_reach_the_engine_that_holds_their_history(
     name: str, nodes: int, tmp_path: Path

@@ -146,6 +146,7 @@ def events_of(answer: httpx.Response) -> list[Item]:
     return [json.loads(line) for line in lines if line.strip() != "[DONE]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [Messages, Responses, StoredTurns])
 async def test_every_turn_reaches_the_engine_of_its_conversation_by_whichever_node(
     made: Callable[[int], Conversation], tmp_path: Path

@@ -198,6 +198,7 @@ def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
     assert all(of_two[backend] == those for backend, those in of_three.items() if those != [22])
 
 
+@pytest.mark.slow
 async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(tmp_path: Path) -> None:
     async with cluster_lab(tmp_path, engines=1, deadline_s=DEADLINE_S) as place:
         nodes = await place.cluster(2, engine_metrics_interval_s=0.1)

@@ -63,6 +63,7 @@ async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_pat
         assert len(served) == 1
 
 
+@pytest.mark.slow
 async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: Path) -> None:
     async with cluster_lab(tmp_path) as place:
         first = await place.start()
@@ -75,6 +76,7 @@ async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: P
         assert (answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]) == (backend, "affinity")
 
 
+@pytest.mark.slow
 async def test_a_node_that_nobody_gives_routes_to_is_ready_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: P
         assert (await first.chat(messages)).headers["x-ranvier-backend"] == backend
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_asked_to_end_leaves_and_is_never_missed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +153,7 @@ async def test_an_engine_that_another_node_has_filled_is_left_here_too(tmp_path:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_ill_to_a_peer_is_probed_here_at_once(tmp_path: Path) -> None:
     """A peer's word is a doubt, and our own probe the second witness; it would come in five minutes else."""
     async with cluster_lab(tmp_path, engines=1) as place:
@@ -230,6 +234,7 @@ async def test_a_node_of_another_protocol_is_named_from_its_first_packet(
         assert (len(lines), f"{host} (1)" in lines[0]) == (1, True)
 
 
+@pytest.mark.slow
 async def test_a_node_that_lacks_a_backend_is_named_by_its_peers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +281,7 @@ async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_a
         assert f"gossip.other_routes {view['name']} " in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_key_is_exchanged_while_nodes_run(tmp_path: Path) -> None:
     async with cluster_lab(tmp_path) as place:
         first, second = await place.cluster(2)
@@ -319,6 +325,7 @@ async def test_a_node_states_how_much_passes_now_and_how_late_it_receives(tmp_pa
         assert 0 < view["lag_ms"]["p50"] <= view["lag_ms"]["p99"]
 
 
+@pytest.mark.slow
 async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

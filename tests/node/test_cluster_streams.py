@@ -49,6 +49,7 @@ async def until_believed(node: Node, wanted: Callable[[list[int]], bool]) -> Non
         await trio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_each_engine_is_read_by_one_node_and_by_another_when_that_one_goes(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         nodes = await place.cluster(3)
@@ -86,6 +87,7 @@ async def until_stood_by(nodes: Sequence[Node]) -> None:
         await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_what_an_engine_drops_is_forgotten_by_nodes_that_do_not_read_it(tmp_path: Path) -> None:
     async with lab(tmp_path, cache_tokens=1200) as place:
         nodes = await place.cluster(2)

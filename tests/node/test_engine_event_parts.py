@@ -161,6 +161,7 @@ async def test_lost_messages_are_asked_for_again() -> None:
         await until_predicted(node, confirmed, LONG * 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "why"), [(16, "nothing missed; block_size_tokens should be 64, as it has"), (64, "nothing missed")]
 )
@@ -189,6 +190,7 @@ async def test_of_a_hybrid_engine_attention_confirms_nothing_and_the_status_stat
         assert (tokens > 64, trust) == (True, "LOCAL")
 
 
+@pytest.mark.slow
 async def test_a_hybrid_engine_whose_events_have_its_states_is_exact() -> None:
     """Its checkpoints are those of its events, as far as the last whole block of a single prompt."""
     async with lab(limits={"cache": "vllm_align", "block_size": 272}, engine_metrics_interval_s=0.1) as node:  # type: ignore[dict-item]
@@ -214,6 +216,7 @@ async def test_events_can_be_turned_off() -> None:
         assert (await predicted(node, LONG * 8))[1] == "LOCAL"
 
 
+@pytest.mark.slow
 async def test_a_bug_in_the_engine_cache_costs_no_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,6 +232,7 @@ async def test_a_bug_in_the_engine_cache_costs_no_request(
     assert sorted(reported) == ["unexpected.error in engine_events", "unexpected.error in sweep"]
 
 
+@pytest.mark.slow
 async def test_of_two_nodes_one_reads_and_both_know() -> None:
     """What the engine stores, drops and publishes after the reader has gone reaches the other node."""
     async with place(2 * DEADLINE_S) as running:
@@ -255,6 +259,7 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
         await until_predicted(other, confirmed, LONG * 9)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_one_node_cannot_receive_is_left_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The publisher's port may be closed to one machine and open to the next."""
     monkeypatch.setattr(reading, "LOST_S", 0.3)

@@ -126,6 +126,7 @@ async def test_an_engine_that_wants_to_know_its_nodes_gets_their_certificate(tmp
         assert await status_of(node) == 502
 
 
+@pytest.mark.slow
 async def test_files_that_are_replaced_are_noticed_without_a_signal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +145,7 @@ async def test_files_that_are_replaced_are_noticed_without_a_signal(
         assert await status_of(node) == 200, "what can't be used changes nothing"
 
 
+@pytest.mark.slow
 async def test_a_certificate_of_the_public_port_that_is_replaced_is_noticed_without_a_signal(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
 

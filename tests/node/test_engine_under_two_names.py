@@ -109,6 +109,7 @@ async def test_one_real_engine_by_two_urls_shares_no_routes_and_that_is_named(tm
             await node.until_backend(lambda each: len(each["twins"]) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMS)
 async def test_two_engines_by_one_url_are_named_by_both_nodes_and_no_longer_restart_in_turn(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -135,6 +136,7 @@ async def test_two_engines_by_one_url_are_named_by_both_nodes_and_no_longer_rest
         await nodes[0].until_backend(lambda each: each["strangers"] == [] and each["advice"] == "")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_restarts_is_not_two_engines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster_lab(tmp_path, 0, DEADLINE_S) as place:
         url, _ = await start_engine(place.nursery, age_s=100.0)

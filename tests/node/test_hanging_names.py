@@ -15,6 +15,7 @@ from tests.io.test_resolver import Hanging
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, Lab, opened, turn
 
 
+@pytest.mark.slow
 async def test_a_resolver_that_hangs_for_many_names_opens_no_circuit_and_stops_no_learning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

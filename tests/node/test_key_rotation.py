@@ -68,6 +68,7 @@ def test_the_documents_have_three_steps(tmp_path: Path) -> None:
     assert not set(keys.ring.keys.values()) & set(first.ring.keys.values())
 
 
+@pytest.mark.slow
 async def test_routes_are_shared_throughout_though_a_node_restarts_after_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,7 @@ class Place:
         await self.opened.__aexit__(*raised)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", [VLLM, SGLANG])
 async def test_an_adapter_is_served_as_soon_as_an_engine_has_loaded_it_by_every_api(owner: str) -> None:
     async with Place({"owner": owner}, {"owner": owner}) as node:

@@ -249,6 +249,7 @@ def children() -> list[int]:
     return [int(pid) for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()]
 
 
+@pytest.mark.slow
 async def test_a_node_serves_on_when_its_tokenizer_is_killed_and_gets_another_one() -> None:
     async with lab(engines=2, tokenizer=str(EMBEDDED)) as node:
         assert (await node.chat(turn("hello"))).status_code == 200

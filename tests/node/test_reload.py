@@ -157,6 +157,7 @@ def another(name: str) -> Any:
 APPLIED = [name for name in KEYS if is_taken(name) and name not in (*FILES, "backend")]
 
 
+@pytest.mark.slow
 async def test_every_key_that_may_change_does_and_goes_back(tmp_path: Path) -> None:
     async with reloadable(tmp_path, otel_endpoint="http://127.0.0.1:1") as (node, changed):
         before = await node.ask("/admin/config")
@@ -457,6 +458,7 @@ async def test_a_stream_goes_on_at_a_backend_that_was_removed(tmp_path: Path) ->
             assert "data: [DONE]" in [line async for line in lines]
 
 
+@pytest.mark.slow
 async def test_fifty_reloads_in_a_row_leave_nothing_behind(tmp_path: Path) -> None:
     async with reloadable(tmp_path, shadow=["random"]) as (node, changed):
         other = {"policy": "chwbl", "load_factor": 3.0, "shadow": ["chwbl"], "response_cache": True}

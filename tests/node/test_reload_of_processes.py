@@ -150,6 +150,7 @@ async def stream(node: Served, ended: list[str]) -> None:
     ended.append(lines[-1])
 
 
+@pytest.mark.slow
 async def test_hang_ups_during_traffic_break_no_stream_and_a_broken_or_missing_file_changes_nothing(
     tmp_path: Path,
 ) -> None:

@@ -32,6 +32,7 @@ async def ask(node: Node, requests: int, *, stream: bool) -> Counter[str]:
     return served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_engines_that_reuse_nothing_are_named_and_share_the_load(
     stream: bool, caplog: pytest.LogCaptureFixture
@@ -72,6 +73,7 @@ async def test_of_engines_that_reuse_nothing_and_count_nothing_none_gets_all(str
         assert len(served) == 3, served
 
 
+@pytest.mark.slow
 async def test_an_engine_restarted_with_its_cache_on_regains_its_affinity() -> None:
     async with opened(Lab, 0, DEADLINE_S) as place:
         tokenizer = str(DEFAULT_TOKENIZER)

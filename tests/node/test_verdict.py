@@ -140,6 +140,7 @@ async def test_a_part_that_fails_when_asked_is_a_finding_and_hides_no_other(
         assert finding(status, "cache_level")
 
 
+@pytest.mark.slow
 async def test_what_is_wrong_among_nodes_is_named_with_the_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

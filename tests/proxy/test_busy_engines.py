@@ -40,6 +40,7 @@ async def silent(node: Node) -> None:
     await node.until("/admin/backends", lambda answer: all(each["silent"] for each in answer["backends"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_engines_that_time_out_at_all_probes_are_asked_if_no_other_can_be(
     stream: bool, caplog: pytest.LogCaptureFixture

@@ -92,6 +92,7 @@ async def test_requests_that_wait_where_an_engine_hangs_are_served_by_another(
     assert "hangs: not a byte for" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_stopped_engine_process_loses_its_requests_to_others_and_comes_back() -> None:
     command = [sys.executable, "-m", "cluster", "engine", "--listen", "127.0.0.1:0", "--tokenizer", "bytes"]
     async with opened(Lab, 0, 60) as place:

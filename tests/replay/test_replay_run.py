@@ -249,6 +249,7 @@ def test_a_run_that_dies_states_where() -> None:
         execute_all([broken, broken], 2, lambda: 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_command_was_killed() -> None:
     """Whoever kills the command has no other way to end the processes that it began."""
     reported, reporting = os.pipe()

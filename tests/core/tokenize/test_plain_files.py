@@ -141,6 +141,7 @@ print(tokenizer.facts.identity, *sorted({"transformers", "huggingface_hub"} & se
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["embedded", "folder"])
 def test_a_node_and_its_tokenizer_need_no_library_for_a_plain_folder(source: str, tmp_path: Path) -> None:
     given = source if source == "embedded" else str(folder_of(tmp_path, {}))

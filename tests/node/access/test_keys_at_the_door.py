@@ -228,6 +228,7 @@ def refused_by_the_sdks(url: str) -> None:
         ).content
 
 
+@pytest.mark.slow
 async def test_the_sdks_raise_their_own_exceptions_and_work_with_a_key(tmp_path: Path) -> None:
     path = keys_file(tmp_path, key_lines(RED, models=["other"]), key_lines(BLUE))
     talk: Callable[[str], None] = refused_by_the_sdks

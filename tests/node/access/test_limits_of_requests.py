@@ -297,6 +297,7 @@ async def test_a_client_that_leaves_pays_for_its_prompt(tmp_path: Path) -> None:
         assert 50 < used < 500
 
 
+@pytest.mark.slow
 async def test_a_changed_file_of_keys_changes_a_limit_at_once(tmp_path: Path) -> None:
     engine = Scripted(answer(counted(1, 1)))
     async with limited(tmp_path, engine, requests_per_minute=1) as node:

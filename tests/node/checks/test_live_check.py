@@ -151,6 +151,7 @@ async def test_engines_of_a_file_are_asked_as_well(tmp_path: Path) -> None:
     assert (one.kind, one.about) == ("engine_down", "of-a-file")
 
 
+@pytest.mark.slow
 async def test_sources_that_give_nothing_and_a_redis_that_is_not_there_are_named() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
@@ -271,6 +272,7 @@ async def of_peers(**settings: Any) -> list[Finding]:
     return await peer_checks.check_peers(config_of(**{**PLACES, "gossip": "127.0.0.1:0", **settings}))
 
 
+@pytest.mark.slow
 async def test_a_peer_with_this_key_is_well_and_one_with_another_key_name_or_none_is_named(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text(KEY[::-1])
@@ -315,6 +317,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, found.out + found.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("check",), ("config", "--check", "--live")])
 def test_the_command_has_the_worst_first_with_the_remedy_in_80_columns(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

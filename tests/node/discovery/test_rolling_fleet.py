@@ -108,6 +108,7 @@ def slice_of(numbers: list[int], pods: dict[int, dict[str, Any]]) -> dict[str, A
     }
 
 
+@pytest.mark.slow
 def test_a_fleet_is_replaced_and_no_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(Random(7))
     monkeypatch.setattr(backend_sources.time, "monotonic", lambda: fleet.now)

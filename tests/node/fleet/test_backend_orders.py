@@ -121,6 +121,7 @@ def keys_of_people(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_the_command_lists_adds_weighs_drains_changes_and_removes() -> None:
     async with opened(Lab, 2, 60) as place:
         first, second = place.engines

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.node.node_lab import Lab, opened
 from tests.page_commands import commands, shell
 
 
+@pytest.mark.slow
 async def test_its_commands_change_the_engines_of_a_node(tmp_path: Path) -> None:
     async with opened(Lab, 2, 60) as place:
         node = await place.start(backend=place.engines[:1])

@@ -39,6 +39,7 @@ def test_a_configuration_that_can_not_be_used_is_named_in_json(
     assert event["why"].startswith("ranvier: the configuration has problems:\n  ")
 
 
+@pytest.mark.slow
 def test_a_variable_counts_before_the_file_and_text_stays_text(tmp_path: Path) -> None:
     code, (line,) = wrote(tmp_path, f'log_format = "text"\n{BAD}', "node.toml", RANVIER_LOG_FORMAT="json")
     assert (code, json.loads(line)["level"]) == (2, "error")

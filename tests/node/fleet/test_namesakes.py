@@ -11,6 +11,7 @@ from ranvier_py.node import cluster_parts
 from tests.node.node_lab import BETWEEN_LOOKS_S, cluster_lab
 
 
+@pytest.mark.slow
 async def test_the_newcomer_is_renamed_both_warn_and_the_name_returns_once_it_is_free(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

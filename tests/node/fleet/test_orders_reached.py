@@ -86,6 +86,7 @@ async def seen_by(node: Served, worker: int) -> list[tuple[str, float, bool]]:
     return [(each["name"], each["weight"], each["draining"]) for each in answer.json()["backends"]]
 
 
+@pytest.mark.slow
 async def test_an_order_reaches_both_workers_and_one_that_is_restarted_later(tmp_path: Path) -> None:
     async with opened(Lab, 3, DEADLINE_S) as place:
         file = tmp_path / "ranvier.toml"
@@ -118,6 +119,7 @@ async def test_an_order_reaches_both_workers_and_one_that_is_restarted_later(tmp
             assert sorted((each["name"], each["weight"], each["draining"]) for each in other["backends"]) == wanted
 
 
+@pytest.mark.slow
 async def test_workers_that_do_not_gossip_are_named_as_not_reached(tmp_path: Path) -> None:
     async with opened(Lab, 1, DEADLINE_S) as place:
         file = tmp_path / "ranvier.toml"

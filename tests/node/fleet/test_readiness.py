@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.node.node_lab import Lab, Node, cluster_lab, opened, start_engine
@@ -29,6 +30,7 @@ async def test_without_any_engine_a_node_alone_is_ready_and_clients_learn_when_t
         assert (await node.http.get(f"{node.url}/health")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_node_that_reaches_no_engine_is_unready_while_a_peer_calls_one_healthy(tmp_path: Path) -> None:
     async with cluster_lab(tmp_path, engines=1) as place:
         polled = {"probe_interval_s": 0.1, "probe_failures": 1}

@@ -42,6 +42,7 @@ async def lines_of(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_cuts_what_is_answered_and_every_line_is_json(
@@ -89,6 +90,7 @@ async def test_a_second_signal_cuts_what_is_answered_and_every_line_is_json(
     assert [each["outcome"] for each in found if each["event"] == "request"] == ["cut"]
 
 
+@pytest.mark.slow
 async def test_the_last_words_of_a_node_are_json_too() -> None:
     async with opened(Lab, 0, 60) as place:
         taken = (await place.listen(Scripted(HANG).serve)).partition("://")[2]

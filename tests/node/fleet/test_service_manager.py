@@ -26,6 +26,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         yield server, path if is_file else f"@{path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_node_is_called_ready_once_it_takes_connections(
     workers: int, manager: tuple[socket.socket, str]

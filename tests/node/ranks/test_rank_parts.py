@@ -39,6 +39,7 @@ def question(chat: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": f"chat {chat}: " + "words and words " * 40}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_hits_are_those_of_ranks_that_an_operator_listed_from_the_first_request_on(stream: bool) -> None:
     hits = {}
@@ -202,6 +203,7 @@ class Restarting(Ranks):
             each.live.started_at += 100.0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_comes_back_with_other_ranks_is_placed_as_these() -> None:
     async with opened(Lab, 0, DEADLINE_S) as place:
         url, ranks = await start_ranks(place, 3, Restarting)

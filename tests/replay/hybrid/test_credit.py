@@ -51,6 +51,7 @@ def test_what_events_of_states_bring_is_exact_even_where_room_is_short(name: str
     assert recall >= SHARE
 
 
+@pytest.mark.slow
 def test_four_nodes_credit_what_each_of_them_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """R10: by gossip alone."""
     limits = replace(preset("vllm-align", BLOCK), cache_tokens=4_000_000)

@@ -116,6 +116,7 @@ def test_a_busy_peer_is_left_for_another() -> None:
     assert len({source for source, *_ in parts(net)}) > 1
 
 
+@pytest.mark.slow
 def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
     """T-20-joiners-one-snapshot source (near#2512: five syncing peers stalled the snapshot source)."""
     net = filled(21, NEW_UPDATES_MAX + 200, mesh_nodes_max=32, bulk_bytes_per_s=600_000)

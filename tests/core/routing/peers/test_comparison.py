@@ -359,6 +359,7 @@ def test_a_quiet_audit_waits_while_updates_come_and_costs_next_to_nothing_while_
     assert len(sent(net, r.TotalSum)) <= 16, "one question and answer of each node, before it noticed"
 
 
+@pytest.mark.slow
 def test_audits_are_rare_and_cheap() -> None:
     net = Net(5, audit_interval_s=60.0)
     net.run(600.0)
