@@ -18,6 +18,7 @@ import trio
 from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.log_events import event
+from ranvier_py.core.routing.wanted.found_backend import STATIC
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.logs import announce, name_lines
 from ranvier_py.io.resolver import Resolver
@@ -116,7 +117,7 @@ async def run_parts(node: Node, port: PublicPort, task_status: trio.TaskStatus[A
     async with trio.open_nursery() as nursery:
         reported = await node.start(nursery)
         addresses = Addresses(reported[port.name], reported["control"])
-        if not node.config.backend:
+        if not node.config.backend and node.sources.reconciler.sources.keys() <= {STATIC}:  # nor will any be found
             log.warning(event("node.no_backends"))
         if not port.draining:  # by a signal that came meanwhile
             log.info(event("node.ready", addresses=str(addresses)))

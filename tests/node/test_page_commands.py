@@ -23,6 +23,7 @@ from tests.node.node_lab import MODEL, Node, cluster_lab
 from tests.page_commands import all_commands, status_of
 
 RUN_BY = {
+    "docs/first-fleet.md": "test_first_fleet_page",
     "docs/quickstart.md": "test_quickstart_page",
     "docs/kubernetes.md": "test_kubernetes_page",
     "docs/fleet.md": "test_fleet_page",
