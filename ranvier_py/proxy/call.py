@@ -137,15 +137,12 @@ class Reservation:
 
     meters: IdentityMeters
     settle: Callable[[Call], None]  # called once, when the call ends
-    grants: list[Grant] = field(default_factory=list)
+    grants: list[Grant]
     taken: Sequence[Meter] = ()  # of which tokens are reserved
+    api: str = ""  # as which its body is read, likewise; "" of one that generates nothing
     estimate: Estimate | None = None  # of its tokens, once they are reserved
     cost: ModelCost | None = None  # of a token of the model
     ends: AnswerEnds | None = None  # of the latest answer
-
-    @property
-    def tenant(self) -> str:
-        return self.meters.identity.tenant.name
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

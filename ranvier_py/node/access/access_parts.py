@@ -72,6 +72,8 @@ class Access(KeyedPart):
         self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
         if self.gate is not None and clustering is not None:
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
+        if self.gate is not None and limits.reserve is not None:
+            self.gate.known = limits.reserve.known
         self._listed = node.registry.pools.names
         self._log_limit = LogLimit()
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
@@ -82,10 +84,7 @@ class Access(KeyedPart):
         """Find out who sends a head, and show what is left of its limits. Raises InvalidKey."""
         assert self.gate is not None
         client.limit_lines = None
-        self.gate.check(request, client)
-        reserve, seen = self._limits.reserve, client.seen_head
-        if reserve is not None and seen is not None and seen.identity is not None:
-            reserve.show(seen.identity, request, client)
+        client.limit_lines = self.gate.check(request, client).limit_lines
 
     def _check(self, request: HttpRequest, client: Client) -> None:
         """Refuse a request whose body is yet to come, if it can't fit. Raises LimitReached."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.limits.meter_groups import IdentityMeters
 from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Headers, HttpRequest, RequestFields
 
 
@@ -21,6 +22,8 @@ class SeenHead:
     passed: RequestFields = NO_REQUEST_FIELDS  # what follows gets these, and these headers
     headers: Headers = field(default_factory=list)
     claims: list[str] = field(default_factory=list)  # names of fields that are not believed
+    meters: IdentityMeters | None = None  # what counts its requests, if its identity has limits
+    limit_lines: Callable[[], bytes] | None = None  # of the heads of its answers, if they show what is left of those
 
     def let_in(self, request: HttpRequest) -> HttpRequest:
         """Return a request that was let in as all that follows gets it."""

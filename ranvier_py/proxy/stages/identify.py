@@ -63,11 +63,13 @@ class AccessCounters:
 class Gate:
     """Lets requests in. `table` and `trusted` may be replaced. `needs_key`: whether there are keys; without them only
     who may name tenants is checked. `tenant_field`: the field that names them, if there is one. `is_revoked`: whether
-    the key with this id is revoked at this time of day, in milliseconds."""
+    the key with this id is revoked at this time of day, in milliseconds. `known`: called with a head once it is found
+    out whose it is, or that it is now somebody else's."""
 
     def __init__(self, *, needs_key: bool, trusted: Sequence[Network], tenant_field: bytes) -> None:
         self.table, self.needs_key, self.trusted = KeyTable(), needs_key, trusted
         self.is_revoked: Callable[[str, float], bool] = lambda *_: False
+        self.known: Callable[[SeenHead, HttpRequest], object] = lambda *_: None
         self.counters = AccessCounters()
         self._tenant_field = tenant_field if trusted or needs_key else b""
         self._claims = frozenset((*(TENANT_CLAIMS if needs_key else ()), self._tenant_field))
@@ -75,8 +77,8 @@ class Gate:
     def take(self, table: KeyTable) -> None:
         self.table = table
 
-    def check(self, request: HttpRequest, client: Client) -> None:
-        """Find out who sends this head. Raises InvalidKey."""
+    def check(self, request: HttpRequest, client: Client) -> SeenHead:
+        """Find out who sends this head, and return what is known of it. Raises InvalidKey."""
         seen = client.seen_head
         if seen is None or seen.fields is not request.fields:
             seen = client.seen_head = self._look(request, client)
@@ -85,6 +87,7 @@ class Gate:
             self._pass(seen, request, identity)
         for name in seen.claims:
             increment(self.counters.claims, name)
+        return seen
 
     def tenant_headers(self, headers: Fields) -> Headers:
         """Return the fields of a request to be explained as others get them. An unknown key names nobody."""
@@ -155,6 +158,7 @@ class Gate:
         seen.identity, seen.headers = identity, self._passed(request.headers, identity, seen.claims)
         tenant_at = len(seen.headers) - (self.needs_key and identity is not None)
         seen.passed = RequestFields.of(seen.headers[:tenant_at])
+        self.known(seen, request)
 
     def _passed(self, headers: Fields, identity: Identity | None, claims: list[str]) -> Headers:
         """Return what others get of the fields of a head; the tenant stands last, as the credential. What is not

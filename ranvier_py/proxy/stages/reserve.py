@@ -25,8 +25,8 @@ from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Meas
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
+from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.call import Call, Reservation
-from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 
@@ -53,12 +53,14 @@ class ReserveStage:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter, self.meters, self.estimates = limiter, Meters(), Estimates()
 
-    def show(self, identity: Identity, request: HttpRequest, client: Client) -> None:
-        """Have the answer to the current request show what is left of its limits, if it has some."""
-        meters = self.meters.of(identity)
-        if meters.shows:
+    def known(self, seen: SeenHead, request: HttpRequest) -> None:
+        """Find what counts the requests of a head, and how their answers show what is left."""
+        meters = self.meters.of(seen.identity) if seen.identity is not None else None
+        seen.meters = meters if meters is not None and not meters.is_unlimited else None
+        seen.limit_lines = None
+        if meters is not None and meters.shows:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
-            client.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
+            seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
 
     def check(self, identity: Identity) -> None:
         """Raise LimitReached if no request of this identity fits just now, whatever its body."""
@@ -74,10 +76,9 @@ class ReserveStage:
 
     def begin(self, call: Call) -> Steps[None] | None:
         """Count a request by its head. Raises LimitReached, Forbidden."""
-        if call.identity is None or call.client.started:
-            return None
-        meters = self.meters.of(call.identity)
-        if meters.is_unlimited:
+        seen = call.client.seen_head
+        meters = seen.meters if seen is not None else None
+        if meters is None or call.client.started:
             return None
         if meters.needs_counts:
             if is_uncounted(call.request):
@@ -92,11 +93,11 @@ class ReserveStage:
         yield from self._begin(call, meters) or ()
 
     def _begin(self, call: Call, meters: IdentityMeters) -> Steps[None] | None:
-        held = call.reservation = Reservation(meters, self.end)
         found = self.limiter.reserve(meters.first, NOTHING, time.monotonic())
         if type(found) is Grant:  # nearly always
-            held.grants.append(found)
+            call.reservation = Reservation(meters, self.end, [found])
             return None
+        held = call.reservation = Reservation(meters, self.end, [])
         return self._hold(held, found)
 
     def __call__(self, call: Call) -> Steps[None] | None:
@@ -114,7 +115,7 @@ class ReserveStage:
         if not group.meters:
             return None
         held.taken = (*held.taken, *group.meters) if held.taken else group.meters
-        api = APIS.get(request.path, "")
+        api = held.api = APIS.get(request.path, "")
         if api and request.fields.readable and may_ask(request.body, api):
             return self._reserve_asked(call, held, group, api)
         return self._reserve(call, held, group, ONE_ANSWER if api else None)
@@ -129,7 +130,7 @@ class ReserveStage:
         prompt, holders = call.read.prompt, call.match.holders
         cached = holders[0].tokens if holders else 0
         held.estimate = estimate = self.estimates.of(
-            prompt, call.read.request.body, held.tenant, cached, held.cost, asked
+            prompt, call.read.request.body, held.meters.tenant, cached, held.cost, asked
         )
         found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess)
         if type(found) is Grant:
@@ -141,17 +142,16 @@ class ReserveStage:
         """Settle what a request has reserved."""
         held, took = call.reservation, NOTHING
         assert held is not None
-        if held.estimate is not None and (found := self._found(call, held.ends)) is not None:
+        if held.estimate is not None and (found := self._found(call, held.ends, held.api)) is not None:
             took = self.estimates.took(held.estimate, found, call.read.prompt.model, held.cost)
         self.limiter.settle(took, *held.grants)
 
-    def _found(self, call: Call, ends: AnswerEnds | None) -> Took | None:
+    def _found(self, call: Call, ends: AnswerEnds | None, api: str) -> Took | None:
         """Return what the request took; None if no engine computed anything."""
         attempt = call.attempt
         if attempt is None or attempt.reply.status >= 300:
             return None
-        rule = PATHS.get(call.request.path)  # a body that was not read has no API
-        found = None if ends is None else took_of(ends, rule.reader if rule is not None else "")
+        found = None if ends is None else took_of(ends, api)
         if found is None and call.outcome in ("cancelled", "client_gone"):
             return NO_COUNTS
         return found

@@ -83,7 +83,7 @@ class IdentityMeters:
 
     __slots__ = (
         *("_by_model", "_globs", "counts_cost", "first", "identity"),
-        *("is_unlimited", "latest", "needs_counts", "rest", "shows"),
+        *("is_unlimited", "latest", "needs_counts", "rest", "shows", "tenant"),
     )
 
     def __init__(self, identity: Identity, find: Callable[[str, Limits, str], tuple[Meter, ...]]) -> None:
@@ -97,7 +97,7 @@ class IdentityMeters:
             (glob, find(f"tenant {tenant.name}, models {glob}", limits, tenant.name))
             for glob, limits in tenant.model_limits
         ]
-        self.identity = identity
+        self.identity, self.tenant = identity, tenant.name
         minutes = [meter for meter in own if meter.span is LimitSpan.MINUTE and not meter.shadow]
         requests = [meter for meter in minutes if meter.measure is Measure.REQUESTS]
         tokens = [meter for meter in minutes if meter.measure is Measure.TOKENS]
