@@ -81,7 +81,9 @@ class Pipeline:
         )
         self.match = MatchStage(router, limits, tokenizer)
         models = ModelStage(router.registry, look_for)
+        # without a file of keys nobody has limits, nor is anybody let in for some models alone
         reserving = () if reserve is None else (reserve,)
+        admitting = () if reserve is None else (AdmitStage(router.registry.pools.names),)
         self.resolve = ResolveStage(router, models, limits, (self.read, self.match, *reserving))
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, realtime, may_see, address_of)
@@ -102,7 +104,7 @@ class Pipeline:
         )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
             self.read,  # strips and mends
-            AdmitStage(router.registry.pools.names),
+            *admitting,
             models,
             self.match,
             *reserving,
