@@ -28,7 +28,7 @@ SHAPES = Path(__file__).parent / "shapes"
 PARTED = ("messages", "input", "tools", "system")
 """Members of bodies whose entries are repeated in the next turn."""
 
-STRUCTURE = ("role", "type", "status", "tool_choice", "effort", "summary", "include", "verbosity", "detail")
+STRUCTURE = ("role", "type", "status", "tool_choice", "effort", "display", "summary", "include", "verbosity", "detail")
 """Members whose value is kept if it looks like a word of the API (`WORD`)."""
 
 WORD = re.compile(r"[a-z_.0-9]{1,40}")

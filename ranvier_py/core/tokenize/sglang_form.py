@@ -31,20 +31,19 @@ def sglang_tools(tools: Sequence[Any], choice: Any, api: str) -> list[Any]:
     limited = limited_tools(choice)
     if limited == "none":
         return []
-    found = [tool_as_dumped(tool, LACKING_OF.get(api, {})) for tool in tools]
+    found = [tool_as_dumped(tool, api) for tool in tools]
     name = member_of(member_of(limited, "function") or limited, "name")
     return [tool for tool in found if tool is not None and name in (None, tool["function"]["name"])]
 
 
-def tool_as_dumped(tool: Any, lacking: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a tool in the client's order; None for what is no function.
-
-    `lacking`: members that come first, with these values if the client left them out.
-    """
+def tool_as_dumped(tool: Any, api: str) -> dict[str, Any] | None:
+    """Return a tool in the client's order, but for what SGLang itself puts first; None for what is no function."""
     function = member_of(tool, "function")
     if type(function) is not dict:
         return None
-    function, deferred = {**lacking, **function}, tool.get("defer_loading")
+    # a tool of /v1/messages has one place for it, and SGLang hands it on in both of a chat's
+    deferred = (function if api == "messages" else tool).get("defer_loading")
+    function = {**LACKING_OF.get(api, {}), **function}
     names = (*[name for name in function if name in MEMBERS], *MEMBERS)
     found = {name: function.get(name) for name in names}
     if found["defer_loading"] is None:

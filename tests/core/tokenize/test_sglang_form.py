@@ -36,6 +36,10 @@ def test_tools_and_leads_of_each_api_are_printed_as_sglang_prints_them() -> None
     assert json.dumps(chat(MESSAGES, [bare]).tools) == printed(
         name="read", description="", parameters=SCHEMA, strict=False
     )
+    (deferred,) = chat(MESSAGES, [{**bare, "defer_loading": True}]).tools or ()
+    assert (deferred["function"]["defer_loading"], deferred["defer_loading"]) == (True, True)
+    (inner,) = chat(CHAT, [{"type": "function", "function": {**function, "defer_loading": True}}]).tools or ()
+    assert (inner["function"]["defer_loading"], inner["defer_loading"]) == (True, None)
     flat = {"type": "function", "parameters": SCHEMA, "strict": True, "name": "read"}
     assert json.dumps(chat(RESPONSES, [flat]).tools) == printed(
         name="read", description=None, parameters=SCHEMA, strict=True
