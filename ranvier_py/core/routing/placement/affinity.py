@@ -18,7 +18,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_share
+from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_share, typical_memory
 
 Floats = Sequence[float]
 
@@ -136,7 +136,10 @@ class Affinity(Policy):
         """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        waits = holder.work.waiting or missing_share(match, holder, match.prompt_tokens) > 0
+        waits = (
+            holder.work.waiting
+            or missing_share(match, holder, match.prompt_tokens, typical_memory(match, (holder,))) > 0
+        )
         factor, median = self.options.divert_factor, self.options.median
         # without the holder: among few engines its own queue would be half of the median
         others = [each for each in range(len(loads)) if each != position]

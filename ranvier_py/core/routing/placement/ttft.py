@@ -267,13 +267,16 @@ class Ttft(Policy):
         contexts = own.contexts + (many - own.decoding) * context + context * many
         decode = self.learner.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
-        full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens)
+        typical = typical_memory(match, (candidate,))
+        full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens, typical)
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
 
-    def full_s(self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int) -> float:
+    def full_s(
+        self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int, typical: float
+    ) -> float:
         """Return the seconds that a request waits there until others' ends have left it a place and room in the cache:
         the share of them that is missing, of the time that answers of its length take."""
-        missing = missing_share(match, candidate, held)
+        missing = missing_share(match, candidate, held, typical)
         if missing <= 0.0:
             return 0.0
         return missing * (factor * match.answer_tokens * self.learner.decode_rates.token_s(contexts))
@@ -295,6 +298,7 @@ class Ttft(Policy):
         factors = [decode.factor(candidate.id) for candidate in weighed]
         least = min(factors)
         price = self.learner.evictions.price if self.learner.evictions.seen else None
+        typical: float | None = None
         queues: dict[int, float] = {}
         prefills: dict[int, float] = {}
         others: dict[int, float] = {}
@@ -312,7 +316,8 @@ class Ttft(Policy):
             many, own, room = candidate.load, work.own, work.room
             contexts = own.contexts + (many - own.decoding) * context
             if room.cache_tokens or room.places:
-                queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0))
+                typical = typical_memory(match, weighed) if typical is None else typical
+                queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0), typical)
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s
@@ -358,15 +363,24 @@ class Ttft(Policy):
         return found
 
 
-def missing_share(match: Match, candidate: Candidate, held: int) -> float:
+def typical_memory(match: Match, candidates: Sequence[Candidate]) -> float:
+    """Return the tokens of cache that a request takes until its end: the mean of this node's own that run or wait at
+    these backends; as many as this one where there are none."""
+    own = [candidate.work.own for candidate in candidates]
+    count = sum([each.inflight for each in own])
+    return sum([each.memory for each in own]) / count if count else match.memory(0)
+
+
+def missing_share(match: Match, candidate: Candidate, held: int, typical: float) -> float:
     """Return which share of its cache, or of the requests that it runs at once, must be left by others before this
-    request can run there, 0 or less if none; 0 where neither is known."""
+    request can run there, 0 or less if none; 0 where neither is known. `typical`: see `typical_memory`."""
     own, room = candidate.work.own, candidate.work.room
     places, size = room.places, room.cache_tokens
     missing = (candidate.load + 1 - places) / places if places else 0.0
     if size:
-        requests_without_memory = candidate.load - own.inflight  # the peers', which do not say it
-        memory = own.memory + (requests_without_memory + 1) * match.memory(held)
+        # peers do not say what theirs take; were it as much as this one takes, long prompts would find all engines full
+        of_peers = (candidate.load - own.inflight) * typical
+        memory = own.memory + of_peers + match.memory(held)
         missing = max(missing, memory / size - 1.0)
     return missing
 

@@ -282,3 +282,17 @@ def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
     few, many = policy.terms(warm(), candidates)
     assert many["others_s"] / few["others_s"] == pytest.approx((4 + 2.5 + 1.25) / (1 + 2.5 + 1.25), rel=0.05)
     assert choose(policy, warm(), candidates).backend == 0
+
+
+def test_a_long_prompt_does_not_take_the_requests_of_peers_for_as_long_as_itself() -> None:
+    """Else it would find every cache full, and leave the engine that holds its history for nothing."""
+    policy, candidates = trained(), engines(0, 0)
+    policy.learner.decoded(Decoded(BackendId(0), 100, 1.0, 1000.0, 0))
+    match = warm()._replace(answer_tokens=100.0)
+    for candidate in candidates:
+        candidate.load, candidate.work.room.cache_tokens = 6, 20_000
+        candidate.work.own.inflight, candidate.work.own.memory = 2, 1000
+    assert all(terms["queue_s"] < 1e-9 for terms in policy.terms(match, candidates))
+    for candidate in candidates:
+        candidate.work.own.memory = 8000
+    assert all(terms["queue_s"] > 0.1 for terms in policy.terms(match, candidates))
