@@ -340,6 +340,34 @@ async def test_tenants_show_their_tokens_at_each_width(tmp_path: Path) -> None:
             assert tab.errors == []
 
 
+async def test_a_long_name_of_a_node_leaves_the_buttons_beside_it(tmp_path: Path) -> None:
+    name = "router-of-the-second-rack-in-the-north-hall.frankfurt"
+    async with lab(engines=1, deadline_s=DEADLINE_S, node_name=name) as node, browser(tmp_path) as started:
+        for width in (1280, 390):
+            tab = await started.tab(f"{node.control}/", width)
+            await tab.until(f"document.querySelector('h1').innerText.includes({json.dumps(name)})")
+            middle = (
+                "(each) => { const box = each.getBoundingClientRect(); return Math.round(box.y + box.height / 2); }"
+            )
+            heights = await tab.value(f"[...document.querySelectorAll('h1, #filter, #theme, #help')].map({middle})")
+            assert max(heights) - min(heights) <= 2, (width, heights)
+            assert await tab.value(NO_SCROLLING)
+            assert await tab.value("document.querySelector('h1').title") == name
+
+
+async def test_details_of_rows_are_kept_of_the_last_ones_and_of_those_that_are_open(tmp_path: Path) -> None:
+    async with lab(engines=1, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await node.chat()
+        await tab.click("[data-pane=decisions] tr[data-row]")
+        await tab.sees("← chosen")
+        kept = "import('/page/state.js').then(({ keepDetails, state }) => { const open = state.opened.decisions;"
+        opened_ = await tab.value(kept + "return open; })")
+        keys = await tab.value(
+            kept + "for (let n = 0; n < 500; n++) keepDetails(`r${n}`, {}); return [...state.details.keys()]; })"
+        )
+        assert keys == [opened_, *(f"r{number}" for number in range(437, 500))]
+
+
 async def test_a_viewer_that_may_only_read_gives_no_orders(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[key]]\nid = "looker"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nrole = "read"\n')
