@@ -2,7 +2,7 @@
 import { Candidates } from './candidates.js';
 import { html } from './html.js';
 import { ask } from './node.js';
-import { change, state } from './state.js';
+import { keepDetails, state } from './state.js';
 import { filtered, Table } from './table.js';
 import { clock, percent, short } from './words.js';
 
@@ -17,18 +17,18 @@ const COLUMNS = [
 ];
 
 async function fetchDetails(id) {
-  state.details[id] = {}; // asked for once
+  state.details.set(id, {}); // asked for once
   let found;
   try {
     found = await ask(`/admin/decisions/${encodeURIComponent(id)}`);
   } catch (error) {
     found = { error: error.message };
   }
-  change({ details: { ...state.details, [id]: found } });
+  keepDetails(id, found);
 }
 
 function Opened(row) {
-  const found = state.details[row.request_id];
+  const found = state.details.get(row.request_id);
   if (!found) fetchDetails(row.request_id);
   if (found?.error) return html`<p class="empty">${found.error}</p>`;
   if (!found?.candidates) return html`<p class="empty">asking</p>`;

@@ -4,7 +4,7 @@ import { Drawn, html } from './html.js';
 import { nameOf, placeOf, visitBoxes } from './map_boxes.js';
 import { ask, pictureOf } from './node.js';
 import { colours as shades, css } from './scale.js';
-import { change, state } from './state.js';
+import { change, keepDetails, state } from './state.js';
 import { choose, order } from './table.js';
 import { colour } from './theme.js';
 import { age, short } from './words.js';
@@ -59,15 +59,14 @@ let askedFor = ''; // the prefix of which details were asked last
 
 async function fetchDetails(name) {
   askedFor = name;
-  const details = await ask(`/admin/routes/${name}?limit=1`).catch((error) => ({ error: error.message }));
-  change({ details: { ...state.details, [name]: details } });
+  keepDetails(name, await ask(`/admin/routes/${name}?limit=1`).catch((error) => ({ error: error.message })));
 }
 
 function Chosen({ map }) {
   const name = state.selected.prefixes, place = placeOf(map, name);
   if (place < 0) return html`<p class="legend">Click a prefix to see who holds it, again to have it fill the map, and once more to go back; or j, k and Enter.</p>`;
   if (askedFor !== name) fetchDetails(name);
-  const found = state.details[name], holders = found?.routes?.[0]?.holders ?? [];
+  const found = state.details.get(name), holders = found?.routes?.[0]?.holders ?? [];
   return html`<p class="legend" id="prefix"><span><code>${name}</code></span> <span><b>${short(map.tokens[place])}</b> tokens</span>
     ${' '}<span><b>${map.holders[place]}</b> engines</span> <span>used ${age(map.idle_s[place])} ago</span>
     ${' '}<span>${found?.error ?? holders.map((each) => `${each.backend} (${each.trust.toLowerCase()})`).join(', ')}</span></p>`;

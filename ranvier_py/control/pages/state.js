@@ -2,6 +2,7 @@
 import { fromHash } from './permalink.js';
 
 export const HISTORY_S = 900;
+const DETAILS_MAX = 64; // opened rows of which details are kept: more than anybody goes back to
 
 export const state = {
   key: sessionStorage.getItem('ranvier-key') ?? '',
@@ -20,7 +21,7 @@ export const state = {
   sort: {}, // by pane: the title of a column, and the direction
   dialog: null,
   note: '', // what became of the last order
-  details: {}, // what was fetched about opened rows
+  details: new Map(), // what was fetched about rows that were opened, by their keys; see `keepDetails`
   ...fromHash(location.hash),
 };
 
@@ -33,6 +34,17 @@ export function onChange(listener) {
 export function change(changes) {
   Object.assign(state, changes);
   for (const each of listeners) each();
+}
+
+// Keep what was fetched about a row. Of too many the first goes that is neither open nor under the cursor.
+export function keepDetails(id, found) {
+  const details = new Map(state.details), inUse = [...Object.values(state.opened), ...Object.values(state.selected)];
+  details.delete(id);
+  details.set(id, found);
+  for (const each of [...details.keys()]) {
+    if (details.size > DETAILS_MAX && each !== id && !inUse.includes(each)) details.delete(each);
+  }
+  change({ details });
 }
 
 // What a pane shows at the time that was chosen.
