@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import os
 import re
 import sys
@@ -121,8 +122,10 @@ def make_parser(called: str) -> argparse.ArgumentParser:
     for name, meaning in COMMANDS.items():
         command = commands.add_parser(name, help=meaning)
         if name == called:
+            gc.disable()  # modules stay: they would be looked through in vain, again and again
             module = import_module(f"ranvier_py.commands.{MODULES.get(name, f'run_{name}')}")
             module.add_flags(command)
+            gc.enable()
             command.set_defaults(run=module.run, flags=partial(flags_of, command))
     return parser
 

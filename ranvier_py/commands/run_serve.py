@@ -120,11 +120,11 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     return EXIT_CUT if cut_by is signal.SIGINT else EXIT_OK
 
 
-def control_port(node: Node) -> Part:
-    """Make a node's control port; imported here, while its tokenizer process loads."""
+def control_port() -> Callable[[Node], Part]:
+    """Return what makes a node's control port; imported here, while its tokenizer process loads."""
     from ranvier_py.control.control_port import ControlPort
 
-    return ControlPort(node)
+    return ControlPort
 
 
 def describe(error: BaseException) -> tuple[str, int]:

@@ -37,6 +37,19 @@ class WaitCollector(Instrument):
 
 
 @contextmanager
+def collected_once_made() -> Iterator[None]:
+    """Collect once, at the end, and exempt what is left. Use this where modules are imported, which stay: they would be
+    looked through again and again while others are added."""
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+@contextmanager
 def collected_in_waits() -> Iterator[None]:
     """Exempt all present objects, and collect new ones just before waits. Use this within a trio run."""
     gc.collect()

@@ -27,7 +27,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.fingerprints import fingerprint_key, tokenizer_process
-from ranvier_py.node.garbage import collected_in_waits
+from ranvier_py.node.garbage import collected_in_waits, collected_once_made
 from ranvier_py.node.part import Node, Part
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Addresses:
 
 async def run(
     config: Config,
-    control: Callable[[Node], Part],
+    control: Callable[[], Callable[[Node], Part]],
     *,
     tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
     source: ConfigSource | None = None,
@@ -68,7 +68,8 @@ async def run(
     """Run one node until a signal ends it. Returns the second one that cut its drain short, if one did. Raises
     ConfigError or ListenError at the start.
 
-    `control` makes its control port (`control.control_port`), which is above the node and knows all of it.
+    `control` imports and returns what makes its control port (`control.control_port`), which is above the node and
+    knows all of it.
     `source` reloads the configuration, and adapts it for this node; without it the node keeps `config`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -80,11 +81,16 @@ async def run(
     tokenizer = tokenizer_of(config, key)
     try:
         await tokenizer.begin()
-        # the parts load while the tokenizer process does
-        from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
-        from ranvier_py.node.parts.request_parts import PublicPort, RequestPath, within_descriptors  # noqa: PLC0415
-        from ranvier_py.node.reload import Reloads  # noqa: PLC0415
+        with collected_once_made():  # the parts and the control port load while the tokenizer process does
+            from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
+            from ranvier_py.node.parts.request_parts import (  # noqa: PLC0415
+                PublicPort,
+                RequestPath,
+                within_descriptors,
+            )
+            from ranvier_py.node.reload import Reloads  # noqa: PLC0415
 
+            control_port = control()
         await tokenizer.start()
         config = within_descriptors(config, descriptors)
         facts = tokenizer.facts
@@ -100,7 +106,7 @@ async def run(
             )
             reloads = Reloads(node, loaded, source, descriptors)
             *parts, public_port = parts_of(node, tokenizer, inbox, cluster, resolver)
-            node.assemble([*parts, control(node), reloads, public_port])
+            node.assemble([*parts, control_port(node), reloads, public_port])
             with closing(node.part(RequestPath).upstream), collected_in_waits():
                 await run_parts(node, node.part(PublicPort), task_status)
     finally:

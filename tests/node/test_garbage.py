@@ -7,7 +7,7 @@ import weakref
 
 import trio
 
-from ranvier_py.node.garbage import YOUNG_S, collected_in_waits
+from ranvier_py.node.garbage import YOUNG_S, collected_in_waits, collected_once_made
 from tests.proxy.wire import CHUNKED_HEAD, TEST_S, Wire, answer, chunk, post, proxying
 
 
@@ -24,6 +24,17 @@ async def test_cycles_are_collected_before_waits_and_never_by_the_interpreter() 
         del cycle
         while freed() is not None:  # noqa: ASYNC110  # nobody says so
             await trio.sleep(YOUNG_S)
+    assert gc.isenabled()
+
+
+def test_what_is_made_at_once_is_looked_through_at_its_end_alone() -> None:
+    with collected_once_made():
+        assert not gc.isenabled()
+        cycle = Cycle()
+        cycle.itself = cycle
+        freed = weakref.ref(cycle)
+        del cycle
+    assert freed() is None
     assert gc.isenabled()
 
 

@@ -305,7 +305,7 @@ async def test_files_that_are_not_what_they_should_be_are_the_configurations_pro
     file.write_bytes(b"\xff\xfe\x00")
     files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
     with pytest.raises(ConfigError, match=key):
-        await run(config_of(**PLACES, **files), ControlPort, tokenizer_of=local_tokenizer)  # type: ignore[arg-type]
+        await run(config_of(**PLACES, **files), lambda: ControlPort, tokenizer_of=local_tokenizer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["listen", "control"])
@@ -313,7 +313,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         with pytest.raises(BaseExceptionGroup) as caught:
-            await run(config_of(**{**PLACES, key: address}), ControlPort, tokenizer_of=local_tokenizer)
+            await run(config_of(**{**PLACES, key: address}), lambda: ControlPort, tokenizer_of=local_tokenizer)
     assert any(address in str(error) and isinstance(error, ListenError) for error in leaves(caught.value))
 
 
@@ -332,7 +332,7 @@ async def test_an_address_that_is_none_of_this_machine_is_named(
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     config = config_of(**{**PLACES, "control_key": KEY, "insecure_gossip": True, "gossip": "127.0.0.1:0", key: address})
     with pytest.raises((BaseExceptionGroup, ListenError)) as caught:
-        await run(config, ControlPort, tokenizer_of=local_tokenizer)
+        await run(config, lambda: ControlPort, tokenizer_of=local_tokenizer)
     (error,) = leaves(caught.value)
     assert isinstance(error, ListenError)
     assert address in str(error)

@@ -116,7 +116,7 @@ async def test_a_node_does_not_start_with_a_file_that_has_an_error(tmp_path: Pat
     path = keys_file(tmp_path, key_lines(RED, models=[]))
     config = config_of(**PLACES, keys_file=path)
     with pytest.raises(BaseExceptionGroup) as caught:
-        await run(config, ControlPort, tokenizer_of=local_tokenizer)
+        await run(config, lambda: ControlPort, tokenizer_of=local_tokenizer)
     (error,) = leaves(caught.value)
     assert isinstance(error, ConfigError)
     assert "keys.toml:4: key[0].models" in str(error)
