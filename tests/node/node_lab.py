@@ -159,7 +159,9 @@ class Lab:
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                await run(config_of(**values), lambda: ControlPort, tokenizer_of=self.tokenizer_of, task_status=task_status)
+                await run(
+                    config_of(**values), lambda: ControlPort, tokenizer_of=self.tokenizer_of, task_status=task_status
+                )
 
         return Node(self, await self.nursery.start(serve), scope)
 

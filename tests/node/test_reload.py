@@ -63,7 +63,11 @@ class ReloadLab(Lab):
             with scope:
                 source = ConfigSource(loaded, self.own)
                 await run(
-                    loaded().config, lambda: ControlPort, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
+                    loaded().config,
+                    lambda: ControlPort,
+                    tokenizer_of=self.tokenizer_of,
+                    source=source,
+                    task_status=task_status,
                 )
 
         return Node(self, await self.nursery.start(serve), scope)
