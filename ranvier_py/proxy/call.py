@@ -242,7 +242,7 @@ class Call:
     def summary(self, now: float) -> RequestSummary:
         """Return its line in the log."""
         request, attempt, client, trace = self.request, self.attempt, self.client, self.trace
-        decision, counts = (attempt.decision, attempt.counts) if attempt is not None else (UNDECIDED, UNCOUNTED)
+        decision, counts = (attempt.decision, attempt.reply.counts) if attempt is not None else (UNDECIDED, UNCOUNTED)
         return RequestSummary(
             id=self.id.decode("latin-1"),
             method=request.method.decode("latin-1"),

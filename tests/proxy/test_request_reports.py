@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.core.answers.answer_stream import counted_prompt, read_answer
+from ranvier_py.core.answers.answer_counts import answer_counts
+from ranvier_py.core.answers.answer_stream import read_answer
 from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, cluster_lab, lab, turn
 from tests.proxy.wire import CLOSE, GOOD, HANG, Scripted, Step, answer
@@ -59,7 +60,7 @@ USAGES = {
 
 @pytest.mark.parametrize("api", USAGES)
 @pytest.mark.parametrize("rest", ["", "x" * 20_000, '"prompt_tokens": 1, "input_tokens": 2'])
-def test_the_count_of_an_answer_is_found_without_reading_it(api: str, rest: str) -> None:
+def test_the_counts_of_an_answer_are_found_without_reading_it(api: str, rest: str) -> None:
     content: dict[str, Any] = {
         "chat": {"choices": [{"message": {"role": "assistant", "content": rest}, "finish_reason": "stop"}]},
         "messages": {"content": [{"type": "text", "text": rest}]},
@@ -68,12 +69,12 @@ def test_the_count_of_an_answer_is_found_without_reading_it(api: str, rest: str)
     for indent in (None, 2):
         raw = json.dumps({**content, **USAGES[api]}, indent=indent).encode()
         kind = "chat" if api == "chat" else api
-        expected = read_answer(raw, chunked=False, streamed=False, kind=kind).prompt_tokens
-        assert counted_prompt(raw, api) == expected
-        assert expected in (190, 120, 70)
+        answer, found = read_answer(raw, chunked=False, streamed=False, kind=kind), answer_counts(raw, api)
+        assert found[:3] == (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
+        assert found.prompt in (190, 120, 70)
     cut = b'"prompt_tokens": 19\r\n5\r\n0, "input_tokens": 19\r\n5\r\n0,'
     for raw in (b"", b"{}", cut, b'"prompt_tokens": null, "input_tokens": -1}'):
-        assert counted_prompt(raw, api) is None
+        assert answer_counts(raw, api).prompt is None
 
 
 # --- tries that failed ----------------------------------------------------------------------------------------------

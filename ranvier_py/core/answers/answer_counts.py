@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_ends import ENDS_BYTES
@@ -18,25 +19,44 @@ COUNT = re.compile(rb'"([a-z_]{1,32})_tokens"\s*:\s*(\d{1,9})[ \n]*[,}]')
 
 
 class AnswerCounts(NamedTuple):
-    """What an engine counted besides the prompt's tokens; None for what it did not count."""
+    """What an engine counted in an answer; None for what it did not count. `cached` and `written` are of the prompt."""
 
+    prompt: int | None
     cached: int | None
     answer: int | None
-    written: int | None = None  # of the prompt, to the cache: Anthropic's API alone has it
+    written: int | None = None  # to the cache: Anthropic's API alone has it
 
 
-UNCOUNTED = AnswerCounts(None, None)
+AnswerCountsFields = tuple[int | None, int | None, int | None, int | None]
+answer_counts_of: Callable[[AnswerCountsFields], AnswerCounts] = partial(tuple.__new__, AnswerCounts)
+"""As `placement.match_of`."""
+
+UNCOUNTED = AnswerCounts(None, None, None)
 
 
 def answer_counts(raw: bytes, api: str) -> AnswerCounts:
-    """Return the counts of a whole answer."""
-    counts, names = counts_in(raw[-ENDS_BYTES:]), COUNTS.get(api, USUAL_COUNTS)
-    written = None
-    if api == "messages":  # a stream has those of the prompt at its beginning
+    """Return the counts of a whole answer, from its ends alone; of the prompt as `read_answer` finds it. A count that
+    the frames of the transfer cut is none."""
+    counts, (prompt_name, cached_name, answer_name) = counts_in(raw[-ENDS_BYTES:]), COUNTS.get(api, USUAL_COUNTS)
+    if prompt_name not in counts or api == "messages":  # a stream of Anthropic's has those of the prompt at its begin
         counts = {**dict(COUNT.findall(raw[:ENDS_BYTES])), **counts}
-        written = int(counts[WRITTEN]) if WRITTEN in counts else None
-    cached, answer = counts.get(names[1]), counts.get(names[2])
-    return AnswerCounts(None if cached is None else int(cached), None if answer is None else int(answer), written)
+    prompt, cached, answer = counts.get(prompt_name), counts.get(cached_name), counts.get(answer_name)
+    found = answer_counts_of(
+        (
+            None if prompt is None else int(prompt),
+            None if cached is None else int(cached),
+            None if answer is None else int(answer),
+            None,
+        )
+    )
+    return of_message(found, counts) if api == "messages" else found
+
+
+def of_message(found: AnswerCounts, counts: Mapping[bytes, bytes]) -> AnswerCounts:
+    """Return the counts of a message of Anthropic's API, whose `input_tokens` are those that were not cached."""
+    written = int(counts[WRITTEN]) if WRITTEN in counts else None
+    prompt = None if found.prompt is None else found.prompt + (found.cached or 0) + (written or 0)
+    return found._replace(prompt=prompt, written=written)
 
 
 def counts_in(data: bytes) -> Mapping[bytes, bytes]:

@@ -8,13 +8,12 @@ plain text, event by event if it is not. From an answer that cannot be read noth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from ranvier_py.core.answers.answer_ends import ENDS_BYTES
 from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
@@ -269,38 +268,6 @@ class ResponseName:
 
 
 MARKED_COUNT = b'"prompt_tokens"'
-PROMPT_COUNTS: Mapping[str, Sequence[bytes]] = {
-    "messages": (b'"input_tokens"', b'"cache_read_input_tokens"', b'"cache_creation_input_tokens"'),
-    "responses": (b'"input_tokens"',),
-}
-"""By API, the members whose sum is the prompt's tokens; of the others it is `prompt_tokens`."""
-
-WHOLE_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})[ \n]*[,}]")
-
-
-def counted_prompt(raw: bytes, api: str) -> int | None:
-    """Return the engine's count of the prompt's tokens, as `read_answer` finds it, from the ends of an answer alone.
-    None: there is none, or the frames of the transfer cut it."""
-    tokens: int | None = None
-    for name in PROMPT_COUNTS.get(api, (MARKED_COUNT,)):
-        number = last_number(raw[-ENDS_BYTES:], name)
-        if number is None and len(raw) > ENDS_BYTES:
-            number = last_number(raw[:ENDS_BYTES], name)
-        if number is None and tokens is None:
-            return None
-        tokens = (tokens or 0) + (number or 0)
-    return tokens
-
-
-def last_number(data: bytes, name: bytes) -> int | None:
-    """Return the last whole number that a member of this name has; None if there is none."""
-    at = data.rfind(name)
-    while at >= 0:
-        found = WHOLE_NUMBER.match(data, at + len(name))
-        if found is not None:
-            return count(int(found[1]))
-        at = data.rfind(name, 0, at)
-    return None
 
 
 def stream_usage(body: bytes) -> Counts:

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from ranvier_py.core.answers.answer_counts import UNCOUNTED, AnswerCounts, answer_counts
+from ranvier_py.core.answers.answer_counts import UNCOUNTED, AnswerCounts
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
@@ -116,9 +116,8 @@ class BackendReply:
 
     status: int = 0  # 0 = none came
     sent_bytes: int = 0  # to the client
-    counted_tokens: int | None = None  # of the prompt, by the engine's count; None: none was seen, or not yet
+    counts: AnswerCounts = UNCOUNTED  # the engine's, of an answer that ended well
     completion_tokens: int = 0  # by the engine's count; 0: not known
-    whole: bytes = b""  # all of an answer that ended well
     outcome: Outcome | None = None  # set at the attempt's end
     complaint: str = ""  # why it failed, for the operator
     decoded: Decoded | None = None  # set at the attempt's end: how long it took; its tokens once they are known
@@ -147,12 +146,8 @@ class Attempt:
     @property
     def prompt_tokens(self) -> int:
         """Return the prompt's tokens: by the engine's count, else as far as the node knows them now."""
-        return self.prompt.end.length if self.reply.counted_tokens is None else self.reply.counted_tokens
-
-    @property
-    def counts(self) -> AnswerCounts:
-        """Return what the engine counted of a whole answer; read when somebody wants to know."""
-        return answer_counts(self.reply.whole, self.prompt.api) if self.reply.whole else UNCOUNTED
+        counted = self.reply.counts.prompt
+        return self.prompt.end.length if counted is None else counted
 
     @property
     def reports_hits(self) -> bool:

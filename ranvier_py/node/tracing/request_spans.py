@@ -94,7 +94,7 @@ def spans_of_attempt(
     """Yield the placement of an attempt, and the attempt. `times`: when what came before it ended, when it ended
     itself, and the time of day at 0 of their clock."""
     since, ended_at, wall_s = times
-    decision, reply, counts, state = attempt.decision, attempt.reply, attempt.counts, trace.state.decode()
+    decision, reply, counts, state = attempt.decision, attempt.reply, attempt.reply.counts, trace.state.decode()
     yield TraceSpan(
         *(trace.trace_id, trace.placing(number), trace.span_id, "ranvier.place", INTERNAL),
         *(since + wall_s, max(since, attempt.sent_at) + wall_s),
@@ -121,7 +121,7 @@ def spans_of_attempt(
             names["provider"]: next((each for each in ENGINES if each in attempt.target.catalog.owned_by), ""),
             names["request_model"]: model,
             names["stream"]: attempt.prompt.stream,
-            names["input_tokens"]: reply.counted_tokens,
+            names["input_tokens"]: counts.prompt,
             names["output_tokens"]: counts.answer,
             names["cached_tokens"]: counts.cached,
             names["written_tokens"]: counts.written,

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ranvier_py.core.answers.answer_counts import answer_counts
 from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, AnswerReader
-from ranvier_py.core.answers.answer_stream import counted_prompt, has_finished
+from ranvier_py.core.answers.answer_stream import has_finished
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome, Registry, Transition
 from ranvier_py.core.routing.blame.refusals import kind_of
@@ -67,8 +68,7 @@ class AnswerProof:
         if self._captured is None or self._reader.failure is not None:
             return
         attempt, raw = self._attempt, bytes(self._captured)
-        attempt.reply.counted_tokens = counted_prompt(raw, attempt.prompt.api)
-        attempt.reply.whole = raw
+        attempt.reply.counts = answer_counts(raw, attempt.prompt.api)
         if attempt.first_at is None and has_finished(raw, attempt.prompt.api):
             self._stage.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and self._call.sent_bytes <= CAPTURE_BYTES_MAX:
