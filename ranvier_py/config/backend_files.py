@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.config.config_values import BackendSpec, backend_fields
-from ranvier_py.config.key_files import plain
-from ranvier_py.config.toml_file import FILE_BYTES_MAX, parse_toml, read_text
-from ranvier_py.config.yaml_file import YAML_SUFFIXES, read_yaml
+from ranvier_py.config.toml_file import FILE_BYTES_MAX, YAML_SUFFIXES, parse_toml, read_text
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 from ranvier_py.core.routing.wanted.found_backend import FoundBackend
@@ -53,6 +51,8 @@ def read_backend_file(path: Path) -> BackendFile:
         written = read_json(path)
         return of_manifest(path, written)
     if suffix in YAML_SUFFIXES:
+        from ranvier_py.config.yaml_file import plain, read_yaml  # noqa: PLC0415  # PyYAML, which few files need
+
         yaml = read_yaml(path, YAML_BYTES_MAX)
         lines = dict[str, int]()
         written, problems = (

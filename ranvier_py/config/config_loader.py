@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
@@ -23,16 +23,17 @@ from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, RENAMED, flag_of, keys_of, variable_of
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
-from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.model_tables import ModelSpec, problems_among, with_keys
 from ranvier_py.config.model_tables import problems as model_problems
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.config.secret_files import read_secret_file
-from ranvier_py.config.toml_file import read_toml
-from ranvier_py.config.yaml_file import YAML_SUFFIXES
+from ranvier_py.config.toml_file import YAML_SUFFIXES, read_toml
 from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
+
+if TYPE_CHECKING:
+    from ranvier_py.config.continuum_file import EventSourceEntry
 
 OTHER_VARIABLES = ("RANVIER_REPORTER_KEY", "RANVIER_REPORTER_KEY_FILE")  # of `ranvier reporter`, in the same shell
 
@@ -140,6 +141,8 @@ def read_file(file: Path | None, found: FoundValues) -> tuple[Mapping[str, Any],
         places = {name: f"{file}:{line}" for name, line in toml.lines.items()}
         found.places = {item: place for item, place in places.items() if "[" in item}
         return toml.values, lambda name: places.get(name, str(file))
+    from ranvier_py.config.continuum_file import read_continuum  # noqa: PLC0415  # with PyYAML, which few files need
+
     written = read_continuum(file)
     found.problems += written.problems
     found.bad |= written.bad
@@ -184,6 +187,8 @@ def checked(found: FoundValues) -> Config:
     values |= secrets_of_files(values, found)
     values["model"] = with_keys(values.get("model", ()), found.add)
     if found.sources and "backend" not in found.bad:
+        from ranvier_py.config.continuum_file import with_sources  # noqa: PLC0415  # it has read them
+
         values["backend"], problems, notes = with_sources(values.get("backend", ()), found.sources)
         found.problems += problems
         found.notes += notes

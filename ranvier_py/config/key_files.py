@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ranvier_py.config.toml_file import NotToml, parse_toml, read_text, values_of
-from ranvier_py.config.yaml_file import YAML_SUFFIXES, YamlValue, read_yaml
+from ranvier_py.config.toml_file import YAML_SUFFIXES, NotToml, parse_toml, read_text, values_of
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import KeyTables
 from ranvier_py.core.errors import ConfigError
@@ -30,6 +29,8 @@ def read_key_file(path: Path, kind: str) -> KeyTable:
     """Read a file of this kind, the key of the configuration that names it. Raises ConfigError with all problems, each
     with its line."""
     if path.suffix.lower() in YAML_SUFFIXES:
+        from ranvier_py.config.yaml_file import plain, read_yaml  # noqa: PLC0415  # PyYAML, which few files need
+
         written, lines = read_yaml(path, YAML_BYTES_MAX), dict[str, int]()
         values = plain(written.tree, "", lines) if written.tree is not None else {}
         return checked(kind, path, [values], lines, written.problems)
@@ -67,13 +68,3 @@ def checked(
     if problems or tables.problems:
         raise ConfigError([f"{kind}: {problem}" for problem in (*problems, *tables.problems)])
     return found
-
-
-def plain(found: YamlValue, at: str, lines: dict[str, int]) -> Any:
-    """Return a value without its lines, which are noted by place as those of TOML are."""
-    lines[at] = found.line
-    if isinstance(found.value, dict):
-        return {name: plain(inner, f"{at}.{name}" if at else name, lines) for name, inner in found.value.items()}
-    if isinstance(found.value, list):
-        return [plain(inner, f"{at}[{number}]", lines) for number, inner in enumerate(found.value)]
-    return found.value

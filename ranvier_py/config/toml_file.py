@@ -21,6 +21,9 @@ from ranvier_py.core.errors import ConfigError
 FILE_BYTES_MAX = 4 * 1024 * 1024
 """4096 backends with every option set take a quarter of it."""
 
+YAML_SUFFIXES = (".yaml", ".yml")
+"""Of files that are YAML; others are TOML."""
+
 DEPTH_MAX = 12  # as of a YAML file; tomllib recurses, and would reach the interpreter's limit at some hundreds
 PROBLEMS_MAX = 20  # of syntax: with more of them the file is another one
 

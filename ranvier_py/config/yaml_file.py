@@ -21,9 +21,6 @@ from yaml.resolver import Resolver
 FILE_BYTES_MAX = 64 * 1024
 """A hundred backends with every option set take a quarter of it; PyYAML reads it within a second."""
 
-YAML_SUFFIXES = (".yaml", ".yml")
-"""Of files that are YAML; others are TOML."""
-
 PROBLEMS_MAX = 20  # with more of them the file is another one; each costs one more reading
 DEPTH_MAX = 12  # the deepest key of a configuration is four levels down
 NUMBER_CHARACTERS_MAX = 40  # a longer scalar is a text
@@ -179,3 +176,13 @@ def scalar(event: yaml.ScalarEvent, flow: int = 0) -> Any:
 
 def refusal(event: yaml.Event, what: str, entry: int = 0) -> NotRead:
     return NotRead(event.start_mark.line + 1, what, entry)
+
+
+def plain(found: YamlValue, at: str, lines: dict[str, int]) -> Any:
+    """Return a value without its lines, which are noted by place as those of TOML are."""
+    lines[at] = found.line
+    if isinstance(found.value, dict):
+        return {name: plain(inner, f"{at}.{name}" if at else name, lines) for name, inner in found.value.items()}
+    if isinstance(found.value, list):
+        return [plain(inner, f"{at}[{number}]", lines) for number, inner in enumerate(found.value)]
+    return found.value

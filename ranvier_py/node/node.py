@@ -5,10 +5,12 @@ To add a feature, make it a `Part` and add a line to the list.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from random import Random
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.config.trace_options import target_of
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.io.logs import log_counters
 from ranvier_py.io.resolver import Resolver
@@ -41,7 +43,7 @@ from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
 from ranvier_py.node.parts.verdict_parts import VerdictParts
 from ranvier_py.node.ranks.rank_parts import RankParts
-from ranvier_py.node.tracing.trace_parts import trace_parts_of
+from ranvier_py.proxy.pipeline import Pipeline
 
 
 def make_node(config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> tuple[Node, KeyInbox]:
@@ -121,3 +123,14 @@ def parts_of(
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]
+
+
+def trace_parts_of(node: Node, pipeline: Pipeline) -> list[Part]:
+    """Return the part that traces requests of this pipeline, if there is a collector. Raises ConfigError."""
+    target = target_of(node.config.traces, os.environ)
+    if target is None:
+        return []
+    from ranvier_py.node.tracing.trace_parts import TraceParts  # noqa: PLC0415  # imported where there is a collector
+
+    part = pipeline.tracer = TraceParts(node, target)
+    return [part]

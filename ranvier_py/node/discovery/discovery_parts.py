@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.config.discovery_settings import DiscoveryOptions
 from ranvier_py.config.source_targets import DnsTarget, KubernetesTarget
 from ranvier_py.core.addresses import parse_host_port, spelled
 from ranvier_py.core.findings import Finding, Severity
@@ -22,12 +23,8 @@ from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.engine_findings import SOURCES
 from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.core.routing.wanted.source_set import Belief, SourceSet
-from ranvier_py.io.sources.kubernetes_api import KubernetesApi
 from ranvier_py.node.asked import Route
-from ranvier_py.node.discovery.dns_source import DnsSource
-from ranvier_py.node.discovery.file_source import FileSource
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
-from ranvier_py.node.discovery.kubernetes_source import KubernetesSource
 from ranvier_py.node.part import Handler, Node, Part
 
 DNS_PORT = 53
@@ -146,18 +143,31 @@ def failing(source: SourceSet[Any]) -> Finding:
 
 
 def followers_of(config: Config, rng: Random) -> dict[SourceName, SourceFollower]:
-    """Return what follows the sources of a configuration, by name."""
+    """Return what follows the sources of a configuration, by name. Each kind is imported where there is one."""
     options, followers = config.discovery, list[SourceFollower]()
     if options.backends_file is not None:
+        from ranvier_py.node.discovery.file_source import FileSource  # noqa: PLC0415
+
         followers.append(FileSource(options.backends_file))
-    server = parse_host_port(options.backend_dns_server, DNS_PORT) if options.backend_dns_server else None
-    followers += [DnsSource(DnsTarget.parse(text), server, rng) for text in options.backend_dns]
+    if options.backend_dns:
+        followers += dns_sources(options, rng)
     followers += [kubernetes_source(config, text, rng) for text in options.backend_kubernetes]
     return {follower.name: follower for follower in followers}
 
 
-def kubernetes_source(config: Config, text: str, rng: Random) -> KubernetesSource:
+def dns_sources(options: DiscoveryOptions, rng: Random) -> list[SourceFollower]:
+    """Follow names."""
+    from ranvier_py.node.discovery.dns_source import DnsSource  # noqa: PLC0415
+
+    server = parse_host_port(options.backend_dns_server, DNS_PORT) if options.backend_dns_server else None
+    return [DnsSource(DnsTarget.parse(text), server, rng) for text in options.backend_dns]
+
+
+def kubernetes_source(config: Config, text: str, rng: Random) -> SourceFollower:
     """Follow something of Kubernetes. Within a cluster the environment names the API server."""
+    from ranvier_py.io.sources.kubernetes_api import KubernetesApi  # noqa: PLC0415
+    from ranvier_py.node.discovery.kubernetes_source import KubernetesSource  # noqa: PLC0415
+
     options = config.discovery
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     url = options.kubernetes_api or (f"https://{spelled((host, int(port)))}" if host and port.isdecimal() else "")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,9 +26,11 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, declared, samples
 from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, SubscriberCounters
 from ranvier_py.supervision import Faults
+
+if TYPE_CHECKING:
+    from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +170,8 @@ class Subscriptions:
     def can(self) -> bool:
         """Whether this node can receive events at all."""
         if self._sockets is None and not self.trouble and self.nursery is not None:
+            from ranvier_py.io.engine_events.zmq_sockets import KvSockets  # noqa: PLC0415  # few nodes receive events
+
             try:
                 self._sockets = KvSockets()
             except NoZmq as error:

@@ -35,7 +35,6 @@ from ranvier_py.node.tracing.request_spans import has_failed, span_of_refused, s
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class TraceCounters:
 
 
 class TraceParts(Part):
-    """See the module. Without a collector there is none (`trace_parts_of`)."""
+    """See the module. Without a collector there is none (`node.trace_parts_of`)."""
 
     name = "traces"
     keys = ("otel_sample_ratio", "otel_semconv", "otel_queue_max")
@@ -204,12 +203,3 @@ def check_traces(config: Config) -> None:
     """Raise ConfigError if what a collector needs can't be used."""
     if (target := target_of(config.traces, os.environ)) is not None:
         sender_of(target).close()
-
-
-def trace_parts_of(node: Node, pipeline: Pipeline) -> list[TraceParts]:
-    """Return the part that traces requests of this pipeline, if there is a collector. Raises ConfigError."""
-    target = target_of(node.config.traces, os.environ)
-    if target is None:
-        return []
-    part = pipeline.tracer = TraceParts(node, target)
-    return [part]
