@@ -36,7 +36,7 @@ SENTENCE_CHARS_MAX = 2_000  # of an error's words that are looked at; what it qu
 FULL = re.compile(
     r"\boverload|\breason overflow\b|\bback ?pressure\b|\bbusy\b|\brate limit|\btoo many\b|\bqueue timeout\b"
     r"|\b(at|no|insufficient|out of)( \w+){0,2} capacity\b|\bcapacity( is)? (full|reached|exceeded|exhausted)\b"
-    r"|\bno( \w+)? slots?\b"
+    r"|\bno( \w+)? slots?\b|\bslow down\b|\bhigh demand\b|\b(try again|retry) later\b"
     r"|\b(queue|concurren\w+|pending|waiting)\b.{0,40}\b(full|limit|maximum|capacity|reached|exceed\w*)\b"
     r"|\b(full|limit|max|maximum)\b.{0,40}\b(queue|concurren\w+|pending|waiting)\b"
 )
@@ -45,10 +45,15 @@ they are at a limit of what they take at once, in lower case and with blanks alo
 by mistake is asked last for a second; the reverse costs half a minute of an engine that is well."""
 
 NO_MODEL = re.compile(
-    r"\b(model|adapters?)( \S+){0,12} (does not exist|(not|never been) (found|exist|loaded|available|supported))\b"
-    r"|\b(unknown|invalid|no such) model\b|\bmodel not found\b"
+    r"\b(model|adapters?)( \S+){0,12} (does not exist|(not|never|cannot|isn t)( be| been| a)? "
+    r"(found|exist|loaded|available|supported|valid|served|deployed))\b"
+    r"|\b(model|adapters?)( \S+){0,3} is (invalid|unknown|unavailable|unsupported)\b"
+    r"|\b(unknown|invalid|unavailable|unsupported|no such|not a valid) (model|adapter)\b"
+    r"|\b(model|adapter) not (found|exist)\b"
+    r"|\b(no|not find)( \w+){0,2} (handler|endpoints?|deployments?)( \w+)? for\b"
 )
-"""Most engines answer 404 for a model that they lack; some, and proxies before them, 400."""
+"""Most engines answer 404 for a model that they lack; some, and proxies before them, 400. An error of the parameter
+`model` says so in any words."""
 
 NO_API = re.compile(
     r"\bdoes not support( \w+){0,2} "
@@ -63,10 +68,16 @@ OWN_STATUSES = frozenset((401, 403, 501))
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
     r"|\bmax (model|seq|input) len|\b(prompt|input|inputs|conversation|request) (is )?too long\b"
-    r"|\b(prompt|input) length\b.{0,80}\bexceeds?\b"
+    r"|\b(prompt|input) length\b.{0,80}\bexceeds?\b|\b(prompt|input) length should be\b"
     r"|\binputs must have less than \d+ tokens\b|\binputs tokens max new tokens must be\b"
 )
 """Of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TensorRT-LLM and TGI; some count the answer as well."""
+
+OF_PROMPT = re.compile(r"\b(prompts?|inputs?|sequence|messages|conversation|request|session)\b")
+MEASURE, EXCEEDS = r"\b(tokens?|length|len)\b", r"\b(exceed\w*|too (many|long|large)|longer than|up to|limit)\b"
+TOO_MANY = re.compile(rf"{MEASURE}.{{0,60}}{EXCEEDS}|{EXCEEDS}.{{0,60}}{MEASURE}")
+"""Of any other: a measure in tokens of what was sent, and that it is too much. What is taken for that by mistake is
+tried where prompts may be longer, if there is such a backend."""
 
 NO_RANK = re.compile(r"\bdata parallel rank\b")
 """vLLM: "data_parallel_rank 3 is out of range [0, 2)."; what takes only fields that it knows names the header."""
@@ -115,12 +126,19 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         is_own = lacks_model or lacks_api or status in OWN_STATUSES or (status == 404 and bool(body.strip()))
         if status == 404:
             return Judgement(outcome, is_own=is_own, lacks_model=lacks_model)
-        is_too_long, names_rank = TOO_LONG.search(words) is not None, NO_RANK.search(words) is not None
-        return Judgement(outcome, None, False, is_own, is_too_long, names_rank, lacks_model)
+        names_rank = NO_RANK.search(words) is not None
+        return Judgement(outcome, None, False, is_own, is_too_long(words), names_rank, lacks_model)
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None
     return Judgement(outcome, PAUSE_S if pause_s is None else min(pause_s, PAUSE_MAX_S), personal=status == 429)
+
+
+def is_too_long(words: str) -> bool:
+    """Whether an error speaks of a prompt that is too long."""
+    return TOO_LONG.search(words) is not None or (
+        OF_PROMPT.search(words) is not None and TOO_MANY.search(words) is not None
+    )
 
 
 def retry_after_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -164,5 +182,7 @@ def texts_of(found: Any, levels: int) -> Iterator[str]:
         for each in found[:ERRORS_MAX]:
             yield from texts_of(each, levels - 1)
     elif isinstance(found, dict) and levels:
+        if found.get("param") == "model":
+            yield "invalid model"
         for name in ERROR_MEMBERS:
             yield from texts_of(found.get(name), levels - 1)

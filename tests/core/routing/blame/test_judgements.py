@@ -44,6 +44,9 @@ FULL_BODIES = (
     b'{"errors":[{"message":"queue is full"}]}',
     b'{"status":"error","reason":"No capacity, try again later"}',
     b'{"error":{"message":"insufficient capacity"}}',
+    b'{"error":{"code":503,"message":"This model is currently experiencing high demand.","status":"UNAVAILABLE"}}',
+    b'{"error":{"message":"Slow down"}}',
+    b'{"error":{"message":"The server is temporarily unable to handle this. Please try again later."}}',
 )
 
 
@@ -158,6 +161,15 @@ def test_a_refusal_asks_for_no_pause(status: int) -> None:
         (404, b"", False),
         (400, b'{"object":"error","message":"The model `a/b-7b` does not exist.","code":404}', True),
         (422, b'{"detail":"unknown model: m"}', True),
+        (400, b'{"error":{"message":"a/b is not a valid model ID","code":400}}', True),  # OpenRouter
+        (400, b'{"error":{"code":"unavailable_model","message":"Unavailable model: m"}}', True),  # Azure
+        (400, b'{"message":"The provided model identifier is invalid."}', True),  # Bedrock
+        (400, '{"message":"Invocation of model ID m with on-demand throughput isn\u2019t supported."}'.encode(), True),
+        (400, b'{"error":"Unknown adapter x","error_type":"validation"}', True),  # LoRAX
+        (400, b"could not find suitable handler for m", True),  # llama-swap
+        (400, b'{"detail":"Model m is unavailable"}', True),
+        (400, b'{"error":{"message":"Modell nicht gefunden","param":"model"}}', True),
+        (400, b'{"error":{"message":"at most 4 tools","param":"tools"}}', False),
         (
             400,
             b'{"object":"error","message":"Got LoRA adapter that has never been loaded: x","code":400}',
@@ -172,3 +184,41 @@ def test_a_refusal_asks_for_no_pause(status: int) -> None:
 )
 def test_keys_and_models_may_be_the_backends_own_fault(status: int, body: bytes, is_own: bool) -> None:
     assert judged(status, body).is_own is is_own
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, b'{"error":{"message":"This model\'s maximum context length is 4096 tokens."}}'),
+        (
+            400,
+            b'{"message":"Too many input tokens. Max input tokens: 8192, request input token count: 9000"}',
+        ),  # Bedrock
+        (400, b'[{"error":{"message":"The input token count (9) exceeds the maximum number of tokens allowed (8)."}}]'),
+        (400, b'{"error":{"message":"the input token count is 40000 but model only supports up to 32768."}}'),  # Vertex
+        (400, b'{"message":"too many tokens: total number of tokens in the prompt cannot exceed 4081"}'),  # Cohere
+        (422, b'{"detail":"max_prompt_len exceeded"}'),
+        (400, b'{"error":{"message":"Range of input length should be [1, 30720]"}}'),  # Qwen
+        (400, b'{"error":{"message":"Your request exceeded model token limit: 8192"}}'),  # Moonshot
+        (400, b'{"error":{"code":"1261","message":"Prompt exceeds max length"}}'),  # Zhipu
+        (400, b'{"message":"The input token length is too long: max session len 4096"}'),  # LMDeploy
+        (413, b'{"error":{"message":"Request body too large for m. Max size: 8000 tokens."}}'),  # GitHub
+        (422, b'{"error":"Sequence length too long"}'),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_known_by_a_measure_and_that_it_is_exceeded(status: int, body: bytes) -> None:
+    assert judged(status, body).is_too_long
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"max_tokens must be at least 1, got -1"}}',
+        b'{"error":{"message":"at most 4 stop sequences are allowed in a request"}}',
+        b'{"error":{"message":"temperature must be at most 2"}}',
+        b'{"error":{"message":"too many images in the request"}}',
+        b'{"error":{"message":"logprobs exceed the limit of 20"}}',
+    ],
+)
+def test_limits_of_anything_else_are_not_those_of_a_prompt(body: bytes) -> None:
+    assert not judged(400, body).is_too_long
