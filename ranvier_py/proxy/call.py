@@ -11,13 +11,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 from ranvier_py.core.access.identity import Identity
-from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.estimates import Estimate
 from ranvier_py.core.access.limits.limiter import Grant
-from ranvier_py.core.access.limits.meter_groups import IdentityMeters
-from ranvier_py.core.access.limits.meters import Meter
 from ranvier_py.core.answers.answer_counts import UNCOUNTED
-from ranvier_py.core.answers.answer_ends import AnswerEnds
+from ranvier_py.core.answers.answer_reader import AnswerReader
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
@@ -29,6 +26,7 @@ from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import FailedTry, RequestSummary
 from ranvier_py.core.tracing.trace_context import RequestTrace
+from ranvier_py.proxy.admission.seen_head import HeadLimits
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.failed_tries import FailedTries
@@ -135,14 +133,15 @@ class NamedModel:
 class Reservation:
     """What one request holds of limits."""
 
-    meters: IdentityMeters
-    settle: Callable[[Call], None]  # called once, when the call ends
-    grants: list[Grant]
-    taken: Sequence[Meter] = ()  # of which tokens are reserved
-    api: str = ""  # as which its body is read, likewise; "" of one that generates nothing
+    limits: HeadLimits
+    grant: Grant  # by its head; of its tokens, too, unless those are among `more`
+    more: Sequence[Grant] = ()
     estimate: Estimate | None = None  # of its tokens, once they are reserved
-    cost: ModelCost | None = None  # of a token of the model
-    ends: AnswerEnds | None = None  # of the latest answer
+    reader: AnswerReader | None = None  # of the latest answer
+
+    @property
+    def grants(self) -> Sequence[Grant]:
+        return self.grant, *self.more
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

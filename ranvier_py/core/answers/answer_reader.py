@@ -45,7 +45,7 @@ class AnswerReader:
     `chunks` follows those of a chunked body."""
 
     __slots__ = (
-        *("api", "captured", "chunks", "ends", "held", "naming", "streams"),
+        *("api", "captured", "chunks", "counts", "ends", "held", "naming", "streams"),
         *("begun", "failure", "has_output", "name", "size"),
     )
 
@@ -53,7 +53,8 @@ class AnswerReader:
         self.api, self.chunks, self.streams = api, chunks, streams
         self.captured = bytearray() if captures else None  # not a list: an engine may send two bytes at a time
         self.naming = ResponseName() if names else None  # while the answer's id is looked for
-        self.ends: AnswerEnds | None = None  # set if its tokens are to be counted
+        self.counts = False  # whether its tokens are to be counted, so that its ends are kept
+        self.ends: AnswerEnds | None = None  # once it has more than is captured
         self.held = b""  # what was not judged yet
         self.name = ""  # its id, once it is here
         self.size = 0  # bytes so far, as they came
@@ -66,12 +67,17 @@ class AnswerReader:
         self.size += len(data)
         if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
             self.captured += data
-        elif self.ends is not None:
-            self.ends.add(data)
+        elif self.counts:
+            self._end_with(data)
         if self.naming is not None and data:
             self.name = self.naming.feed(self._payload(data))
             self.naming = None if self.naming.is_over else self.naming
         return self._passed(data, complete)
+
+    def _end_with(self, data: bytes) -> None:
+        if self.ends is None:
+            self.ends = AnswerEnds(self.captured)
+        self.ends.add(data)
 
     def _passed(self, data: bytes, complete: bool) -> bytes:
         self.begun = self.begun or bool(data) or complete or not self.streams
@@ -153,8 +159,8 @@ class StreamReader(AnswerReader):
             self.size += len(data)
             if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
                 self.captured += data
-            elif self.ends is not None:
-                self.ends.add(data)
+            elif self.counts:
+                self._end_with(data)
             return data
         return super().feed(data, complete)
 

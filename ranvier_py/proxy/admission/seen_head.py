@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.limits.estimates import TenantLengths
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters
 from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Headers, HttpRequest, RequestFields
+
+
+class HeadLimits(NamedTuple):
+    """What counts the requests of a head, and what it says of them for that. `lengths`: those of its tenant. `api`: as
+    which a body is read; "" of what generates nothing. `is_uncounted`: nobody can count its tokens, but must; `may_be`:
+    the body tells."""
+
+    meters: IdentityMeters
+    lengths: TenantLengths
+    api: str
+    is_uncounted: bool
+    may_be: bool
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
@@ -22,7 +36,7 @@ class SeenHead:
     passed: RequestFields = NO_REQUEST_FIELDS  # what follows gets these, and these headers
     headers: Headers = field(default_factory=list)
     claims: list[str] = field(default_factory=list)  # names of fields that are not believed
-    meters: IdentityMeters | None = None  # what counts its requests, if its identity has limits
+    limits: HeadLimits | None = None  # what counts its requests, if its identity has limits
     limit_lines: Callable[[], bytes] | None = None  # of the heads of its answers, if they show what is left of those
 
     def let_in(self, request: HttpRequest) -> HttpRequest:

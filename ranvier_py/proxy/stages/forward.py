@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.answers.answer_events import EMPTY, Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
@@ -268,7 +267,7 @@ class ForwardStage:
         within = chunks if is_plain else None
         reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if call.reservation is not None:
-            reader.ends = call.reservation.ends = AnswerEnds(reader.captured)
+            reader.counts, call.reservation.reader = True, reader
         if not is_plain:
             reader = InflatedReader(reader, head.headers, chunks)
         if is_asked:

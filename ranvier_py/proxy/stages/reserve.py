@@ -18,20 +18,20 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers, asked_answers, may_ask
 from ranvier_py.core.access.limits.background import in_background
-from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of
-from ranvier_py.core.access.limits.limiter import Grant, HomeQuestion, Limiter, Refusal
+from ranvier_py.core.access.limits.estimates import Estimate, Estimates, Took, took_of
+from ranvier_py.core.access.limits.limiter import NOTHING, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup, Meters
 from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
-from ranvier_py.proxy.admission.seen_head import SeenHead
+from ranvier_py.proxy.admission.seen_head import HeadLimits, SeenHead
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 
 LATE_S = 0.5  # gossip gives an answer a tenth of it; a node that is so late has no time for its peers
-NOTHING = Amounts()
 NO_COUNTS = Took(None, 0, 0, 0, 0)
 APIS = {path: rule.reader for path, rule in PATHS.items() if rule.reader}
 """How the bodies are read of what generates."""
@@ -55,10 +55,15 @@ class ReserveStage:
 
     def known(self, seen: SeenHead, request: HttpRequest) -> None:
         """Find what counts the requests of a head, and how their answers show what is left."""
+        seen.limits = seen.limit_lines = None
         meters = self.meters.of(seen.identity) if seen.identity is not None else None
-        seen.meters = meters if meters is not None and not meters.is_unlimited else None
-        seen.limit_lines = None
-        if meters is not None and meters.shows:
+        if meters is None or meters.is_unlimited:
+            return
+        is_uncounted = meters.needs_counts and has_no_counts(request)
+        may_be = meters.needs_counts and request.path == RESPONSES_PATH and request.method == b"POST"
+        lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
+        seen.limits = HeadLimits(meters, lengths, api, is_uncounted, may_be)
+        if meters.shows:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
 
@@ -77,28 +82,24 @@ class ReserveStage:
     def begin(self, call: Call) -> Steps[None] | None:
         """Count a request by its head. Raises LimitReached, Forbidden."""
         seen = call.client.seen_head
-        meters = seen.meters if seen is not None else None
-        if meters is None or call.client.started:
+        limits = seen.limits if seen is not None else None
+        if limits is None or call.client.started:
             return None
-        if meters.needs_counts:
-            if is_uncounted(call.request):
-                raise Forbidden(UNCOUNTED)
-            if call.request.path == RESPONSES_PATH and call.request.method == b"POST":
-                return self._begin_response(call, meters)
-        return self._begin(call, meters)
+        if limits.is_uncounted:
+            raise Forbidden(UNCOUNTED)
+        return self._begin_counted(call, limits) if limits.may_be else self._begin(call, limits)
 
-    def _begin_response(self, call: Call, meters: IdentityMeters) -> Steps[None]:
+    def _begin_counted(self, call: Call, limits: HeadLimits) -> Steps[None]:
         if (yield from in_portions(in_background(call.request.body))):
             raise Forbidden(UNCOUNTED)
-        yield from self._begin(call, meters) or ()
+        yield from self._begin(call, limits) or ()
 
-    def _begin(self, call: Call, meters: IdentityMeters) -> Steps[None] | None:
-        found = self.limiter.reserve(meters.first, NOTHING, time.monotonic())
-        if type(found) is Grant:  # nearly always
-            call.reservation = Reservation(meters, self.end, [found])
-            return None
-        held = call.reservation = Reservation(meters, self.end, [])
-        return self._hold(held, found)
+    def _begin(self, call: Call, limits: HeadLimits) -> Steps[None] | None:
+        found = self.limiter.reserve(limits.meters.first, NOTHING, time.monotonic())
+        if type(found) is not Grant:
+            return self._hold(call, limits, found)
+        call.reservation = Reservation(limits, found)  # nearly always
+        return None
 
     def __call__(self, call: Call) -> Steps[None] | None:
         """Reserve tokens; where another model is asked instead, of what counts that one alone. Raises LimitReached,
@@ -106,16 +107,14 @@ class ReserveStage:
         held = call.reservation
         if held is None:
             return None
-        prompt, request = call.read.prompt, call.read.request
-        group = held.meters.of(prompt.model)
-        if held.meters.counts_cost:
-            held.cost = (call.named.served.first("cost") if call.named is not None else None) or ONE
-        if held.taken:
-            group = MeterGroup([each for each in group.meters if each not in held.taken])
+        limits, read = held.limits, call.read
+        group, request = limits.meters.of(read.prompt.model), read.request
+        if held.estimate is not None:
+            taken = [meter for grant in held.grants for meter in grant.group.meters]
+            group = MeterGroup([each for each in group.meters if each not in taken])
         if not group.meters:
             return None
-        held.taken = (*held.taken, *group.meters) if held.taken else group.meters
-        api = held.api = APIS.get(request.path, "")
+        api = limits.api
         if api and request.fields.readable and may_ask(request.body, api):
             return self._reserve_asked(call, held, group, api)
         return self._reserve(call, held, group, ONE_ANSWER if api else None)
@@ -127,48 +126,57 @@ class ReserveStage:
     def _reserve(
         self, call: Call, held: Reservation, group: MeterGroup, asked: AskedAnswers | None
     ) -> Steps[None] | None:
-        prompt, holders = call.read.prompt, call.match.holders
+        read, holders, limits = call.read, call.match.holders, held.limits
         cached = holders[0].tokens if holders else 0
+        cost = cost_of_model(call) if limits.meters.counts_cost else None
         held.estimate = estimate = self.estimates.of(
-            prompt, call.read.request.body, held.meters.tenant, cached, held.cost, asked
+            read.prompt, read.request.body, limits.lengths, cached, cost, asked, group.requests
         )
-        found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess)
-        if type(found) is Grant:
-            held.grants.append(found)
-            return None
-        return self._hold(held, found)
+        now, grant = time.monotonic(), held.grant
+        found = self.limiter.reserve(group, estimate.need, now, estimate.sure, estimate.excess, grant)
+        return None if found is grant else self._hold(call, limits, found)
 
     def end(self, call: Call) -> None:
         """Settle what a request has reserved."""
-        held, took = call.reservation, NOTHING
+        held, attempt, took = call.reservation, call.attempt, NOTHING
         assert held is not None
-        if held.estimate is not None and (found := self._found(call, held.ends, held.api)) is not None:
-            took = self.estimates.took(held.estimate, found, call.read.prompt.model, held.cost)
-        self.limiter.settle(took, *held.grants)
+        if held.estimate is not None and attempt is not None and attempt.reply.status < 300:
+            took = self._took(call, held, held.estimate, attempt)
+        self.limiter.settle(took, held.grant, *held.more)
 
-    def _found(self, call: Call, ends: AnswerEnds | None, api: str) -> Took | None:
-        """Return what the request took; None if no engine computed anything."""
-        attempt = call.attempt
-        if attempt is None or attempt.reply.status >= 300:
-            return None
-        found = None if ends is None else took_of(ends, api)
-        if found is None and call.outcome in ("cancelled", "client_gone"):
-            return NO_COUNTS
-        return found
+    def _took(self, call: Call, held: Reservation, estimate: Estimate, attempt: Attempt) -> Amounts:
+        """Return what a request took; nothing if no engine computed anything."""
+        counts, reader, model = attempt.reply.counts, held.reader, attempt.prompt.model
+        if reader is not None and reader.ends is None and estimate.cost is None:  # then all of it was read already
+            prompt, cached, answer, _ = counts
+            if prompt is not None and answer is not None:
+                return self.estimates.counted(estimate, prompt, cached or 0, answer, model)
+        found = None
+        if reader is not None:
+            found = took_of(reader.ends or AnswerEnds(reader.captured), held.limits.api)
+        if found is None:
+            if call.outcome not in ("cancelled", "client_gone"):
+                return NOTHING
+            found = NO_COUNTS
+        return self.estimates.took(estimate, found, model)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def _hold(self, held: Reservation, found: Grant | Refusal | HomeQuestion) -> Steps[None] | None:
+    def _hold(self, call: Call, limits: HeadLimits, found: Grant | Refusal | HomeQuestion) -> Steps[None] | None:
         """Hold what is granted; if not, nothing counts what was before. Raises LimitReached, LargerThanLimit."""
-        if isinstance(found, Grant):
-            held.grants.append(found)
-            return None
+        held = call.reservation
         if isinstance(found, HomeQuestion):
-            return self._asked(held, found)
-        self.limiter.release(*held.grants)
-        raise error_of(found)
+            return self._asked(call, limits, found)
+        if isinstance(found, Refusal):
+            self.limiter.release(*(held.grants if held is not None else ()))
+            raise error_of(found)
+        if held is None:
+            call.reservation = Reservation(limits, found)
+        else:
+            held.more = (*held.more, found)
+        return None
 
-    def _asked(self, held: Reservation, question: HomeQuestion) -> Steps[None]:
+    def _asked(self, call: Call, limits: HeadLimits, question: HomeQuestion) -> Steps[None]:
         try:
             if question.outcome is None:
                 yield partial(self._decided, question)
@@ -176,7 +184,7 @@ class ReserveStage:
             if question.outcome is None:
                 self.limiter.abandon(question, time.monotonic())
         assert question.outcome is not None
-        self._hold(held, question.outcome)
+        self._hold(call, limits, question.outcome)
 
     async def _decided(self, question: HomeQuestion) -> None:
         """Wait until a limit's home has answered, or the time is over in which it should have."""
@@ -227,7 +235,12 @@ def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:
     return LimitReached(str(refusal), fields)
 
 
-def is_uncounted(request: HttpRequest) -> bool:
+def cost_of_model(call: Call) -> ModelCost:
+    """Return what a token costs of the model that is asked."""
+    return (call.named.served.first("cost") if call.named is not None else None) or ONE
+
+
+def has_no_counts(request: HttpRequest) -> bool:
     """Whether nobody can count the tokens of a request, by its head: those of batches, files, other jobs of an engine
     and WebSockets come later, or elsewhere."""
     if request.fields.upgrades:

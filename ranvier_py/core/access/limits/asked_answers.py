@@ -41,8 +41,6 @@ PROMPTS: Mapping[str, Sequence[str]] = {"completion": ("prompt",), "generate": (
 """Members that count answers, and bound them, and those that may be a list of prompts, by how a body is read."""
 
 NAMED = {name.encode(): name for names in (*CHOICES.values(), *LENGTHS.values()) for name in names}
-MAX_TOKENS, CHOICES_OF, BEST_OF = (re.compile(mark).search for mark in (rb'"max_', rb'"n"', rb'"best_of"'))
-"""What is in each body that names a number without escapes. Expressions that begin with plain bytes are found fast."""
 NUMBER = re.compile(rb'"(n|best_of|max_[a-z_]*tokens)"[ \t\r\n]*+:?[ \t\r\n]*+(?:"?([-+0-9.eE]{1,32})|\Z)')
 LIST = re.compile(rb'"(prompt|text|input_ids)"[ \t\r\n]*+:[ \t\r\n]*+\[[ \t\r\n]*+(["\[])')
 
@@ -62,8 +60,8 @@ def may_ask(body: bytes, api: str) -> bool:
     """Whether `asked_answers` may find more than ONE_ANSWER in a body that is read as this API."""
     if api in PROMPTS or len(body) > SLICE_BYTES or b"\0" in body:
         return True
-    found = MAX_TOKENS(body) or CHOICES_OF(body) or BEST_OF(body) or NAME_ESCAPE.search(body)
-    return found is not None
+    is_named = b'"max_' in body or b'"n"' in body or b'"best_of"' in body
+    return is_named or NAME_ESCAPE.search(body) is not None
 
 
 def asked_answers(body: bytes, api: str) -> Generator[None, None, AskedAnswers]:

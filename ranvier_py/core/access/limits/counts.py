@@ -15,7 +15,7 @@ from math import ceil
 from operator import itemgetter
 
 from ranvier_py.core.access.limits.count import MINUTE_SLOTS, SLOT_S, Count, CountRow, LimitRow, SlotTally
-from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, Meter, ends_at, window_at
+from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure, Meter, ends_at, window_at
 
 GRACE_S = 60.0  # for which a calendar window is kept after its end: clocks differ
 ROWS_MAX = 1 << 18  # some 150 MB, if each is of another limit
@@ -23,6 +23,7 @@ SWEPT_AT_ONCE = 4096  # counts: some 20 ms
 IDLE_S = 60.0  # after so long without a request, a session's row of those in flight is dropped
 CURRENT = 0  # where all requests in flight are booked
 AMOUNT = tuple(map(itemgetter, range(len(Amounts._fields))))
+REQUESTS = AMOUNT[INDEX[Measure.REQUESTS]]
 
 
 class Counters:
@@ -60,7 +61,7 @@ class Counters:
                 amount = AMOUNT[index]
                 took = sum(map(amount, used)) if row.count.span else 0.0  # what was in flight is over
                 self.add(row, sum(map(amount, reserved)), sum(map(amount, settled)), took, now)
-            self.granted += len(reserved)
+            self.granted += int(sum(map(REQUESTS, reserved)))
             tally.is_late = False
             for done in (reserved, settled, used):
                 done.clear()

@@ -9,15 +9,16 @@ many vary less than each. Bounds: TENANTS_MAX, MODELS_MAX.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from operator import mul
 from typing import NamedTuple
 
 from ranvier_py.core.access.limit_values import ModelCost
-from ranvier_py.core.access.limits.asked_answers import AskedAnswers
+from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess
-from ranvier_py.core.access.limits.meters import Amounts, cost_of
+from ranvier_py.core.access.limits.meters import Amounts, amounts_of, cost_of
 from ranvier_py.core.answers.answer_counts import (
     CACHE_READ,
     COUNT,
@@ -42,7 +43,6 @@ FADES = 256.0  # answers that count
 AT_ONCE = 16  # one in so many of them is learned at once
 
 MEDIUM = re.compile(rb'"(?:data:[^",]{0,128},)?[A-Za-z0-9+/=_-]{512,}+"')
-MEDIA_MARKS = re.compile(rb'base64|_url"|"input_audio"|"image"')
 REASONING, TOTAL = b"reasoning", b"total"
 
 
@@ -128,6 +128,12 @@ class Estimate(NamedTuple):
     media: int
     is_read: bool
     lengths: TenantLengths
+    cost: ModelCost | None
+
+
+EstimateFields = tuple[Amounts, float, Excess, float, int, bool, TenantLengths, ModelCost | None]
+estimate_of: Callable[[EstimateFields], Estimate] = partial(tuple.__new__, Estimate)
+"""As `placement.match_of`."""
 
 
 class Took(NamedTuple):
@@ -153,44 +159,57 @@ class Estimates:
             self._tenants[name] = found = TenantLengths()
         return found
 
-    def of(
+    def of(  # each is another fact of the request
         self,
         prompt: Prompt,
         body: bytes,
-        tenant: str,
+        lengths: TenantLengths,
         cached: float,
         cost: ModelCost | None,
         asked: AskedAnswers | None,
+        requests: float = 1.0,
     ) -> Estimate:
         """Estimate a request, of whose prompt so many tokens are expected to be cached. `asked`: the answers that it
-        asks for, None if it generates nothing."""
-        lengths, is_read = self.tenant(tenant), prompt.kind != "opaque"
-        prompts, media, sure = asked.prompts if asked is not None else 1, 0, 0.0
+        asks for, None if it generates nothing. `requests`: 0 if it is counted as one elsewhere."""
+        is_read, media, sure = prompt.kind != "opaque", 0, 0.0
+        if asked is ONE_ANSWER:  # nearly always
+            prompts, output, excess = 1, lengths.answers.mean, lengths.answers.excess
+        else:
+            prompts, output, excess = expected(lengths.answers, asked)
+        tokens: float = prompt.end.length
         if is_read and prompts == 1 and prompt.end.state is not None:
-            tokens = sure = float(prompt.end.length)
-        elif MEDIA_MARKS.search(body) and (found := media_in(body)):
+            sure = tokens
+        elif may_have_media(body) and (found := media_in(body)):
             media, bytes_left = found
             tokens = bytes_left / BYTES_PER_TOKEN + media * self._media.get(prompt.model, MEDIUM_TOKENS)
         elif prompts > 1:
             tokens = len(body) / BYTES_PER_TOKEN
-        else:
-            tokens = float(prompt.end.length) if is_read else min(lengths.unread.p90, float(len(body)))
-        output, excess = expected(lengths.answers, asked) if asked is not None else (0.0, NO_EXCESS)
-        price = cost_of(cost, tokens, min(cached, tokens), output) if cost is not None else 0.0
+        elif not is_read:
+            tokens = min(lengths.unread.p90, float(len(body)))
+        price = 0.0 if cost is None else cost_of(cost, tokens, min(cached, tokens), output)
         all_tokens = tokens + output
-        need = Amounts(all_tokens, all_tokens - cached if cached < tokens else output, price)
-        return Estimate(need, sure, excess, tokens, media, is_read, lengths)
+        uncached = all_tokens - cached if cached < tokens else output
+        need = amounts_of((all_tokens, uncached, price, requests, requests))
+        return estimate_of((need, sure, excess, tokens, media, is_read, lengths, cost))
 
-    def took(self, estimate: Estimate, found: Took, model: str, cost: ModelCost | None) -> Amounts:
-        """Return what a request took, and learn from it."""
-        counted, cached, written, output, reasoning = found
+    def took(self, estimate: Estimate, found: Took, model: str) -> Amounts:
+        """Return what a request took by what its answer shows, and learn from it."""
+        prompt, cached, written, output, reasoning = found
+        amounts, cost = self.counted(estimate, prompt, cached, output, model), estimate.cost
+        if cost is None:
+            return amounts
+        price = cost_of(cost, amounts.tokens - output, cached, output, written=written, reasoning=reasoning)
+        return amounts._replace(cost=price)
+
+    def counted(self, estimate: Estimate, prompt: int | None, cached: int, output: int, model: str) -> Amounts:
+        """Return what a request took whose tokens are counted, the cost apart, and learn from it."""
         if output:
             estimate.lengths.answers.add(output)
-        prompt = estimate.prompt if counted is None else counted
-        if counted is not None and (estimate.media or not estimate.is_read):
-            self._learn(estimate, counted, model)
-        price = cost_of(cost, prompt, cached, output, written=written, reasoning=reasoning) if cost else 0.0
-        return Amounts(prompt + output, max(0.0, prompt - cached) + output, price)
+        tokens: float = estimate.prompt if prompt is None else prompt
+        if (estimate.media or not estimate.is_read) and prompt is not None:
+            self._learn(estimate, prompt, model)
+        all_tokens = tokens + output
+        return amounts_of((all_tokens, all_tokens - cached if cached < tokens else output, 0.0, 1.0, 1.0))
 
     def _learn(self, estimate: Estimate, prompt: int, model: str) -> None:
         """Learn from the tokens of a prompt that was not read, or that has media."""
@@ -202,14 +221,21 @@ class Estimates:
             self._media[model] = before + (max(0.0, prompt - text) / estimate.media - before) / 8
 
 
-def expected(lengths: MeanLength, asked: AskedAnswers) -> tuple[float, Excess]:
-    """Return how many tokens the answers of a request are expected to have, and how many more they may."""
+def expected(lengths: MeanLength, asked: AskedAnswers | None) -> tuple[int, float, Excess]:
+    """Return the prompts of a request, how many tokens their answers are expected to have, and how many more they
+    may."""
+    if asked is None:
+        return 1, 0.0, NO_EXCESS
     prompts, choices, most = asked
-    number = prompts * choices
+    number, mean = prompts * choices, min(lengths.mean, most)
     if most == inf and number == 1:
-        return lengths.mean, lengths.excess
-    mean = min(lengths.mean, most)
-    return number * mean, Excess(number * lengths.excess.variance * (most > mean), number * (most - mean))
+        return 1, mean, lengths.excess
+    return prompts, number * mean, Excess(number * lengths.excess.variance * (most > mean), number * (most - mean))
+
+
+def may_have_media(body: bytes) -> bool:
+    """Whether `media_in` may find any. Four searches take a third of the time of one for any of the four."""
+    return b"base64" in body or b'_url"' in body or b'"input_audio"' in body or b'"image"' in body
 
 
 def media_in(body: bytes) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from math import inf
 
-from ranvier_py.core.access.limits.count import SLOT_S, Count, SlotTally
+from ranvier_py.core.access.limits.count import SLOT_S, Count, LimitRow, SlotTally
 from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.meter_groups import MeterGroup
 from ranvier_py.core.access.limits.meters import LimitSpan, Measure, Meter, ends_at
@@ -102,9 +102,15 @@ class LimitRoom:
         return min((room - others * count.unsent) / SOON, room / (2 * MARGIN)) / (1 + others)
 
     def tally(self, group: MeterGroup, now: float) -> SlotTally:
-        """Return where a group counts what is admitted now."""
+        """Return where a group counts what is admitted now, with those of its request's other limits."""
         slot, counts = int(now / SLOT_S), self.counts
         if group.tally.slot != slot:
-            rows = [(counts.own(counts.count(meter, now), now), meter.index) for meter in group.meters]
-            group.tally = SlotTally(slot, rows)
+            groups, rows = group.together or (group,), list[tuple[LimitRow, int]]()
+            for meter in [meter for each in groups for meter in each.meters]:
+                count = counts.count(meter, now)
+                count.loans.begin(slot)  # so that its row is kept
+                rows.append((counts.own(count, now), meter.index))
+            tally = SlotTally(slot, rows)
+            for each in groups:
+                each.tally = tally
         return group.tally

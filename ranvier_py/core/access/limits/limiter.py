@@ -31,6 +31,7 @@ ASKS_LEAST = 6  # with one datagram in five lost, each way, two questions in a t
 QUESTIONS_MAX = 1024
 QUESTION_ROWS_MAX = 12  # in a datagram
 SCOPES_MAX = 4096  # of which the refusals are shown
+NOTHING = Amounts()  # beside the request itself
 NOWHERE = Amounts(requests=0.0, places=0.0)
 
 
@@ -55,14 +56,16 @@ class ReservedRow(NamedTuple):
     margin: float
 
 
-@dataclass(slots=True, eq=False)
 class Grant:
-    """What one request has reserved. `settle` and `release` of the limiter end it."""
+    """What one request has reserved, in one tally: by its head, then its tokens. `need` is the latest of `parts`, of
+    the limits of `group`. `settle` and `release` of the limiter end it."""
 
-    group: MeterGroup
-    tally: SlotTally
-    need: Amounts
-    is_open: bool = True
+    __slots__ = ("group", "is_open", "need", "parts", "tally")
+
+    def __init__(self, group: MeterGroup, tally: SlotTally, need: Amounts) -> None:
+        self.group, self.tally, self.need = group, tally, need
+        self.parts: tuple[Amounts, ...] = (need,)
+        self.is_open = True
 
 
 @dataclass(slots=True, eq=False)
@@ -139,10 +142,17 @@ class Limiter:
 
     # --- a request --------------------------------------------------------------------------------------------------
 
-    def reserve(
-        self, group: MeterGroup, need: Amounts, now: float, sure: float = 0.0, excess: Excess = NO_EXCESS
+    def reserve(  # each is one number of the request, and a value for all would cost as much
+        self,
+        group: MeterGroup,
+        need: Amounts,
+        now: float,
+        sure: float = 0.0,
+        excess: Excess = NO_EXCESS,
+        held: Grant | None = None,
     ) -> Grant | Refusal | HomeQuestion:
-        """Reserve `need` in all limits of a group or in none. So many of its tokens are `sure`."""
+        """Reserve `need` in all limits of a group or in none. So many of its tokens are `sure`. What the request has
+        `held` before grows by it, if both are counted in one tally."""
         if now >= group.until:
             group.excess = excess.per(need.tokens)
             self.room.look(group, now)
@@ -157,7 +167,10 @@ class Limiter:
         tally.reserved.append(need)
         if not tally.is_late:
             self._late(tally)
-        return Grant(group, tally, need)
+        if held is None or held.tally is not tally:
+            return Grant(group, tally, need)
+        held.group, held.need, held.parts = group, need, (*held.parts, need)
+        return held
 
     def _reserve(
         self, group: MeterGroup, need: Amounts, now: float, sure: float, excess: Excess
@@ -201,26 +214,33 @@ class Limiter:
         tally.is_late = True
         self.counts.late.append(tally)
 
-    def settle(self, took: Amounts, *grants: Grant) -> None:
-        """Count what a request took instead of what it had reserved."""
-        for grant in grants:
-            if grant.is_open:
-                grant.is_open = False
-                group, tally, need = grant.group, grant.tally, grant.need
-                tally.settled.append(need)
-                tally.used.append(took)
-                if not tally.is_late:
-                    self._late(tally)
-                reserved, used = need[group.unit], took[group.unit]
-                if used != reserved:
-                    group.left -= used  # as if beside what was reserved: what is back is not taken again
-                    group.back += reserved
-                if took.cost:
-                    group.cost_left -= took.cost
+    def settle(self, took: Amounts, grant: Grant, *more: Grant) -> None:
+        """Count what a request took instead of what it had reserved by one grant, or several."""
+        if more:
+            for each in (grant, *more):
+                self.settle(part_of(took, each), each)
+            return
+        if not grant.is_open:
+            return
+        grant.is_open = False
+        group, tally = grant.group, grant.tally
+        tally.settled.extend(grant.parts)
+        tally.used.append(took)
+        if not tally.is_late:
+            self._late(tally)
+        reserved, used = grant.need[group.unit], took[group.unit]
+        if used != reserved:
+            group.left -= used  # as if beside what was reserved: what is back is not taken again
+            group.back += reserved
+        if took.cost:
+            group.cost_left -= took.cost
 
     def release(self, *grants: Grant) -> None:
         """Take back reservations, as if there had been no request."""
-        self.settle(NOWHERE, *grants)
+        for grant in grants:
+            if grant.is_open and len(grant.parts) > 1:
+                grant.group.together[0].back += 1.0
+            self.settle(NOWHERE, grant)
 
     def full(self, meters: Sequence[Meter], now: float) -> Refusal | None:
         """Return why no request at all fits into these limits, however small; None if one may."""
@@ -329,6 +349,13 @@ class Limiter:
             question.outcome = self._refused(Refusal(full.meter, wait_s), now)
         question.decided()
         return question.outcome
+
+
+def part_of(took: Amounts, grant: Grant) -> Amounts:
+    """Return what of all that a request took one of its grants counts, of those that others count in its tally too."""
+    if grant.group.counts_heads:
+        return NOTHING
+    return took if grant.need.requests else took._replace(requests=0.0, places=0.0)
 
 
 def worst(full: Sequence[Refusal], counters: LimitCounters) -> Refusal | None:

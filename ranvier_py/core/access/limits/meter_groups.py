@@ -7,7 +7,7 @@ request, so one number stands for all limits of a group but those of cost. Bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from math import inf, sqrt
 from typing import NamedTuple
@@ -51,22 +51,26 @@ class MeterGroup:
 
     Of the limit of this `amount` that is `shown`, one of those that it `shows`, so much is left as `left` and `back`,
     which was given back since; `left` falls by all that is taken, down to `floor`. `line`: for whoever shows it.
-    `excess`: of each token that is reserved.
+    `excess`: of each token that is reserved. `together`: groups with one tally, the one by the head first; none: alone.
+    `counts_heads`: it counts no tokens. `requests`: how many of them it is to be told of beside tokens: none, if none
+    of its limits counts them.
     """
 
     __slots__ = (
-        *("amount", "back", "cost_left", "floor", "left", "line", "meters"),
-        *("excess", "shown", "shows", "tally", "unit", "until"),
+        *("amount", "back", "cost_left", "counts_heads", "floor", "left", "line", "meters"),
+        *("excess", "requests", "shown", "shows", "tally", "together", "unit", "until"),
     )
 
     def __init__(self, meters: Iterable[Meter], shows: Iterable[Meter] = ()) -> None:
         self.meters, self.shows = tuple(meters), frozenset(shows)
-        by_head = all(meter.measure in BY_HEAD for meter in self.meters)
-        self.unit = INDEX[Measure.REQUESTS if by_head else Measure.TOKENS]
+        self.counts_heads = all(meter.measure in BY_HEAD for meter in self.meters)
+        self.unit = INDEX[Measure.REQUESTS if self.counts_heads else Measure.TOKENS]
         self.tally, self.line, self.amount = NO_TALLY, b"", 0.0
         self.until = self.left = self.back = self.floor = 0.0
         self.cost_left, self.excess = inf, NO_EXCESS
         self.shown: Count | None = None
+        self.together: Sequence[MeterGroup] = ()
+        self.requests = float(any(meter.measure in BY_HEAD for meter in self.meters))
 
     def took(self, count: Count, amount: float) -> None:
         """Take it that others took so much, less than nothing if they gave it back."""
@@ -103,6 +107,7 @@ class IdentityMeters:
         tokens = [meter for meter in minutes if meter.measure is Measure.TOKENS]
         self.first = MeterGroup([meter for meter in own if meter.measure in BY_HEAD], requests)
         self.rest = self.latest = MeterGroup([meter for meter in own if meter.measure not in BY_HEAD], tokens)
+        self.first.together = self.rest.together = (self.first, self.rest)
         self.shows = bool(requests or tokens)
         self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
         self.needs_counts = not all(limits.uncounted for limits in scopes if counts_tokens(limits))

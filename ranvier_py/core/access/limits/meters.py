@@ -6,10 +6,11 @@ those of UTC, by number; weeks begin on Mondays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -51,6 +52,11 @@ class Amounts(NamedTuple):
     cost: float = 0.0
     requests: float = 1.0
     places: float = 1.0
+
+
+AmountsFields = tuple[float, float, float, float, float]
+amounts_of: Callable[[AmountsFields], Amounts] = partial(tuple.__new__, Amounts)
+"""As `placement.match_of`."""
 
 
 INDEX = {

@@ -31,8 +31,8 @@ def estimated(
 ) -> Amounts:
     raw = orjson.dumps(body)
     asked = finished(asked_answers(raw, kind))
-    found = (estimates or Estimates()).of(prompt(raw, tokens, kind), raw, "acme", more.get("cached", 0), COST, asked)
-    return found.need
+    made = estimates or Estimates()
+    return made.of(prompt(raw, tokens, kind), raw, made.tenant("acme"), more.get("cached", 0), COST, asked).need
 
 
 def ends_of(*pieces: bytes) -> AnswerEnds:
@@ -70,19 +70,20 @@ def test_cached_tokens_cost_less_and_do_not_count_as_uncached() -> None:
 
 def test_answers_count_what_their_tenants_have_on_average_and_how_much_those_vary() -> None:
     estimates, rng = Estimates(), Random(1)
-    first = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, ONE_ANSWER)
+    first = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("acme"), 0, None, ONE_ANSWER)
     for _ in range(500):
-        estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "m", None)
-    found = estimates.of(prompt(b"{}", 100), b"{}", "acme", 0, None, ONE_ANSWER)
+        estimates.took(first, Took(100, 0, 0, rng.randint(1, 1000), 0), "m")
+    found = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("acme"), 0, None, ONE_ANSWER)
     assert 100 + 450 <= found.need.tokens <= 100 + 550
     assert 250**2 <= found.excess.variance <= 330**2  # of 289
     short = b'{"max_tokens":600}'
-    assert estimates.of(prompt(short, 100), short, "acme", 0, None, AskedAnswers(most=600)).excess.most < 150
+    bounded = estimates.of(prompt(short, 100), short, estimates.tenant("acme"), 0, None, AskedAnswers(most=600))
+    assert bounded.excess.most < 150
     several = b'{"n":4}'
-    four = estimates.of(prompt(several, 100), several, "acme", 0, None, AskedAnswers(1, 4))
+    four = estimates.of(prompt(several, 100), several, estimates.tenant("acme"), 0, None, AskedAnswers(1, 4))
     assert four.need.tokens - 100 == 4 * (found.need.tokens - 100)
     assert four.excess.variance == 4 * found.excess.variance
-    others = estimates.of(prompt(b"{}", 100), b"{}", "others", 0, None, ONE_ANSWER)
+    others = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("others"), 0, None, ONE_ANSWER)
     assert others.need.tokens == 100 + ANSWER_TOKENS
 
 
@@ -99,11 +100,11 @@ def test_media_count_what_those_of_their_model_took_and_not_their_bytes() -> Non
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 90_000}}
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}], "max_tokens": 10}
     raw, estimates, asked = orjson.dumps(body), Estimates(), AskedAnswers(most=10)
-    found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, asked)
+    found = estimates.of(prompt(raw, 250_000), raw, estimates.tenant("acme"), 0, None, asked)
     assert found.need.tokens < 1200
     for _ in range(40):
-        found = estimates.of(prompt(raw, 250_000), raw, "acme", 0, None, asked)
-        estimates.took(found, Took(330, 0, 0, 5, 0), "m", None)
+        found = estimates.of(prompt(raw, 250_000), raw, estimates.tenant("acme"), 0, None, asked)
+        estimates.took(found, Took(330, 0, 0, 5, 0), "m")
     assert 280 < found.prompt < 380
 
 
@@ -116,9 +117,10 @@ def test_media_that_are_named_count_as_well() -> None:
 def test_a_body_that_is_not_read_counts_what_nine_in_ten_of_its_tenant_took() -> None:
     estimates, body = Estimates(), b"\x1f\x8b" + bytes(9000)
     for _ in range(50):
-        found = estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, ONE_ANSWER)
-        estimates.took(found, Took(500, 0, 0, 5, 0), "m", None)
-    assert 500 <= estimates.of(prompt(body, 0, "opaque"), body, "acme", 0, None, ONE_ANSWER).prompt <= 610
+        found = estimates.of(prompt(body, 0, "opaque"), body, estimates.tenant("acme"), 0, None, ONE_ANSWER)
+        estimates.took(found, Took(500, 0, 0, 5, 0), "m")
+    found = estimates.of(prompt(body, 0, "opaque"), body, estimates.tenant("acme"), 0, None, ONE_ANSWER)
+    assert 500 <= found.prompt <= 610
 
 
 OPENAI = (

@@ -5,11 +5,14 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ranvier_py.core.access.identity import Identity, Tenant
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitQuestion
-from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Refusal
-from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup
+from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
+from ranvier_py.core.access.limits.meter_groups import Excess, IdentityMeters, MeterGroup, Meters
 from ranvier_py.core.access.limits.meters import Amounts, meters_of
 from ranvier_py.core.access.limits.shares import BEAT_S, BEATS_LOST, LOSS_MAX, MISTAKEN_MAX, STALE_S
 from tests.core.access.limits.limit_net import LimitNet, meters
@@ -129,6 +132,44 @@ def test_reservations_that_are_no_whole_numbers_leave_nothing_that_stops_the_nex
 
 def net_amounts(tokens: float) -> Amounts:
     return Amounts(tokens, tokens, tokens)
+
+
+steps = st.lists(
+    st.tuples(st.floats(0, 0.4), st.floats(0, 0.7), st.integers(1, 40), st.integers(0, 60), st.sampled_from("sst")),
+    max_size=25,
+)
+
+
+@given(steps)
+def test_a_request_is_counted_once_by_its_head_and_once_by_its_tokens_however_long_it_waits_between_both(
+    work: list[tuple[float, float, int, int, str]],
+) -> None:
+    net = LimitNet(1)
+    limiter, now = net.nodes[1].limiter, net.now
+    limits = Limits(requests_per_minute=9999, tokens_per_minute=99_999, concurrent=99)
+    found, held = Meters().of(Identity(Tenant("a", limits))), list[tuple[Amounts, list[Grant]]]()
+    for before_s, between_s, need, used, _ in work:
+        now += before_s
+        head = limiter.reserve(found.first, Amounts(), now)
+        assert isinstance(head, Grant)
+        now += between_s
+        both = limiter.reserve(found.rest, Amounts(need, need, 0.0, 0.0, 0.0), now, held=head)
+        assert isinstance(both, Grant)
+        held.append((Amounts(used, used), [head] if both is head else [head, both]))
+        limiter.counts.book(now)
+    assert taken(limiter, found, now) == [len(work), len(work), sum(need for _, _, need, *_ in work)]
+    for (took, grants), (*_, end) in zip(held, work, strict=True):
+        if end == "s":
+            limiter.settle(took, *grants)
+        limiter.release(*grants)  # what is settled stays so
+    counted = [used for *_, used, end in work if end == "s"]
+    assert taken(limiter, found, now) == [len(counted), 0, sum(counted)]
+    assert limiter.counts.granted == len(work)
+
+
+def taken(limiter: Limiter, found: IdentityMeters, now: float) -> list[float]:
+    limiter.counts.book(now)
+    return [limiter.counts.count(meter, now).taken for group in (found.first, found.rest) for meter in group.meters]
 
 
 def test_a_limit_in_the_shadow_refuses_nothing_and_counts_what_it_would_have_refused() -> None:
