@@ -40,9 +40,9 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample
 from ranvier_py.node.access.keys_files import KeyedPart
-from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route
+from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route, bearer_of
 from ranvier_py.node.part import Handler, Node
-from ranvier_py.node.parts.sibling_metrics import OWN, pages_of
+from ranvier_py.node.parts.siblings import OWN, answers_of
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
 from ranvier_py.node.parts.verdict_parts import VerdictParts
 
@@ -139,10 +139,11 @@ class ControlPort(KeyedPart):
     async def _page(self, asked: Asked) -> ControlAnswer:
         config, accept = self._node.config, asked.field("accept")
         of_all = config.workers > 1 and OWN not in asked.query
-        others = await pages_of(config, accept, bearer()) if of_all else {}
+        others = await answers_of(config, f"/metrics?{OWN}", bearer(), accept=accept) if of_all else {}
         body, kind = render([*self._node.metrics()], accept, config.metric_names, of_process())
         if of_all:
-            body = await joined({**others, config.worker_index: body.decode()})
+            found = {**others, config.worker_index: body}
+            body = await joined({index: page.decode() for index, page in found.items() if page})
         return ControlAnswer(body, kind=kind)
 
     def metrics(self) -> Iterator[Sample]:
@@ -284,9 +285,7 @@ async def raw_body() -> bytes:
 
 
 def bearer() -> str:
-    """Return the key in the Authorization field; "" without one. The scheme may be in any case (RFC 9110, 11.1)."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    return bearer_of(request.headers.get("authorization", ""))
 
 
 def json_response(value: Any, status: int = 200) -> Response:

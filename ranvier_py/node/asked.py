@@ -49,6 +49,10 @@ class Asked(NamedTuple):
         """Return the value of one of its fields; "" without one."""
         return next((value for each, value in self.headers if each.lower() == name), "")
 
+    def bearer(self) -> str:
+        """Return its key; "" without one."""
+        return bearer_of(self.field("authorization"))
+
     def fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Return the fields of a request to be explained, without the one that holds this port's key."""
         lines = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in self.headers)
@@ -83,6 +87,12 @@ class Asked(NamedTuple):
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > above):
             raise BadRequest(f"{name} must be a number above {above}")
         return int(text)
+
+
+def bearer_of(authorization: str) -> str:
+    """Return the key in this field; "" without one. The scheme may be in any case (RFC 9110, 11.1)."""
+    kind, _, key = authorization.partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
 
 
 JSON = "application/json"

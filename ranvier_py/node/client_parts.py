@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -24,6 +25,7 @@ from ranvier_py.core.clients.body_mender import OFF, BodyMender, TrialResult, ru
 from ranvier_py.core.clients.client_rules import Rule, RuleBook
 from ranvier_py.core.clients.client_watch import ClientCounts, ClientWatch, client_rows
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.history.joined_panes import of_clients
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Family, Sample, counter, samples
@@ -65,6 +67,7 @@ class ClientReader(Part, Observer):
     """
 
     name = "clients"
+    joins = MappingProxyType({"clients": of_clients})
     keys = ("client_rules", "client_rules_file", "proof")
 
     def __init__(self, config: Config, scheme: FingerprintScheme, key: int, clustering: ClusterParts | None) -> None:
@@ -140,7 +143,10 @@ class ClientReader(Part, Observer):
         return {"GET /admin/clients": Route(lambda _: self.view(), "Clients that break their own prefixes")}
 
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
-        view = self.view()
+        view, known = self.view(), self.watch.clients
+        for row in view["clients"]:  # what its shares are shares of, so that they can be joined
+            counts = known[row["client"]]
+            row |= {"counted_tokens": counts.counted_tokens, "compared_tokens": counts.compared_tokens}
         return {"clients": {name: view[name] for name in ("clients", "rules", "trials")}}
 
     def view(self) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.findings import Finding
+from ranvier_py.core.history.joined_panes import Join
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
@@ -49,11 +50,14 @@ class Part:
     """One part of a node; what a part has no use for does nothing.
 
     `name`: under which the faults of its `loop` are counted. `keys`: of the configuration, or sections of it, of which
-    it takes new values while the node runs.
+    it takes new values while the node runs. `joins`: by each of its panes that shows what this worker alone has served,
+    what makes one of those of all workers of the node; `sums_series`: whether its series are such counts.
     """
 
     name = ""
     keys: Collection[str] = ()
+    joins: Mapping[str, Join] = {}
+    sums_series = False
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Work until cancelled, and confine own faults. The next part starts once this one reports that it has."""

@@ -18,7 +18,7 @@ from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.exposition import render
 from ranvier_py.control.worker_pages import joined
 from ranvier_py.core.metrics import Histogram, Sample
-from ranvier_py.node.parts.sibling_metrics import siblings_of
+from ranvier_py.node.parts.siblings import siblings_of
 from tests.control.test_control_keys import Certificates
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, chat, opened
 from tests.node.test_reload_of_processes import served, taken_by

@@ -12,10 +12,12 @@ from importlib.resources.abc import Traversable
 from types import MappingProxyType
 
 from ranvier_py.control.pages.feed import STEP_S, Feed
+from ranvier_py.control.pages.sibling_panes import AGO, ANSWER_S, HISTORY, PATH, Ask
 from ranvier_py.core.errors import BadRequest, NotFound
 from ranvier_py.core.history.series import SECONDS
 from ranvier_py.node.asked import JSON, Asked, ControlAnswer, Route
 from ranvier_py.node.part import Handler, Node
+from ranvier_py.node.parts.siblings import answers_of
 
 LINES = "application/x-ndjson"
 KINDS = MappingProxyType(
@@ -53,13 +55,13 @@ class WebPage:
     """See the module."""
 
     def __init__(self, node: Node) -> None:
-        self.feed = Feed(lambda: node.parts, node.faults)
+        self.feed = Feed(lambda: node.parts, node.faults, siblings_of(node))
         here = files(__package__)
         self._files, self._vendored = read(here), read(here / "vendor")
 
     def routes(self) -> Mapping[str, Handler]:
         whole = {"seconds": {"type": "integer", "minimum": 1, "maximum": STREAM_S_MAX}}
-        ago = {"ago": {"type": "integer", "minimum": 0, "maximum": SECONDS}}
+        ago = {AGO: {"type": "integer", "minimum": 0, "maximum": SECONDS}}
         kinds = tuple(dict.fromkeys(KINDS.values()))
         return {
             f"GET {SHELL}": Route(lambda _: self._file(self._files, INDEX), "The page", kinds=kinds[:1]),
@@ -74,6 +76,10 @@ class WebPage:
                 query=whole, kinds=(LINES,),
             ),
             "GET /admin/page/past": Route(self._past, "What the page showed so many seconds ago", query=ago),
+            f"GET {PATH}": Route(
+                self._worker, "What this worker alone has served, now or earlier, for the pages of others",
+                query={**ago, HISTORY: {"type": "string"}},
+            ),
         }  # fmt: skip
 
     def _file(self, known: Mapping[str, tuple[bytes, str]], name: str) -> ControlAnswer:
@@ -88,10 +94,23 @@ class WebPage:
             raise BadRequest(f"seconds must be at most {STREAM_S_MAX}")
         hello = {"role": asked.role, "caller": asked.caller, "step_s": STEP_S, "seconds": SECONDS}
         fields = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return ControlAnswer(self.feed.lines(hello, seconds), kind=LINES, fields=fields)
+        return ControlAnswer(self.feed.lines(hello, seconds, key=asked.bearer()), kind=LINES, fields=fields)
 
     async def _past(self, asked: Asked) -> ControlAnswer:
-        return ControlAnswer(await self.feed.past(asked.number("ago", 0)), kind=JSON)
+        return ControlAnswer(await self.feed.past(asked.number(AGO, 0), key=asked.bearer()), kind=JSON)
+
+    async def _worker(self, asked: Asked) -> ControlAnswer:
+        if AGO in asked.query:
+            return ControlAnswer(await self.feed.own_past(asked.number(AGO, 0)), kind=JSON)
+        made = self.feed.own_history() if HISTORY in asked.query else await self.feed.own()
+        return ControlAnswer(made, kind=JSON)
+
+
+def siblings_of(node: Node) -> Ask:
+    async def ask(path: str, key: str) -> Mapping[int, bytes]:
+        return await answers_of(node.config, path, key, timeout_s=ANSWER_S)
+
+    return ask
 
 
 def read(folder: Traversable) -> dict[str, tuple[bytes, str]]:

@@ -2,7 +2,7 @@
 import { Candidates } from './candidates.js';
 import { html } from './html.js';
 import { ask } from './node.js';
-import { keepDetails, state } from './state.js';
+import { keepDetails, missing, state } from './state.js';
 import { filtered, Table } from './table.js';
 import { clock, percent, short } from './words.js';
 
@@ -43,7 +43,7 @@ export const decisions = {
   title: 'Decisions',
   needs: ['decisions'],
   rows: (view) => view,
-  note: (view) => `the last ${view.length} of this node`,
+  note: (view) => `the last ${view.length} of this node${missing()}`,
   draw(view) {
     const rows = filtered(view, (row) => `${row.request_id} ${row.backend} ${row.reason} ${row.source}`);
     const shown = rows.filter((row, place) => place < SHOWN || state.opened.decisions === row.request_id);

@@ -19,7 +19,7 @@ function cachedShare(row) {
 
 const COLUMNS = [
   { title: 'who', text: true, value: (row) => row.name, kind: 'name' },
-  { title: 'share', value: (row) => row.share, cell: (row) => percent(row.share), hint: 'of all requests at this node' },
+  { title: 'share', value: (row) => row.share, cell: (row) => percent(row.share), hint: 'of all requests of this node' },
   { title: 'requests', value: (row) => row.requests, cell: (row) => short(row.requests) },
   { title: 'prompt', value: (row) => row.prompt_tokens, cell: (row) => short(row.prompt_tokens), hint: 'tokens, as engines counted them' },
   { title: 'cached', value: cachedShare, cell: (row) => percent(cachedShare(row)), hint: 'of the prompt tokens, as engines counted them' },

@@ -1,6 +1,6 @@
 // What is wrong, the worst first, with what to do about it.
 import { html } from './html.js';
-import { change } from './state.js';
+import { change, shown } from './state.js';
 import { filtered } from './table.js';
 import { age, percent, short } from './words.js';
 
@@ -31,22 +31,26 @@ function Group({ found }) {
     </details></li>`;
 }
 
+function shareOf(part, whole) {
+  return whole ? part / whole : null;
+}
+
 export const verdict = {
   id: 'verdict',
   title: 'Verdict',
-  needs: ['verdict'],
+  needs: ['verdict', 'requests'],
   wide: true,
   rows: (view) => view.findings,
   note: (view) => view.dropped ? `${view.dropped} more are not shown` : '',
   draw(view) {
     const findings = filtered(view.findings, (each) => `${each.kind} ${each.about} ${each.what} ${each.node}`);
-    const { requests } = view, served = Object.values(requests.outcomes ?? {}).reduce((sum, each) => sum + each, 0);
+    const requests = shown('requests') ?? {}, served = Object.values(requests.outcomes ?? {}).reduce((sum, each) => sum + each, 0);
     return html`<p class=${`sentence ${view.severity}`}>${MARKS[view.severity]} ${view.ready ? 'ready' : `not ready: ${view.reason}`};
         ${' '}${WORDS[view.severity]}</p>
       <p class="figures"><span>policy <b>${requests.policy}</b></span> <span><b>${short(served)}</b> requests</span>
         ${' '}<span><b>${short(requests.prompt_tokens)}</b> prompt tokens</span>
-        ${' '}<span><b>${percent(requests.predicted_share)}</b> predicted as cached</span>
-        ${' '}<span><b>${percent(requests.cached_share)}</b> cached, as engines count</span>
+        ${' '}<span><b>${percent(shareOf(requests.predicted_tokens, requests.prompt_tokens))}</b> predicted as cached</span>
+        ${' '}<span><b>${percent(shareOf(requests.cached_tokens, requests.counted_tokens))}</b> cached, as engines count</span>
         ${' '}<span><b>${short(requests.routes)}</b> routes</span></p>
       <ul class="findings">${groups(findings).map((found) => html`<${Group} key=${found[0].kind + found[0].severity} found=${found} />`)}</ul>`;
   },

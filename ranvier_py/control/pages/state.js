@@ -52,6 +52,12 @@ export function shown(pane) {
   return (state.chosenAt === null ? state.live : state.past?.panes ?? {})[pane];
 }
 
+// Words for workers of the node that did not say what they have served.
+export function missing() {
+  const names = shown('workers')?.missing ?? [];
+  return names.length ? `, without worker ${names.join(', ')}, which does not answer` : '';
+}
+
 export function mayOrder() {
   return ['operate', 'admin'].includes(state.hello?.role) && state.chosenAt === null;
 }

@@ -55,7 +55,11 @@ class SeriesHistory:
         """Yield the values, oldest first, so many names at a time. What changes meanwhile may be in it or not."""
         wanted = iter([*self._values])
         while portion := [*islice(wanted, names)]:
-            yield {name: self._ordered(self._values[name]) for name in portion if name in self._values}
+            yield self.of(portion)
+
+    def of(self, names: Iterable[str]) -> dict[str, array[float]]:
+        """Return the values of those names that are known, oldest first."""
+        return {name: self._ordered(self._values[name]) for name in names if name in self._values}
 
     def _ordered(self, column: array[float]) -> array[float]:
         following = self._place + 1

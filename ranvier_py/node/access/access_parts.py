@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -20,6 +21,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
 from ranvier_py.core.errors import BadRequest, RanvierError
+from ranvier_py.core.history.joined_panes import limited
 from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample, samples
@@ -61,6 +63,7 @@ class Access(KeyedPart):
     """See the module. `gate` is None where nobody needs a key and every proxy is believed."""
 
     name = "access"
+    joins = MappingProxyType({"tenants": limited})
     keys = ("keys_file", "trusted_proxies")
 
     def __init__(self, node: Node, clustering: ClusterParts | None, limits: LimitParts, realtime: Realtime) -> None:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import trio
@@ -28,6 +29,7 @@ from ranvier_py.core.engine_cache.calibration.predictions import BackendPredicti
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.findings import Finding
+from ranvier_py.core.history.joined_panes import of_hits
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, declared, samples, values
@@ -89,6 +91,7 @@ class CalibrationParts(Part):
     """
 
     name = "calibration"
+    joins = MappingProxyType({"hits": of_hits})
     keys = ("polls",)
 
     def __init__(  # the places where signs come from

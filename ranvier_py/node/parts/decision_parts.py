@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 from ranvier_py.core.errors import NotFound
+from ranvier_py.core.history.joined_panes import newest
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.core.routing.router import Router
-from ranvier_py.node.asked import LIMIT, Asked, Route
+from ranvier_py.node.asked import JSON, LIMIT, Asked, ControlAnswer, Route
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.siblings import OWN, answers_of
 
 LISTED_MAX = 1000
 SHOWN = 100  # on the page
@@ -25,6 +30,7 @@ class DecisionParts(Part):
     """See the module."""
 
     name = "decisions"
+    joins = MappingProxyType({"decisions": partial(newest, most=SHOWN)})
 
     def __init__(self, node: Node) -> None:
         self._node, self._router = node, node.router
@@ -36,7 +42,11 @@ class DecisionParts(Part):
                 "The last decisions",
                 query=LIMIT,
             ),
-            "GET /admin/decisions/<request>": Route(self.decision, "The decision about a request, with its candidates"),
+            "GET /admin/decisions/<request>": Route(
+                self.decision,
+                "The decision about a request, by any worker of the node, with its candidates",
+                query={OWN: {"type": "string"}},
+            ),
         }
 
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
@@ -51,13 +61,20 @@ class DecisionParts(Part):
         newest = islice(reversed(self._router.recent.made), limit)
         return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
 
-    def decision(self, asked: Asked) -> Mapping[str, Any]:
-        """Return what is kept of one decision. Raises NotFound."""
+    async def decision(self, asked: Asked) -> Any:
+        """Return what is kept of one decision, here or by another worker of this node. Raises NotFound."""
         request = asked.path["request"]
         found = self._router.recent.find(request.encode("latin-1", "replace"))
-        if found is None:
-            raise NotFound("no decision about this request is kept any more: see recent_decisions")
-        at, decision = found
+        if found is not None:
+            return self._decision_view(request, *found)
+        path = f"/admin/decisions/{quote(request, safe='')}?{OWN}"
+        others = {} if OWN in asked.query else await answers_of(self._node.config, path, asked.bearer())
+        for answer in others.values():
+            if answer:
+                return ControlAnswer(answer, kind=JSON)
+        raise NotFound("no decision about this request is kept any more: see recent_decisions")
+
+    def _decision_view(self, request: str, at: float, decision: Decision) -> Mapping[str, Any]:
         terms = self._router.recent.terms_of(decision)
         facts = facts_of(decision, request.encode("latin-1", "replace"))
         return {

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -28,8 +29,9 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsker
 from ranvier_py.core.errors import listening_on
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.history.joined_panes import of_requests, summed
 from ranvier_py.core.log_events import event
-from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.prompts.prompt import Prompt
 from ranvier_py.core.routing.backends import Backend, Registry
@@ -63,6 +65,7 @@ class RequestPath(Part):
     """See the module."""
 
     name = "request_path"
+    joins = MappingProxyType({"requests": of_requests, "tenant_requests": summed})
     keys = (
         *("pipeline", "upstream", "debug_headers", "control_key", "control_key_file", "ask_usage"),
         *("backend_api_key", "backend_api_key_file", "anthropic_cache_control", "log_level", "log_format"),
@@ -145,7 +148,7 @@ class RequestPath(Part):
         self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
 
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
-        return {"tenant_requests": self.counts.of_tenants()}
+        return {"requests": requests_view(self._node), "tenant_requests": self.counts.of_tenants()}
 
     def metrics(self) -> Iterator[Sample]:
         yield from self.counts.samples()
@@ -153,6 +156,21 @@ class RequestPath(Part):
         yield from samples("realtime", self.pipeline.realtime.counters)
         yield from samples("router_fields", self.pipeline.router_fields.counters)
         yield from samples("models", self.pipeline.resolve.counters)
+
+
+def requests_view(node: Node) -> dict[str, Any]:
+    """Return what this worker has served, for the page: counts alone, so that those of several can be added up."""
+    router = node.router
+    counters = router.counters
+    return {
+        "policy": router.policy.name,
+        "outcomes": dict(counters.outcomes),
+        "prompt_tokens": counters.prompt_tokens,
+        "predicted_tokens": counters.predicted_tokens,
+        "counted_tokens": counters.engine_prompt_tokens,
+        "cached_tokens": counters.engine_cached_tokens,
+        "routes": values(router.routes.counters)["rows"],
+    }
 
 
 def request_ids() -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from ranvier_py.config.config_model import Config
@@ -12,6 +13,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.addresses import OFF
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.history.joined_panes import of_shadows
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
@@ -99,7 +101,7 @@ STRATEGIES = ("prefix_hash", "overflow", "fallback")
 class RouterParts(Part):
     """See the module. `shown`: the parts whose views stand among the routes' figures."""
 
-    name = "routing"
+    name, sums_series = "routing", True
     keys = ("policy", *POLICY_OPTIONS, "route_ttl_s", "checkpoint_ttl_s", "prompt_memory_entries", "recent_decisions")
 
     def __init__(self, node: Node, shown: Sequence[Part]) -> None:
@@ -254,6 +256,7 @@ class ShadowPolicies(Part):
     """See the module."""
 
     name = "shadows"
+    joins, sums_series = MappingProxyType({"shadows": of_shadows}), True
     keys = ("shadow", *POLICY_OPTIONS, "route_ttl_s")
 
     def __init__(self, node: Node) -> None:

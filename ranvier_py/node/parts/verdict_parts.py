@@ -99,7 +99,7 @@ class VerdictParts(Part):
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
         status = self._status(now)
         engines = status.pop("engines")
-        del status["peers"]  # they have a pane of their own
+        del status["peers"], status["requests"]  # they have panes of their own
         return {"verdict": status, "engines": engines}
 
     def metrics(self) -> Iterator[Sample]:

@@ -25,7 +25,18 @@ from tests.node.node_lab import Node, cluster_lab, lab, turn
 
 PAGES = files("ranvier_py.control.pages")
 KEY, SECRET = "the-key-of-the-port", "a sentence that nobody but the engine may see"
-PANES = {"verdict", "engines", "prefixes", "decisions", "hits", "shadows", "tenants", "clients", "tenant_requests"}
+PANES = {
+    "verdict",
+    "requests",
+    "engines",
+    "prefixes",
+    "decisions",
+    "hits",
+    "shadows",
+    "tenants",
+    "clients",
+    "tenant_requests",
+}
 
 
 @pytest.fixture(autouse=True)

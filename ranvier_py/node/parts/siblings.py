@@ -1,6 +1,6 @@
-"""Asks the other workers of this machine for their metrics, at their control ports, with the key that was given here.
+"""Asks the other workers of this node for what is theirs alone, at their control ports, with a key that was given here.
 
-Bound: ANSWER_S, and the length of an answer (`io/engine_asker.py`); a worker whose answer does not come has no page.
+Bound: ANSWER_S, and the length of an answer (`io/engine_asker.py`); without an answer it is empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ranvier_py.io.certificates import prove_worker
 from ranvier_py.io.engine_asker import EngineAsker
 
 ANSWER_S = 3.0  # less than the least interval of scrapes in use
-OWN = "own"  # in the query: asks for the worker's own page
+OWN = "own"  # in the query: asks for what is the worker's own
 
 
 def siblings_of(config: Config) -> Mapping[int, str]:
@@ -46,15 +46,16 @@ def trust_of(config: Config) -> ssl.SSLContext | None:
     return context
 
 
-async def pages_of(config: Config, accept: str, key: str) -> Mapping[int, str]:
-    """Return the pages of the other workers that answer, by index."""
-    found: dict[int, str] = {}
-    asker = EngineAsker(key, trust_of(config), ANSWER_S, accept=accept or "*/*")
+async def answers_of(
+    config: Config, path: str, key: str, *, accept: str = "", timeout_s: float = ANSWER_S
+) -> Mapping[int, bytes]:
+    """Return what each of the other workers answers, by index; b"" for one that does not, or refuses."""
+    found: dict[int, bytes] = {}
+    asker = EngineAsker(key, trust_of(config), timeout_s, accept=accept or "*/*")
 
     async def ask(index: int, url: str) -> None:
-        page = (await asker.ask(url, f"/metrics?{OWN}")).page
-        if page.status == 200 and not page.is_cut:
-            found[index] = page.body.decode()
+        page = (await asker.ask(url, path)).page
+        found[index] = page.body if page.status == 200 and not page.is_cut else b""
 
     async with trio.open_nursery() as nursery:
         for index, url in siblings_of(config).items():
