@@ -14,7 +14,7 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limits.estimates import Estimate
 from ranvier_py.core.access.limits.limiter import Grant
 from ranvier_py.core.answers.answer_counts import UNCOUNTED
-from ranvier_py.core.answers.answer_reader import AnswerReader
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import SECONDS_MAX, Options, option, part, seconds
@@ -137,11 +137,22 @@ class Reservation:
     grant: Grant  # by its head; of its tokens, too, unless those are among `more`
     more: Sequence[Grant] = ()
     estimate: Estimate | None = None  # of its tokens, once they are reserved
-    reader: AnswerReader | None = None  # of the latest answer
+    captured: bytearray | None = None  # the first part of the latest answer, if others keep it …
+    ends: AnswerEnds | None = None  # … once there is more
 
     @property
     def grants(self) -> Sequence[Grant]:
         return self.grant, *self.more
+
+    def follow(self, captured: bytearray | None) -> Callable[[bytes], None]:
+        """Count an answer of which others keep the first part. Returns what is to be called with the rest."""
+        self.captured, self.ends = captured, None
+        return self._beyond
+
+    def _beyond(self, data: bytes) -> None:
+        if self.ends is None:
+            self.ends = AnswerEnds(self.captured)
+        self.ends.add(data)
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

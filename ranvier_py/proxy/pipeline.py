@@ -71,7 +71,6 @@ class Pipeline:
         reserve: ReserveStage | None,
     ) -> None:
         self.report, self.responses = report, responses
-        self._settle = reserve.end if reserve is not None else None
         self.tracer: Tracer | None = None
         self.serving: dict[int, Call] = {}  # in flight, by descriptor, oldest first
         realtime, self.router_fields = Realtime(), RouterFields()
@@ -159,8 +158,8 @@ class Pipeline:
     def _ended(self, call: Call) -> None:
         self.serving.pop(call.client.fd, None)
         call.client.renamed = None
-        if self._settle is not None and call.reservation is not None:
-            self._settle(call)
+        if call.reservation is not None:
+            call.reservation.limits.settle(call)
         now = time.monotonic()
         if call.trace is not None and self.tracer is not None:
             self.tracer.end(call, now)

@@ -9,7 +9,8 @@ Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answe
 
 from __future__ import annotations
 
-from ranvier_py.core.answers.answer_ends import AnswerEnds
+from collections.abc import Callable
+
 from ranvier_py.core.answers.answer_events import (
     EMPTY,
     EVENT_END,
@@ -45,7 +46,7 @@ class AnswerReader:
     `chunks` follows those of a chunked body."""
 
     __slots__ = (
-        *("api", "captured", "chunks", "counts", "ends", "held", "naming", "streams"),
+        *("api", "beyond", "captured", "chunks", "held", "naming", "streams"),
         *("begun", "failure", "has_output", "name", "size"),
     )
 
@@ -53,8 +54,7 @@ class AnswerReader:
         self.api, self.chunks, self.streams = api, chunks, streams
         self.captured = bytearray() if captures else None  # not a list: an engine may send two bytes at a time
         self.naming = ResponseName() if names else None  # while the answer's id is looked for
-        self.counts = False  # whether its tokens are to be counted, so that its ends are kept
-        self.ends: AnswerEnds | None = None  # once it has more than is captured
+        self.beyond: Callable[[bytes], None] | None = None  # gets what is not captured, if set
         self.held = b""  # what was not judged yet
         self.name = ""  # its id, once it is here
         self.size = 0  # bytes so far, as they came
@@ -67,17 +67,12 @@ class AnswerReader:
         self.size += len(data)
         if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
             self.captured += data
-        elif self.counts:
-            self._end_with(data)
+        elif self.beyond is not None:
+            self.beyond(data)
         if self.naming is not None and data:
             self.name = self.naming.feed(self._payload(data))
             self.naming = None if self.naming.is_over else self.naming
         return self._passed(data, complete)
-
-    def _end_with(self, data: bytes) -> None:
-        if self.ends is None:
-            self.ends = AnswerEnds(self.captured)
-        self.ends.add(data)
 
     def _passed(self, data: bytes, complete: bool) -> bytes:
         self.begun = self.begun or bool(data) or complete or not self.streams
@@ -159,8 +154,8 @@ class StreamReader(AnswerReader):
             self.size += len(data)
             if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
                 self.captured += data
-            elif self.counts:
-                self._end_with(data)
+            elif self.beyond is not None:
+                self.beyond(data)
             return data
         return super().feed(data, complete)
 

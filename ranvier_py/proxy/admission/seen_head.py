@@ -22,6 +22,7 @@ class HeadLimits(NamedTuple):
     api: str
     is_uncounted: bool
     may_be: bool
+    settle: Callable[..., None]  # called once with each call, when that ends
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

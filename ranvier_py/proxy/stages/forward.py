@@ -267,7 +267,7 @@ class ForwardStage:
         within = chunks if is_plain else None
         reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if call.reservation is not None:
-            reader.counts, call.reservation.reader = True, reader
+            reader.beyond = call.reservation.follow(reader.captured)
         if not is_plain:
             reader = InflatedReader(reader, head.headers, chunks)
         if is_asked:

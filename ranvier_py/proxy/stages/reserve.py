@@ -62,7 +62,7 @@ class ReserveStage:
         is_uncounted = meters.needs_counts and has_no_counts(request)
         may_be = meters.needs_counts and request.path == RESPONSES_PATH and request.method == b"POST"
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
-        seen.limits = HeadLimits(meters, lengths, api, is_uncounted, may_be)
+        seen.limits = HeadLimits(meters, lengths, api, is_uncounted, may_be, self.end)
         if meters.shows:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
@@ -129,8 +129,9 @@ class ReserveStage:
         read, holders, limits = call.read, call.match.holders, held.limits
         cached = holders[0].tokens if holders else 0
         cost = cost_of_model(call) if limits.meters.counts_cost else None
+        requests = 0.0 if group.together else 1.0  # which are counted as one with its head
         held.estimate = estimate = self.estimates.of(
-            read.prompt, read.request.body, limits.lengths, cached, cost, asked, group.requests
+            read.prompt, read.request.body, limits.lengths, cached, cost, asked, requests
         )
         now, grant = time.monotonic(), held.grant
         found = self.limiter.reserve(group, estimate.need, now, estimate.sure, estimate.excess, grant)
@@ -146,14 +147,10 @@ class ReserveStage:
 
     def _took(self, call: Call, held: Reservation, estimate: Estimate, attempt: Attempt) -> Amounts:
         """Return what a request took; nothing if no engine computed anything."""
-        counts, reader, model = attempt.reply.counts, held.reader, attempt.prompt.model
-        if reader is not None and reader.ends is None and estimate.cost is None:  # then all of it was read already
-            prompt, cached, answer, _ = counts
-            if prompt is not None and answer is not None:
-                return self.estimates.counted(estimate, prompt, cached or 0, answer, model)
-        found = None
-        if reader is not None:
-            found = took_of(reader.ends or AnswerEnds(reader.captured), held.limits.api)
+        (prompt, cached, answer, _), model = attempt.reply.counts, attempt.prompt.model
+        if prompt is not None and answer is not None and estimate.cost is None and held.ends is None:
+            return self.estimates.counted(estimate, prompt, cached or 0, answer, model)  # it was read already
+        found = took_of(held.ends or AnswerEnds(held.captured), held.limits.api)
         if found is None:
             if call.outcome not in ("cancelled", "client_gone"):
                 return NOTHING

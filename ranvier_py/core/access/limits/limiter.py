@@ -19,7 +19,7 @@ from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.homes import AskRow, LimitHome, SilentHomes
 from ranvier_py.core.access.limits.limit_room import Fit, LimitRoom
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess, MeterGroup
-from ranvier_py.core.access.limits.meters import Amounts, Measure, Meter
+from ranvier_py.core.access.limits.meters import INDEX, Amounts, Measure, Meter
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.mesh_values import Peer
@@ -353,7 +353,7 @@ class Limiter:
 
 def part_of(took: Amounts, grant: Grant) -> Amounts:
     """Return what of all that a request took one of its grants counts, of those that others count in its tally too."""
-    if grant.group.counts_heads:
+    if grant.group.unit == INDEX[Measure.REQUESTS]:
         return NOTHING
     return took if grant.need.requests else took._replace(requests=0.0, places=0.0)
 

@@ -52,25 +52,22 @@ class MeterGroup:
     Of the limit of this `amount` that is `shown`, one of those that it `shows`, so much is left as `left` and `back`,
     which was given back since; `left` falls by all that is taken, down to `floor`. `line`: for whoever shows it.
     `excess`: of each token that is reserved. `together`: groups with one tally, the one by the head first; none: alone.
-    `counts_heads`: it counts no tokens. `requests`: how many of them it is to be told of beside tokens: none, if none
-    of its limits counts them.
     """
 
     __slots__ = (
-        *("amount", "back", "cost_left", "counts_heads", "floor", "left", "line", "meters"),
-        *("excess", "requests", "shown", "shows", "tally", "together", "unit", "until"),
+        *("amount", "back", "cost_left", "floor", "left", "line", "meters"),
+        *("excess", "shown", "shows", "tally", "together", "unit", "until"),
     )
 
     def __init__(self, meters: Iterable[Meter], shows: Iterable[Meter] = ()) -> None:
         self.meters, self.shows = tuple(meters), frozenset(shows)
-        self.counts_heads = all(meter.measure in BY_HEAD for meter in self.meters)
-        self.unit = INDEX[Measure.REQUESTS if self.counts_heads else Measure.TOKENS]
+        by_head = all(meter.measure in BY_HEAD for meter in self.meters)
+        self.unit = INDEX[Measure.REQUESTS if by_head else Measure.TOKENS]
         self.tally, self.line, self.amount = NO_TALLY, b"", 0.0
         self.until = self.left = self.back = self.floor = 0.0
         self.cost_left, self.excess = inf, NO_EXCESS
         self.shown: Count | None = None
         self.together: Sequence[MeterGroup] = ()
-        self.requests = float(any(meter.measure in BY_HEAD for meter in self.meters))
 
     def took(self, count: Count, amount: float) -> None:
         """Take it that others took so much, less than nothing if they gave it back."""
