@@ -76,8 +76,18 @@ WHOLE: dict[str, tuple[list[Step], str]] = {
     "no model": ([answer(json.dumps(REFUSED).encode(), JSON)], "refused"),
     "of no type": ([answer(json.dumps(BROKEN).encode())], "server_error"),
     "empty": ([answer(b"", JSON)], "server_error"),
+    "a page": ([answer(b"<!doctype html><title>Sign in</title>", b"content-type: text/html")], "server_error"),
+    "a page, in pieces": ([JSON_HEAD, chunk(b"<"), chunk(b"html>"), chunk(b"Error</html>"), LAST], "server_error"),
+}
+FOREIGN: dict[str, tuple[list[Step], str]] = {  # no errors and no answers, where text is generated
+    "no choice": ([answer(b'{"choices":[]}', JSON)], "server_error"),
+    "words of a gateway": ([answer(b'{"code":500,"msg":"404 NOT_FOUND"}', JSON)], "server_error"),
+    "a list of errors": ([answer(b'[{"error":{"code":503}}]', JSON)], "server_error"),
+    "text": ([answer(b"upstream request timeout", b"content-type: text/plain")], "server_error"),
+    "throttled": ([answer(b'{"__type":"ThrottlingException"}', JSON)], "overloaded"),
 }
 CASES = [(True, kind) for kind in STREAMS] + [(False, kind) for kind in WHOLE]
+FOREIGN_CASES = [(stream, kind) for stream in (True, False) for kind in FOREIGN]
 SILENT = {  # without an error and without output
     *("comments alone", "no event", "nothing but the end", "nothing behind a role", "nothing behind a start"),
     "empty",
@@ -110,6 +120,21 @@ def packed(steps: Sequence[Step], wbits: int) -> list[Step]:
     found = [chunk(coding.compress(piece) + coding.flush(zlib.Z_SYNC_FLUSH)) for piece in pieces]
     field = b"\r\ncontent-encoding: %b\r\n\r\n" % (b"gzip" if wbits == GZIP else b"Deflate")
     return [head + field, *found, chunk(coding.flush()) + LAST]
+
+
+@pytest.mark.parametrize(("stream", "kind"), FOREIGN_CASES)
+async def test_no_client_sees_what_is_no_answer_while_another_engine_serves(stream: bool, kind: str) -> None:
+    steps, outcome = FOREIGN[kind]
+    good: list[Step] = [STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD]
+    async with lab(Scripted(*steps), Scripted(*good), policy="round_robin", ask_usage=False) as node:
+        paths = [path for path in GENERATE if path != b"/generate"]
+        for path in paths:
+            status, _, body = await answered(node, question(path, b"authorization: Bearer k", stream=stream))
+            assert (status, b"word" in body or b"hi" in body) == (200, True), path
+        assert set((await at_rest(node))["outcomes"]) == {"success", outcome}
+    async with lab(Scripted(*steps), ask_usage=False) as node:  # it is the answer if no other engine is there
+        status, _, body = await answered(node, question(paths[0], stream=stream))
+        assert (status, body) == (200, bytes(steps[0]).partition(b"\r\n\r\n")[2])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wbits", [GZIP, zlib.MAX_WBITS])

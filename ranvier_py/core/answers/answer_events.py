@@ -2,8 +2,9 @@
 
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
-part of what was asked for. Comments, pings, roles and what announces an answer begin none. Invariant: an error counts
-as the status that it names, and teaches nothing (test_errors_inside.py).
+part of what was asked for. What lacks the member that every answer of its API has is one, whatever its words, and so is
+a page. Comments, pings, roles and what announces an answer begin none. Invariant: an error counts as the status that it
+names, and teaches nothing (test_errors_inside.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 
 OUTPUT = ("choices", "output", "content", "data", "text")
 """Members of answers by all APIs."""
+
+GENERATING = frozenset(("chat", "completion", "messages", "responses"))
+"""APIs of which each whole answer has one of these members: a list, empty or not, but for `choices`."""
+
+FRAMED = re.compile(rb"(?:data|event|id|retry)?:")  # begins a stream of events, whatever its head says
+FRAMED_BYTES = len("event:")
+PAGE = re.compile(rb"<(?:!doctype|html)", re.IGNORECASE)
 
 ANNOUNCING = frozenset(
     ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")
@@ -36,8 +44,11 @@ STATUSES: Mapping[str, int] = {
     "notfound": 404,
     "not_found": 404,
     "unavailable": 503,
+    "throttl": 429,
 }
 """Parts of an error's type or code, in lower case, and the status that goes with it; any other is a 500."""
+
+OF_STATUS, OF_KIND = ("code", "status"), ("type", "code")  # parts of the names of members that have one of these
 
 
 class Failure(NamedTuple):
@@ -48,6 +59,7 @@ class Failure(NamedTuple):
 
 
 EMPTY = Failure(500, b"an answer without any output")
+NO_ANSWER = Failure(500, b"what is no answer of this API")
 
 
 class AnswerEvent(NamedTuple):
@@ -92,7 +104,9 @@ class AnswerEvent(NamedTuple):
             return bool(fields.get("text") or fields.get("output_ids") or usage.get("finish_reason"))
         if "type" not in fields and type(fields.get("usage")) is dict:
             return False
-        return bool(fields) and ANNOUNCING.isdisjoint(self.kinds)
+        if "type" not in fields and lacks_output(fields):  # words of a gateway
+            return False
+        return ANNOUNCING.isdisjoint(self.kinds)
 
 
 def end_of_events(data: bytes, start: int, stop: int) -> int:
@@ -116,13 +130,27 @@ def has_begun(choice: Any) -> bool:
     return bool(more or choice.get("finish_reason"))
 
 
-def failure_in_whole(body: bytes) -> Failure | None:
+def failure_in_whole(body: bytes, api: str) -> Failure | None:
     """Return the failure that a whole answer is; None if it is none."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
+        is_cut = api not in GENERATING or any(b'"%b"' % name.encode() in body for name in OUTPUT)
+        return None if is_cut else NO_ANSWER
+    if any(fields.get(name) for name in OUTPUT):
         return None
-    return failure_of(fields) if type(fields) is dict and not any(fields.get(name) for name in OUTPUT) else None
+    failure = failure_of(fields)
+    return failed(fields) if failure is None and api in GENERATING and lacks_output(fields) else failure
+
+
+def lacks_output(fields: Mapping[str, Any]) -> bool:
+    """Whether a whole answer has none of the members of answers; a chat without any choice is none either."""
+    return all(fields.get(name) is None or (name == "choices" and not fields[name]) for name in OUTPUT)
+
+
+def is_no_answer(text: bytes, api: str) -> bool:
+    """Whether what begins so, and is no object, is no answer: a page, or where an object is due anything but events."""
+    return PAGE.match(text) is not None or (api in GENERATING and FRAMED.match(text) is None)
 
 
 def failure_of(fields: Mapping[str, Any]) -> Failure | None:
@@ -143,11 +171,12 @@ def failed(error: Any) -> Failure:
 
 def status_of(error: Mapping[str, Any]) -> int:
     """Return the status that an error names, or that its type or code stands for."""
-    for name in ("code", "status", "status_code"):
-        number = error.get(name)
+    names = [name for name in error if any(part in name.lower() for part in OF_STATUS)]
+    for name in sorted(names, key=lambda name: name != "code"):
+        number = error[name]
         if type(number) is str and number.isascii() and number.isdigit() and len(number) == len("500"):
             number = int(number)
         if type(number) is int and 400 <= number <= 599:
             return number
-    words = " ".join(str(error.get(name)) for name in ("type", "code")).lower()
+    words = " ".join(str(error[name]) for name in error if any(part in name.lower() for part in OF_KIND)).lower()
     return next((status for part, status in STATUSES.items() if part in words), 500)

@@ -9,16 +9,21 @@ Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ranvier_py.core.answers.answer_events import (
     EMPTY,
     EVENT_END,
+    FRAMED_BYTES,
+    GENERATING,
+    NO_ANSWER,
     OUTPUT,
     AnswerEvent,
     Failure,
     end_of_events,
     failure_in_whole,
+    is_no_answer,
 )
 from ranvier_py.core.answers.answer_stream import ResponseName, has_token
 from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
@@ -27,6 +32,9 @@ from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted in all whole answers that are
 RESPONSE_FAILED = b"response.failed"
 QUOTED_ERROR, OUTPUT_NAMES = b'"error"', [b'"%b"' % name.encode() for name in OUTPUT]
+OUTPUT_BEGINS = re.compile(rb'"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[')
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+OTHER = b"."  # held of what is no object any more
 CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
 
 HELD_BYTES_MAX = 64 * 1024
@@ -98,22 +106,40 @@ class WholeReader(AnswerReader):
     def _passed(self, data: bytes, complete: bool) -> bytes:
         if self.has_output or self.failure:
             return data
-        if complete and not self.held and data.startswith(b"{") and QUOTED_ERROR not in data:  # nearly all
-            self.begun = self.has_output = True
+        if (
+            complete
+            and not self.held
+            and data.startswith(b"{")
+            and QUOTED_ERROR not in data
+            and (OUTPUT_BEGINS.search(data) or self.api not in GENERATING)
+        ):
+            self.begun = self.has_output = True  # nearly all
             return data
         held = self.held + self._payload(data)
-        text = held.lstrip()
+        text = held.removeprefix(BYTE_ORDER_MARK).lstrip()
         is_object = text.startswith(b"{") and len(text) <= WHOLE_BYTES_MAX
-        self.held = held if is_object or not text else b"."  # no object any more
+        is_short = len(held) < FRAMED_BYTES and (text or held == BYTE_ORDER_MARK)
+        if is_short and not is_object and not complete:  # it may become anything
+            self.held = held
+            return data
+        passes = (b"{", b"[") if self.streams and not complete else b"{"  # some stream a list
+        is_strange = text and not text.startswith(passes) and self.held != OTHER and is_no_answer(text, self.api)
+        self.held = held if is_object or not text else OTHER
         if complete and not text:
             self.failure = EMPTY
+        elif is_strange:
+            self.failure = NO_ANSWER
         elif not is_object:
             self.begun = self.begun or bool(held)
             self.has_output = bool(text) and (not self.streams or has_token(data, self.api))
-        elif QUOTED_ERROR not in text:
-            self.has_output = complete or any(name in text for name in OUTPUT_NAMES)
+        elif (
+            QUOTED_ERROR not in text
+            and (OUTPUT_BEGINS.search(text) or self.api not in GENERATING)
+            and (complete or any(name in text for name in OUTPUT_NAMES))
+        ):
+            self.has_output = True
         elif complete:
-            self.failure = failure_in_whole(text)
+            self.failure = failure_in_whole(text, self.api)
             self.has_output = self.failure is None
         self.begun = self.begun or self.has_output
         return data

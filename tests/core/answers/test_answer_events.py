@@ -54,8 +54,8 @@ def failure_in(data: bytes, api: str) -> Failure | None:
     return None if reader.begun else reader.failure
 
 
-def failure_of_whole(data: bytes) -> Failure | None:
-    reader = whole_reader()
+def failure_of_whole(data: bytes, api: str = "chat") -> Failure | None:
+    reader = whole_reader(api)
     reader.feed(data, complete=True)
     return reader.failure
 
@@ -99,17 +99,71 @@ def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes
     "fields",
     [
         {"error": None, "output": [{"type": "message"}]},
-        {"error": None},
         {"choices": [{"index": 0}], "error": FULL},
         {"data": [{"embedding": [1.0]}], "error": "one of two"},
         {"choices": [{"message": {"content": 'say {"error": {"code": 500}}'}}]},
         {"content": [{"type": "tool_use", "input": {"error": {"code": 500}}}], "type": "message"},
-        {"result": {"error": {"code": 500}}},
-        [{"error": FULL}],
+        {"object": "response", "status": "queued", "output": [], "error": None},
+        {"type": "message", "content": []},
     ],
 )
 def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
     assert failure_of_whole(json.dumps(fields).encode()) is None
+
+
+@pytest.mark.parametrize("fields", [{"error": None}, {"result": {"error": {"code": 500}}}, [{"error": FULL}], {}])
+def test_what_has_no_member_of_an_answer_fails_only_where_text_was_asked_for(fields: Any) -> None:
+    assert failure_of_whole(json.dumps(fields).encode(), api="") is None
+    assert failure_of_whole(json.dumps(fields).encode()) is not None
+
+
+@pytest.mark.parametrize("api", ["chat", "completion", "messages", "responses"])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"<!DOCTYPE html><html><body>Sign in</body></html>", 500),
+        (b"upstream request timeout", 500),
+        (b'[{"error":{"code":503,"message":"The model is overloaded."}}]', 500),
+        (b'{"detail":"Internal Server Error"}', 500),
+        (b'{"code":429,"msg":"too fast","success":false}', 429),
+        (b'{"__type":"ThrottlingException","message":"Too many requests"}', 429),
+        (b'{"base_resp":{"status_code":1002,"status_msg":"rate limit"},"choices":null}', 500),
+        (b'{"object":"chat.completion","choices":[],"usage":{"prompt_tokens":3}}', 500),
+        (b'{"Output":{"__type":"UnknownOperationException"}}', 500),
+        (b'\xef\xbb\xbf{"error":{"message":"x","code":503}}', 503),
+        (b'{"\\u0065rror":{"message":"x","code":503}}', 503),
+        (b'{"error":{"message":"x","http_status_code":422}}', 422),
+        (b"null", 500),
+        (b'{"detail"', 500),
+    ],
+)
+def test_what_is_no_answer_is_a_failure_whatever_its_words_and_cuts(body: bytes, status: int, api: str) -> None:
+    for cut in (0, 1, 3, len(body) // 2):
+        reader = whole_reader(api)
+        for piece, is_last in ((body[:cut], False), (body[cut:], True)):
+            reader.feed(piece, complete=is_last)
+        assert reader.failure is not None
+        assert (reader.failure.status, reader.begun) == (status, False)
+
+
+@pytest.mark.parametrize(
+    "body", [b'data: {"choices":[]}\n\n', b": ping\n\n", b"event: x\n", b'\n{"choices":[{"index":0']
+)
+def test_events_without_their_type_and_answers_that_are_cut_are_passed_on(body: bytes) -> None:
+    for cut in range(len(body)):
+        reader = whole_reader()
+        reader.feed(body[:cut], complete=False)
+        reader.feed(body[cut:], complete=True)
+        assert (reader.failure, reader.begun) == (None, True)
+
+
+@pytest.mark.parametrize("fields", [{"detail": "Internal Server Error"}, {"code": 500, "msg": "x"}, {"choices": None}])
+def test_words_of_a_gateway_begin_no_stream(fields: Any) -> None:
+    reader = event_reader()
+    reader.feed(stream(fields), complete=False)
+    assert not reader.begun
+    reader.feed(b"", complete=True)
+    assert reader.failure is EMPTY
 
 
 @pytest.mark.parametrize("data", [b"", b"data: [DONE]\n\n", b": ping\n\n", b"\n"])

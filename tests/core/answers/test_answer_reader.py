@@ -149,7 +149,7 @@ WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
     "an error, in pieces": ([b'{"obj', b'ect":"x","err', b'or":"y"}'], False, False, 500),
     "an error behind blanks": ([b"\n", b" ", b'{"error":"y"}'], True, False, 500),
     "an error beside what was asked for": ([b'{"error":{"code":503},', b'"data":[1]}'], True, True, 0),
-    "no object": ([b"[1]"], True, True, 0),
+    "no object": ([b"[1]"], False, False, 500),
     "nothing": ([b""], False, False, 500),
 }
 
@@ -184,7 +184,7 @@ def test_nothing_waits_for_more_than_decides() -> None:
     assert begun(delta("a"))
     assert begun(event(FULL))
     assert not begun(event(FULL)[:-1])
-    assert begun(b'{"choices":', stream=False)
+    assert begun(b'{"choices":[{', stream=False)
     assert begun(b" ", stream=False)
     assert not begun(b'{"error":' + b" " * 9000, stream=False)
     assert begun(b'{"error":' + b" " * WHOLE_BYTES_MAX, stream=False)
