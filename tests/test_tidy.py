@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -337,6 +337,31 @@ def test_names_of_test_files_are_unique() -> None:
 )
 def test_the_search_for_state_finds_what_it_should(source: str, found: list[tuple[int, str]]) -> None:
     assert list(module_tables(ast.parse(source))) == found
+
+
+KEPT_BYTES_MAX = 8 << 20
+"""Of one file of tests; a body of the largest kind, and a copy of it."""
+
+
+def test_no_file_of_tests_keeps_large_bodies_from_its_collection_on(request: pytest.FixtureRequest) -> None:
+    """Each process of a run collects all files, and keeps what their tables and parameters are until its end."""
+    kept = defaultdict[str, dict[int, int]](dict)
+    for item in request.session.items:
+        assert isinstance(item, pytest.Function)
+        call = getattr(item, "callspec", None)  # a test without parameters has none
+        kept[item.path.name] |= texts_in(call.params if call is not None else ())
+    for module in {item.module for item in request.session.items if isinstance(item, pytest.Function)}:
+        kept[Path(str(module.__file__)).name] |= texts_in(list(vars(module).values()))
+    sizes = {name: sum(texts.values()) for name, texts in kept.items()}
+    assert {name: size >> 20 for name, size in sizes.items() if size > KEPT_BYTES_MAX} == {}
+
+
+def texts_in(value: object) -> dict[int, int]:
+    """The length of each text in a value, by its identity."""
+    if isinstance(value, bytes | str):
+        return {id(value): len(value)}
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return {text: length for each in inner for text, length in texts_in(each).items()}
 
 
 @pytest.mark.parametrize("change", ["T[1] = 2", "del T[1]", "T.update(a=1)", "def f():\n    T.pop(1)", "T[1] += 1"])

@@ -18,26 +18,31 @@ STREAM_BYTES = 3 * 2**20
 GAUGE = b"vllm:num_requests_running"
 STARTED = b"process_start_time_seconds"
 
-METRICS = {
-    "empty lines": b"\n" * PAGE_BYTES,
-    "short lines": filled(b"", b"{\n", b"", PAGE_BYTES),
-    "many samples": filled(b"", GAUGE + b" 1\n", b"", PAGE_BYTES),
-    "samples of ranks": numbered(b"", GAUGE + b'{engine="%b"} 1\n', b"", PAGE_BYTES).replace(b",", b""),
-    "names without values": filled(b"", GAUGE + b" \n", b"", PAGE_BYTES),
-    "one endless name": GAUGE * (PAGE_BYTES // len(GAUGE)),
-    "one endless line": GAUGE + b" " * (PAGE_BYTES - 100),
-    "blanks": filled(b"", GAUGE + b" " * 4000 + b"\n", b"", PAGE_BYTES),
-    "braces": filled(b"", GAUGE + b"{" + b"}" * 4000 + b"\n", b"", PAGE_BYTES),
-    "braces and blanks": filled(b"", GAUGE + b"{" + (b"} 1" + b"\t" * 50) * 76 + b"x\n", b"", PAGE_BYTES),
-    "braces and long values": filled(
-        b"", GAUGE + b"{" + (b"} " + b"1" * 40 + b" " * 200) * 16 + b"x\n", b"", PAGE_BYTES
-    ),
-    "very many labels": filled(b"", GAUGE + b"{" + b'a="",' * 700 + b"} 1\n", b"", PAGE_BYTES),
-    "labels without an end": filled(b"", GAUGE + b"{" + b'a="\\"' * 800 + b"} 1\n", b"", PAGE_BYTES),
-    "start times": filled(b"", STARTED + b"{" + b"}" * 390 + b" x\n", b"", PAGE_BYTES),
-    "endless start time": STARTED + b" " * (PAGE_BYTES - 100),
-    "one line of start times": STARTED * (PAGE_BYTES // len(STARTED)),
-}
+
+def metrics() -> dict[str, bytes]:
+    """Pages of metrics."""
+    return {
+        "empty lines": b"\n" * PAGE_BYTES,
+        "short lines": filled(b"", b"{\n", b"", PAGE_BYTES),
+        "many samples": filled(b"", GAUGE + b" 1\n", b"", PAGE_BYTES),
+        "samples of ranks": numbered(b"", GAUGE + b'{engine="%b"} 1\n', b"", PAGE_BYTES).replace(b",", b""),
+        "names without values": filled(b"", GAUGE + b" \n", b"", PAGE_BYTES),
+        "one endless name": GAUGE * (PAGE_BYTES // len(GAUGE)),
+        "one endless line": GAUGE + b" " * (PAGE_BYTES - 100),
+        "blanks": filled(b"", GAUGE + b" " * 4000 + b"\n", b"", PAGE_BYTES),
+        "braces": filled(b"", GAUGE + b"{" + b"}" * 4000 + b"\n", b"", PAGE_BYTES),
+        "braces and blanks": filled(b"", GAUGE + b"{" + (b"} 1" + b"\t" * 50) * 76 + b"x\n", b"", PAGE_BYTES),
+        "braces and long values": filled(
+            b"", GAUGE + b"{" + (b"} " + b"1" * 40 + b" " * 200) * 16 + b"x\n", b"", PAGE_BYTES
+        ),
+        "very many labels": filled(b"", GAUGE + b"{" + b'a="",' * 700 + b"} 1\n", b"", PAGE_BYTES),
+        "labels without an end": filled(b"", GAUGE + b"{" + b'a="\\"' * 800 + b"} 1\n", b"", PAGE_BYTES),
+        "start times": filled(b"", STARTED + b"{" + b"}" * 390 + b" x\n", b"", PAGE_BYTES),
+        "endless start time": STARTED + b" " * (PAGE_BYTES - 100),
+        "one line of start times": STARTED * (PAGE_BYTES // len(STARTED)),
+    }
+
+
 JSONS = {
     "lists": (b"[", b"[],", b"]"),
     "objects": (b"[", b"{},", b"]"),
@@ -89,7 +94,7 @@ async def polled(node: Node, engine: FakeEngine, path: str) -> None:
 @pytest.mark.parametrize("path", ["/metrics", *WRAPPED])
 async def test_no_page_of_an_engine_holds_up_the_event_loop(path: str) -> None:
     async with lab(engine_metrics_interval_s=0.01, deadline_s=DEADLINE_S) as node:
-        for name, body in (METRICS if path == "/metrics" else bodies(path)).items():
+        for name, body in (metrics() if path == "/metrics" else bodies(path)).items():
             engine = FakeEngine({"/health": page(200), "/v1/models": models("m"), path: page(200, body)})
             async with watched() as turns:
                 for _ in range(TRIES):
@@ -101,19 +106,23 @@ async def test_no_page_of_an_engine_holds_up_the_event_loop(path: str) -> None:
             assert took_s <= OCCUPIED_S_MAX, f"{name}: {task}"
 
 
-LISTS = filled(b'{"choices":[],"usage":{"prompt_tokens":7,"input_tokens":7},"x":[', b"[],", b"[]]}", STREAM_BYTES)
-STREAMS = {
-    "a million lists with the counts": b"data: " + LISTS + b"\n\n",
-    "a million lists without": b"data: " + LISTS.replace(b"prompt_tokens", b"x") + b"\n\n",
-    "counts in events of 64 kB": filled(b"", b"data: " + LISTS[:64_900] + b"[]]}\n\n", b"", STREAM_BYTES),
-    "many counts": filled(b"", b'data: {"choices":[],"usage":{"prompt_tokens":7}}\n\n', b"", STREAM_BYTES),
-    "empty lines": b"\n" * STREAM_BYTES,
-    "carriage returns": b"data: x" + b"\r" * STREAM_BYTES + b"\n\n",
-    "one endless event": b"data: " + b'"prompt_tokens"' * (STREAM_BYTES // 15),
-    "names without ids": filled(b"", b'data: {"response":{"id":"\n\n', b"", STREAM_BYTES),
-    "members that nearly are": filled(b'data: {"delta":{', b'"content" :  ', b"}}\n\n", STREAM_BYTES),
-    "nested": b"data: " + b'{"response":' * 100_000 + b"\n\n",
-}
+def streams() -> dict[str, bytes]:
+    """Streams of answers."""
+    lists = filled(b'{"choices":[],"usage":{"prompt_tokens":7,"input_tokens":7},"x":[', b"[],", b"[]]}", STREAM_BYTES)
+    return {
+        "a million lists with the counts": b"data: " + lists + b"\n\n",
+        "a million lists without": b"data: " + lists.replace(b"prompt_tokens", b"x") + b"\n\n",
+        "counts in events of 64 kB": filled(b"", b"data: " + lists[:64_900] + b"[]]}\n\n", b"", STREAM_BYTES),
+        "many counts": filled(b"", b'data: {"choices":[],"usage":{"prompt_tokens":7}}\n\n', b"", STREAM_BYTES),
+        "empty lines": b"\n" * STREAM_BYTES,
+        "carriage returns": b"data: x" + b"\r" * STREAM_BYTES + b"\n\n",
+        "one endless event": b"data: " + b'"prompt_tokens"' * (STREAM_BYTES // 15),
+        "names without ids": filled(b"", b'data: {"response":{"id":"\n\n', b"", STREAM_BYTES),
+        "members that nearly are": filled(b'data: {"delta":{', b'"content" :  ', b"}}\n\n", STREAM_BYTES),
+        "nested": b"data: " + b'{"response":' * 100_000 + b"\n\n",
+    }
+
+
 ENDED = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
@@ -136,7 +145,7 @@ async def test_no_stream_of_an_engine_holds_up_the_event_loop(path: str, size: i
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     engine = FakeEngine({"/health": page(200), "/v1/models": models("m")})
     async with lab(engine, deadline_s=DEADLINE_S, response_cache=True) as node:
-        for name, events in STREAMS.items():
+        for name, events in streams().items():
             whole = (events if size > STREAM_BYTES else events[: STREAM_BYTES // 10]) + ENDED
             engine.pages[path] = head + in_chunks(whole, size)
             async with watched() as turns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,27 +143,31 @@ LARGE = f'"text":"{"x" * (4 << 20)}"'
 MANY = f'"text":{json.dumps([[]] * 201_000)}'
 MEMBER = '"kv_transfer_params":{}'
 PART = '--x\r\ncontent-disposition: form-data; name="{}"\r\n\r\n{}\r\n--x--\r\n'
-UNREAD: dict[str, tuple[str, bytes]] = {
-    "too large": ("/v1/chat/completions", raw(LARGE, MEMBER, LARGE)),
-    "too large, escaped": ("/v1/chat/completions", raw(LARGE, MEMBER.replace("kv_", "kv\\u005f"), LARGE)),
-    "too large, of another API": ("/v1/embeddings", raw(LARGE, MEMBER, LARGE)),
-    "too large, an id": ("/v1/completions", raw(f'"request_id":"{ADDRESS}"', LARGE)),
-    "too many marks": ("/v1/messages", raw(MANY, MEMBER, MANY)),
-    "too many marks, SGLang's": ("/generate", raw(MANY, '"bootstrap_room" : 1', MANY)),
-    "what one library refuses": ("/v1/responses", raw('"x":NaN', f'"y":"{"y" * 200_000}"', MEMBER, '"z":1')),
-    "a long number": ("/v1/responses", raw(f'"seed":{"7" * 5000}', MEMBER)),
-    "UTF-16": ("/v1/chat/completions", raw(MEMBER).decode().encode("utf-16")),
-    "UTF-16, large": ("/v1/chat/completions", raw(MEMBER, f'"x":"{"x" * 200_000}"').decode().encode("utf-16-le")),
-    "lines": ("/v1/something", raw(MEMBER) + b"\n" + raw()),
-    "a field of a form": ("/v1/audio/transcriptions", PART.format("kv_transfer_params", "{}").encode()),
-    "JSON in a form": ("/v1/audio/transcriptions", PART.format("vllm_xargs", "{" + MEMBER + "}").encode()),
-    "a form where JSON belongs": ("/v1/something", PART.format("bootstrap_host", "x").encode()),
+UNREAD: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "too large": ("/v1/chat/completions", lambda: raw(LARGE, MEMBER, LARGE)),
+    "too large, escaped": ("/v1/chat/completions", lambda: raw(LARGE, MEMBER.replace("kv_", "kv\\u005f"), LARGE)),
+    "too large, of another API": ("/v1/embeddings", lambda: raw(LARGE, MEMBER, LARGE)),
+    "too large, an id": ("/v1/completions", lambda: raw(f'"request_id":"{ADDRESS}"', LARGE)),
+    "too many marks": ("/v1/messages", lambda: raw(MANY, MEMBER, MANY)),
+    "too many marks, SGLang's": ("/generate", lambda: raw(MANY, '"bootstrap_room" : 1', MANY)),
+    "what one library refuses": ("/v1/responses", lambda: raw('"x":NaN', f'"y":"{"y" * 200_000}"', MEMBER, '"z":1')),
+    "a long number": ("/v1/responses", lambda: raw(f'"seed":{"7" * 5000}', MEMBER)),
+    "UTF-16": ("/v1/chat/completions", lambda: raw(MEMBER).decode().encode("utf-16")),
+    "UTF-16, large": (
+        "/v1/chat/completions",
+        lambda: raw(MEMBER, f'"x":"{"x" * 200_000}"').decode().encode("utf-16-le"),
+    ),
+    "lines": ("/v1/something", lambda: raw(MEMBER) + b"\n" + raw()),
+    "a field of a form": ("/v1/audio/transcriptions", lambda: PART.format("kv_transfer_params", "{}").encode()),
+    "JSON in a form": ("/v1/audio/transcriptions", lambda: PART.format("vllm_xargs", "{" + MEMBER + "}").encode()),
+    "a form where JSON belongs": ("/v1/something", lambda: PART.format("bootstrap_host", "x").encode()),
 }
 
 
 @pytest.mark.parametrize("kind", UNREAD)
 async def test_a_body_that_is_not_read_is_refused_if_it_may_have_one(kind: str) -> None:
-    path, body = UNREAD[kind]
+    path, made = UNREAD[kind]
+    body = made()
     engine = Scripted(GOOD)
     form = (b"content-type: multipart/form-data; boundary=x",) if body.startswith(b"--") else ()
     async with lab(engine) as node, await node.wire() as wire:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -220,35 +220,37 @@ def body(*members: str) -> bytes:
 
 NAMED = f'"previous_response_id":"{ID}"'
 PLAIN = body(NAMED)
-BODIES: dict[str, bytes] = {
-    "plain": PLAIN,
-    "spaced": body(NAMED.replace(":", " \n:\t")),
-    "escaped": body(NAMED.replace("_respons", "_respons\\u0065", 1).replace("\\u0065e_", "\\u0065_")),
-    "escaped underscore": body(NAMED.replace("s_r", "s\\u005Fr", 1)),
-    "escaped value": body(NAMED.replace("resp_of", "resp\\u005fof")),
-    "last one null": body(NAMED, '"previous_response_id":null'),
-    "first one null": body('"previous_response_id":null', NAMED),
-    "doubled by escapes": body(NAMED.replace("s_r", "s\\u005fr", 1), '"previous_response_id":null'),
-    "in a list": body(f'"previous_response_id":["{ID}"]'),
-    "conversation": body('"conversation":"conv_1"'),
-    "conversation by id": body('"conversation":{"id":"conv_1"}'),
-    "its own id": body(f'"request_id":"{ID}"'),
-    "too large": body(f'"metadata":{{"x":"{PADDING}"}}', NAMED, f'"instructions":"{PADDING}"'),
-    "too large, at its end": body(f'"metadata":{{"x":"{PADDING}"}}', NAMED),
-    "too large, escaped": body(f'"instructions":"{PADDING}"', NAMED.replace("us_r", "us\\u005fr"), f'"x":"{PADDING}"'),
-    "too large, conversation": body(f'"instructions":"{PADDING}"', '"conversation":"c"', f'"x":"{PADDING}"'),
-    "too large, its own id": body(f'"instructions":"{PADDING}"', '"request_id":"c"', f'"x":"{PADDING}"'),
-    "too large, far colon": body(f'"x":"{PADDING}"', NAMED.replace(":", " " * 9000 + ":"), f'"y":"{PADDING}"'),
-    "too many marks": body(f'"x":{json.dumps(MARKS)}', NAMED, f'"y":{json.dumps(MARKS)}'),
-    "too long for one library": body(f'"seed":{"7" * 5000}', NAMED, '"x":NaN'),
-    "what one library refuses": body('"x":NaN', f'"y":"{"y" * 200_000}"', NAMED, f'"z":"{"z" * 200_000}"'),
-    "UTF-16": PLAIN.decode().encode("utf-16"),
-    "UTF-16 without a mark": PLAIN.decode().encode("utf-16-le"),
-    "UTF-16, big end": PLAIN.decode().encode("utf-16-be"),
-    "UTF-32": PLAIN.decode().encode("utf-32"),
-    "UTF-16, large": body(f'"x":"{"x" * 200_000}"', NAMED).decode().encode("utf-16-le"),
-    "with a mark": b"\xef\xbb\xbf" + PLAIN,
-    "compressed": gzip.compress(PLAIN),
+BODIES: dict[str, Callable[[], bytes]] = {
+    "plain": lambda: PLAIN,
+    "spaced": lambda: body(NAMED.replace(":", " \n:\t")),
+    "escaped": lambda: body(NAMED.replace("_respons", "_respons\\u0065", 1).replace("\\u0065e_", "\\u0065_")),
+    "escaped underscore": lambda: body(NAMED.replace("s_r", "s\\u005Fr", 1)),
+    "escaped value": lambda: body(NAMED.replace("resp_of", "resp\\u005fof")),
+    "last one null": lambda: body(NAMED, '"previous_response_id":null'),
+    "first one null": lambda: body('"previous_response_id":null', NAMED),
+    "doubled by escapes": lambda: body(NAMED.replace("s_r", "s\\u005fr", 1), '"previous_response_id":null'),
+    "in a list": lambda: body(f'"previous_response_id":["{ID}"]'),
+    "conversation": lambda: body('"conversation":"conv_1"'),
+    "conversation by id": lambda: body('"conversation":{"id":"conv_1"}'),
+    "its own id": lambda: body(f'"request_id":"{ID}"'),
+    "too large": lambda: body(f'"metadata":{{"x":"{PADDING}"}}', NAMED, f'"instructions":"{PADDING}"'),
+    "too large, at its end": lambda: body(f'"metadata":{{"x":"{PADDING}"}}', NAMED),
+    "too large, escaped": lambda: body(
+        f'"instructions":"{PADDING}"', NAMED.replace("us_r", "us\\u005fr"), f'"x":"{PADDING}"'
+    ),
+    "too large, conversation": lambda: body(f'"instructions":"{PADDING}"', '"conversation":"c"', f'"x":"{PADDING}"'),
+    "too large, its own id": lambda: body(f'"instructions":"{PADDING}"', '"request_id":"c"', f'"x":"{PADDING}"'),
+    "too large, far colon": lambda: body(f'"x":"{PADDING}"', NAMED.replace(":", " " * 9000 + ":"), f'"y":"{PADDING}"'),
+    "too many marks": lambda: body(f'"x":{json.dumps(MARKS)}', NAMED, f'"y":{json.dumps(MARKS)}'),
+    "too long for one library": lambda: body(f'"seed":{"7" * 5000}', NAMED, '"x":NaN'),
+    "what one library refuses": lambda: body('"x":NaN', f'"y":"{"y" * 200_000}"', NAMED, f'"z":"{"z" * 200_000}"'),
+    "UTF-16": lambda: PLAIN.decode().encode("utf-16"),
+    "UTF-16 without a mark": lambda: PLAIN.decode().encode("utf-16-le"),
+    "UTF-16, big end": lambda: PLAIN.decode().encode("utf-16-be"),
+    "UTF-32": lambda: PLAIN.decode().encode("utf-32"),
+    "UTF-16, large": lambda: body(f'"x":"{"x" * 200_000}"', NAMED).decode().encode("utf-16-le"),
+    "with a mark": lambda: b"\xef\xbb\xbf" + PLAIN,
+    "compressed": lambda: gzip.compress(PLAIN),
 }
 FIELDS: dict[str, tuple[bytes, ...]] = {
     "JSON": (b"content-type: application/json",),
@@ -267,10 +269,11 @@ TARGETS = (PATH, f"{PATH}/", "/v1/%72esponses", "//v1/responses?x", f"{PATH}/com
 @pytest.mark.parametrize("engines", [1, 2])
 @pytest.mark.parametrize("kind", BODIES)
 async def test_no_spelling_of_a_body_continues_what_an_engine_keeps_for_another_tenant(kind: str, engines: int) -> None:
+    body = BODIES[kind]()
     async with two_tenants(engines) as (bob, keepers):
-        for target in TARGETS if len(BODIES[kind]) < 10_000 else TARGETS[:1]:
-            for label, fields in FIELDS.items() if len(BODIES[kind]) < 10_000 else [("JSON", FIELDS["JSON"])]:
-                status, text = await bob.ask("POST", target, BODIES[kind], *fields)
+        for target in TARGETS if len(body) < 10_000 else TARGETS[:1]:
+            for label, fields in FIELDS.items() if len(body) < 10_000 else [("JSON", FIELDS["JSON"])]:
+                status, text = await bob.ask("POST", target, body, *fields)
                 error = json.loads(text)["error"]
                 assert (status in (400, 404), error["type"]) == (True, "invalid_request_error"), (target, label, text)
     assert asked(keepers) == []
