@@ -14,14 +14,13 @@ from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Headers, HttpRequest
 
 class HeadLimits(NamedTuple):
     """What counts the requests of a head, and what it says of them for that. `lengths`: those of its tenant. `api`: as
-    which a body is read; "" of what generates nothing. `is_uncounted`: nobody can count its tokens, but must; `may_be`:
-    the body tells."""
+    which a body is read; "" of what generates nothing. `may_be_uncounted`: perhaps nobody counts its tokens, though
+    somebody must."""
 
     meters: IdentityMeters
     lengths: TenantLengths
     api: str
-    is_uncounted: bool
-    may_be: bool
+    may_be_uncounted: bool
     settle: Callable[..., None]  # called once with each call, when that ends
 
 

@@ -24,7 +24,6 @@ from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGrou
 from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
-from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.admission.seen_head import HeadLimits, SeenHead
 from ranvier_py.proxy.call import Call, Reservation
@@ -59,11 +58,11 @@ class ReserveStage:
         meters = self.meters.of(seen.identity) if seen.identity is not None else None
         if meters is None or meters.is_unlimited:
             return
-        is_uncounted = meters.needs_counts and has_no_counts(request)
-        may_be = meters.needs_counts and request.path == RESPONSES_PATH and request.method == b"POST"
+        creates = request.path == RESPONSES_PATH and request.method == b"POST"
+        may_be_uncounted = meters.needs_counts and (creates or has_no_counts(request))
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
-        seen.limits = HeadLimits(meters, lengths, api, is_uncounted, may_be, self.end)
-        if meters.shows:
+        seen.limits = HeadLimits(meters, lengths, api, may_be_uncounted, self.end)
+        if meters.shown:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
 
@@ -85,71 +84,77 @@ class ReserveStage:
         limits = seen.limits if seen is not None else None
         if limits is None or call.client.started:
             return None
-        if limits.is_uncounted:
-            raise Forbidden(UNCOUNTED)
-        return self._begin_counted(call, limits) if limits.may_be else self._begin(call, limits)
-
-    def _begin_counted(self, call: Call, limits: HeadLimits) -> Steps[None]:
-        if (yield from in_portions(in_background(call.request.body))):
-            raise Forbidden(UNCOUNTED)
-        yield from self._begin(call, limits) or ()
-
-    def _begin(self, call: Call, limits: HeadLimits) -> Steps[None] | None:
-        found = self.limiter.reserve(limits.meters.first, NOTHING, time.monotonic())
+        if limits.may_be_uncounted:
+            return self._begin_counted(call, limits)
+        found = self.limiter.begin(limits.meters.first, time.monotonic())
         if type(found) is not Grant:
             return self._hold(call, limits, found)
         call.reservation = Reservation(limits, found)  # nearly always
         return None
 
-    def __call__(self, call: Call) -> Steps[None] | None:
-        """Reserve tokens; where another model is asked instead, of what counts that one alone. Raises LimitReached,
-        LargerThanLimit."""
+    def _begin_counted(self, call: Call, limits: HeadLimits) -> Steps[None]:
+        """Count a request if somebody counts its tokens. Raises Forbidden if not."""
+        if has_no_counts(call.request) or (yield from in_portions(in_background(call.request.body))):
+            raise Forbidden(UNCOUNTED)
+        yield from self._hold(call, limits, self.limiter.begin(limits.meters.first, time.monotonic())) or ()
+
+    def __call__(self, call: Call, asked: AskedAnswers | None = None) -> Steps[None] | None:
+        """Reserve tokens; where another model is asked instead, of what counts that one alone. `asked`: the answers
+        that the body asks for, once they are known. Raises LimitReached, LargerThanLimit."""
         held = call.reservation
         if held is None:
             return None
         limits, read = held.limits, call.read
-        group, request = limits.meters.of(read.prompt.model), read.request
+        prompt, request = read.prompt, read.request
+        group = limits.meters.of(prompt.model)
         if held.estimate is not None:
-            taken = [meter for grant in held.grants for meter in grant.group.meters]
-            group = MeterGroup([each for each in group.meters if each not in taken])
+            group = self._of_next_model(call, held, held.estimate, group)
         if not group.meters:
             return None
-        api = limits.api
-        if api and request.fields.readable and may_ask(request.body, api):
-            return self._reserve_asked(call, held, group, api)
-        return self._reserve(call, held, group, ONE_ANSWER if api else None)
-
-    def _reserve_asked(self, call: Call, held: Reservation, group: MeterGroup, api: str) -> Steps[None]:
-        asked = yield from in_portions(asked_answers(call.read.request.body, api))
-        yield from self._reserve(call, held, group, asked) or ()
-
-    def _reserve(
-        self, call: Call, held: Reservation, group: MeterGroup, asked: AskedAnswers | None
-    ) -> Steps[None] | None:
-        read, holders, limits = call.read, call.match.holders, held.limits
+        if asked is None and limits.api:
+            if request.fields.readable and may_ask(request.body, limits.api):
+                return self._reserve_asked(call, limits.api)
+            asked = ONE_ANSWER
+        holders, grant = call.match.holders, held.grant
         cached = holders[0].tokens if holders else 0
         cost = cost_of_model(call) if limits.meters.counts_cost else None
-        requests = 0.0 if group.together else 1.0  # which are counted as one with its head
+        requests = 0.0 if group.together else 1.0  # else it is counted as one by its head
         held.estimate = estimate = self.estimates.of(
-            read.prompt, read.request.body, limits.lengths, cached, cost, asked, requests
+            prompt, request.body, limits.lengths, cached, cost, asked, requests
         )
-        now, grant = time.monotonic(), held.grant
-        found = self.limiter.reserve(group, estimate.need, now, estimate.sure, estimate.excess, grant)
+        need, sure, excess = estimate[:3]
+        found = self.limiter.reserve(group, need, time.monotonic(), sure, excess, grant)
         return None if found is grant else self._hold(call, limits, found)
+
+    def _reserve_asked(self, call: Call, api: str) -> Steps[None]:
+        asked = yield from in_portions(asked_answers(call.read.request.body, api))
+        yield from self(call, asked) or ()
+
+    def _of_next_model(self, call: Call, held: Reservation, estimate: Estimate, group: MeterGroup) -> MeterGroup:
+        """Return what counts the model that is asked instead, of whose limits none counts the request yet."""
+        if estimate.cost is not None:
+            held.estimate = estimate._replace(cost=cost_of_model(call))
+        taken = [meter for grant in held.grants for meter in grant.group.meters]
+        return MeterGroup([each for each in group.meters if each not in taken])
 
     def end(self, call: Call) -> None:
         """Settle what a request has reserved."""
         held, attempt, took = call.reservation, call.attempt, NOTHING
         assert held is not None
-        if held.estimate is not None and attempt is not None and attempt.reply.status < 300:
-            took = self._took(call, held, held.estimate, attempt)
-        self.limiter.settle(took, held.grant, *held.more)
+        estimate = held.estimate
+        if estimate is not None and attempt is not None and attempt.reply.status < 300:
+            prompt, cached, answer, _ = attempt.reply.counts
+            if prompt is None or answer is None or estimate.cost is not None or held.ends is not None:
+                took = self._took(call, held, estimate, attempt.prompt.model)
+            else:  # nearly always
+                took = self.estimates.counted(estimate, prompt, cached or 0, answer, attempt.prompt.model)
+        if held.more:
+            self.limiter.settle_all(took, *held.grants)
+        else:
+            self.limiter.settle(took, held.grant)
 
-    def _took(self, call: Call, held: Reservation, estimate: Estimate, attempt: Attempt) -> Amounts:
-        """Return what a request took; nothing if no engine computed anything."""
-        (prompt, cached, answer, _), model = attempt.reply.counts, attempt.prompt.model
-        if prompt is not None and answer is not None and estimate.cost is None and held.ends is None:
-            return self.estimates.counted(estimate, prompt, cached or 0, answer, model)  # it was read already
+    def _took(self, call: Call, held: Reservation, estimate: Estimate, model: str) -> Amounts:
+        """Return what a request took by the ends of its answer; nothing if no engine computed anything."""
         found = took_of(held.ends or AnswerEnds(held.captured), held.limits.api)
         if found is None:
             if call.outcome not in ("cancelled", "client_gone"):
@@ -197,21 +202,17 @@ class ReserveStage:
     def _lines(self, meters: IdentityMeters) -> bytes:
         """Return the fields of an answer: of several limits of a kind the one of which least is left."""
         now, lines = time.monotonic(), b""
-        for group in (meters.first, meters.latest):
-            if group.shows:
-                left = self.limiter.shown(group, now)
-                line = group.line or line_of(group)
-                lines += line % (max(0, left), AGAIN if left < group.amount else FULL)
+        for group in meters.shown:
+            left = self.limiter.shown(group, now) if now >= group.until else group.left + group.back
+            lines += (group.line or line_of(group)) % (max(0, left), AGAIN if left < group.amount else FULL)
         return lines
 
     def _claudes_lines(self, meters: IdentityMeters) -> bytes:
         now, lines = time.monotonic(), b""
         until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + WINDOW_S)).encode()
-        for group in (meters.first, meters.latest):
-            if group.shows:
-                left = self.limiter.shown(group, now)
-                name = SHOWN[group.unit]
-                lines += CLAUDES_LINES % (name, group.amount, name, max(0, left), name, until)
+        for group in meters.shown:
+            left, name = self.limiter.shown(group, now), SHOWN[group.unit]
+            lines += CLAUDES_LINES % (name, group.amount, name, max(0, left), name, until)
         return lines
 
 

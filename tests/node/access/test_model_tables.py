@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
 from tests.node.access.test_limits_of_requests import counted
 from tests.node.node_lab import lab
@@ -73,11 +75,13 @@ async def test_a_fallback_must_be_permitted_to_the_key_by_its_own_name(tmp_path:
             assert empty.status_code == (200 if "dear" in models or not models else 404)
 
 
-async def test_a_fallback_counts_for_the_limits_of_its_own_model_and_at_its_own_cost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ["", '[[tenant.model_limits]]\nmodels = "dear"\ntokens_per_minute = 400\n'])
+async def test_a_fallback_counts_for_the_limits_of_its_own_model_and_at_its_own_cost(
+    tmp_path: Path, limit: str
+) -> None:
     """What is spent of them refuses it, too; the first model took nothing."""
     tables = [{"name": "a", "to": "main", "fallback": ["dear"]}, {"name": "dear", "cost": {"input": 2, "output": 4}}]
-    models = '[[tenant.model_limits]]\nmodels = "dear"\ntokens_per_minute = 400\n'
-    tenant = f'[[tenant]]\nname = "gold"\nbudget = [{{amount = 10000, window = "hour", unit = "cost"}}]\n{models}'
+    tenant = f'[[tenant]]\nname = "gold"\nbudget = [{{amount = 10000, window = "hour", unit = "cost"}}]\n{limit}'
     file = keys_file(tmp_path, key_lines(RED, tenant="gold"), tenant)
     main, dear = Named("main", reply=FULL[0]), Named("dear", reply=answer(counted(100, 50)))
     async with lab(main, dear, model=tables, keys_file=file) as node:
@@ -85,5 +89,5 @@ async def test_a_fallback_counts_for_the_limits_of_its_own_model_and_at_its_own_
             answered = await asked(node, bearer(RED), model="a", max_tokens=20)
             assert (answered.status_code, answered.headers["x-ranvier-model"]) == (200, "dear")
         view = await node.ask("/admin/access")
-        used = {limit["limit"]: limit["used"] for scope in view["limits"].values() for limit in scope["limits"]}
-        assert sorted(used.values()) == [300, 800], used
+        used = {each["limit"]: each["used"] for scope in view["limits"].values() for each in scope["limits"]}
+        assert sorted(used.values()) == ([300, 800] if limit else [800]), used

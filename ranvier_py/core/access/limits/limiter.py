@@ -142,6 +142,18 @@ class Limiter:
 
     # --- a request --------------------------------------------------------------------------------------------------
 
+    def begin(self, group: MeterGroup, now: float) -> Grant | Refusal | HomeQuestion:
+        """Reserve a request and a place, all that is known by its head. Most requests are far from their limits."""
+        left = group.left - 1.0
+        if now >= group.until or left < group.floor:
+            return self.reserve(group, NOTHING, now)
+        group.left = left
+        tally = group.tally
+        tally.reserved.append(NOTHING)
+        if not tally.is_late:
+            self._late(tally)
+        return Grant(group, tally, NOTHING)
+
     def reserve(  # each is one number of the request, and a value for all would cost as much
         self,
         group: MeterGroup,
@@ -214,12 +226,13 @@ class Limiter:
         tally.is_late = True
         self.counts.late.append(tally)
 
-    def settle(self, took: Amounts, grant: Grant, *more: Grant) -> None:
-        """Count what a request took instead of what it had reserved by one grant, or several."""
-        if more:
-            for each in (grant, *more):
-                self.settle(part_of(took, each), each)
-            return
+    def settle_all(self, took: Amounts, *grants: Grant) -> None:
+        """Count what a request took instead of what it had reserved by several grants."""
+        for grant in grants:
+            self.settle(part_of(took, grant), grant)
+
+    def settle(self, took: Amounts, grant: Grant) -> None:
+        """Count what a request took instead of what it had reserved by its only grant."""
         if not grant.is_open:
             return
         grant.is_open = False

@@ -79,12 +79,12 @@ class MeterGroup:
 
 class IdentityMeters:
     """The meters of one identity. `first`: what counts a request by its head alone; `rest`: all others but those of its
-    tenant's models. `latest`: those of its latest model. `needs_counts`: requests whose tokens nobody counts may not
-    pass its limits of tokens."""
+    tenant's models. `shown`: what shows how much is left, of the latest model. `needs_counts`: requests whose tokens
+    nobody counts may not pass its limits of tokens."""
 
     __slots__ = (
         *("_by_model", "_globs", "counts_cost", "first", "identity"),
-        *("is_unlimited", "latest", "needs_counts", "rest", "shows", "tenant"),
+        *("is_unlimited", "needs_counts", "rest", "shown", "tenant"),
     )
 
     def __init__(self, identity: Identity, find: Callable[[str, Limits, str], tuple[Meter, ...]]) -> None:
@@ -103,9 +103,9 @@ class IdentityMeters:
         requests = [meter for meter in minutes if meter.measure is Measure.REQUESTS]
         tokens = [meter for meter in minutes if meter.measure is Measure.TOKENS]
         self.first = MeterGroup([meter for meter in own if meter.measure in BY_HEAD], requests)
-        self.rest = self.latest = MeterGroup([meter for meter in own if meter.measure not in BY_HEAD], tokens)
+        self.rest = MeterGroup([meter for meter in own if meter.measure not in BY_HEAD], tokens)
         self.first.together = self.rest.together = (self.first, self.rest)
-        self.shows = bool(requests or tokens)
+        self.shown = [group for group in (self.first, self.rest) if group.shows]
         self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
         self.needs_counts = not all(limits.uncounted for limits in scopes if counts_tokens(limits))
         self.is_unlimited = not (own or self._globs)
@@ -119,7 +119,8 @@ class IdentityMeters:
         if group is None:
             more = [each for glob, meters in self._globs if fnmatchcase(model, glob) for each in meters]
             self._by_model[model] = group = MeterGroup((*self.rest.meters, *more), self.rest.shows)
-        self.latest = group
+        if group.shows:
+            self.shown[-1] = group
         return group
 
 

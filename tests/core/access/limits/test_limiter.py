@@ -160,7 +160,8 @@ def test_a_request_is_counted_once_by_its_head_and_once_by_its_tokens_however_lo
     assert taken(limiter, found, now) == [len(work), len(work), sum(need for _, _, need, *_ in work)]
     for (took, grants), (*_, end) in zip(held, work, strict=True):
         if end == "s":
-            limiter.settle(took, *grants)
+            settle = limiter.settle if len(grants) == 1 else limiter.settle_all
+            settle(took, *grants)
         limiter.release(*grants)  # what is settled stays so
     counted = [used for *_, used, end in work if end == "s"]
     assert taken(limiter, found, now) == [len(counted), 0, sum(counted)]
