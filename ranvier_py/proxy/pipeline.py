@@ -123,9 +123,9 @@ class Pipeline:
         """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         call = self.serving[client.fd] = Call(request, client, time.monotonic())
         try:
-            if client.seen_head is not None:
-                call.request = request = client.seen_head.let_in(request)
-                call.identity = client.seen_head.identity
+            if (seen := client.seen_head) is not None:
+                seen.request.body, call.identity = request.body, seen.identity
+                call.request = request = seen.request
             if request.fields.reserved:
                 call.request = self.router_fields.admitted(request, self.read.limits.router_fields)
             call.id = client.request_id = call.request.fields.request_id or client.request_id
@@ -164,6 +164,8 @@ class Pipeline:
         if call.trace is not None and self.tracer is not None:
             self.tracer.end(call, now)
         self.report(call, now)
+        if call.client.seen_head is not None:
+            call.client.seen_head.request.body = b""  # since it is kept for the next request
 
     def _compute(self, call: Call) -> Steps[None]:
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limits.estimates import TenantLengths
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters
-from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Headers, HttpRequest, RequestFields
+from ranvier_py.proxy.http_values import NO_REQUEST, HttpRequest, RequestFields
 
 
 class HeadLimits(NamedTuple):
@@ -32,14 +32,10 @@ class SeenHead:
     digests: Sequence[bytes]  # of what may be keys
     named: str  # the tenant that a trusted proxy names
     client: str = ""  # the address that it says that it serves
+    is_open: bool = False  # no key is needed
     identity: Identity | None = None
-    passed: RequestFields = NO_REQUEST_FIELDS  # what follows gets these, and these headers
-    headers: Headers = field(default_factory=list)
+    # what follows gets this, with the body of each of its requests while that runs
+    request: HttpRequest = field(default_factory=lambda: NO_REQUEST)
     claims: list[str] = field(default_factory=list)  # names of fields that are not believed
     limits: HeadLimits | None = None  # what counts its requests, if its identity has limits
     limit_lines: Callable[[], bytes] | None = None  # of the heads of its answers, if they show what is left of those
-
-    def let_in(self, request: HttpRequest) -> HttpRequest:
-        """Return a request that was let in as all that follows gets it."""
-        known = request.http_minor, request.keep_alive, self.passed, request.path
-        return HttpRequest(request.method, request.target, self.headers, request.body, *known)

@@ -21,7 +21,7 @@ from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.prompts.tenants import CREDENTIAL_FIELDS, SCHEME
 from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.http_values import NO_REQUEST_FIELDS, Fields, Headers, HttpRequest, RequestFields
+from ranvier_py.proxy.http_values import NO_REQUEST, Fields, Headers, HttpRequest, RequestFields
 from ranvier_py.proxy.stages.browsers import asked_method
 from ranvier_py.proxy.stages.own_answer import ALIVE
 
@@ -82,8 +82,8 @@ class Gate:
         seen = client.seen_head
         if seen is None or seen.fields is not request.fields:
             seen = client.seen_head = self._look(request, client)
-        identity = None if is_open(request) else self._identity(seen)
-        if seen.passed is NO_REQUEST_FIELDS or seen.identity is not identity:
+        identity = None if seen.is_open else self._identity(seen)
+        if seen.request is NO_REQUEST or seen.identity is not identity:
             self._pass(seen, request, identity)
         for name in seen.claims:
             increment(self.counters.claims, name)
@@ -100,7 +100,7 @@ class Gate:
         trusted = bool(self.trusted) and self._trusts(client.peer)
         named = values[0].strip().decode("latin-1") if len(values) == 1 and trusted else ""
         served = self._served(request.headers) if trusted else ""
-        return SeenHead(request.fields, [digest_of(token) for token in tokens], named, served)
+        return SeenHead(request.fields, [digest_of(token) for token in tokens], named, served, is_open(request))
 
     def _served(self, headers: Fields) -> str:
         """Return whom a trusted proxy serves: of the addresses that it lists the last one that is no such proxy."""
@@ -127,7 +127,7 @@ class Gate:
             return self.table.named(seen.named)
         if not self.needs_key:
             return None
-        seen.identity, seen.passed, why = None, NO_REQUEST_FIELDS, why or "none"
+        seen.identity, seen.request, why = None, NO_REQUEST, why or "none"
         increment(self.counters.refused, why)
         raise InvalidKey(WORDS[why])
 
@@ -154,10 +154,11 @@ class Gate:
         return None, WORDS[why or "unknown"]
 
     def _pass(self, seen: SeenHead, request: HttpRequest, identity: Identity | None) -> None:
-        seen.claims = []
-        seen.identity, seen.headers = identity, self._passed(request.headers, identity, seen.claims)
-        tenant_at = len(seen.headers) - (self.needs_key and identity is not None)
-        seen.passed = RequestFields.of(seen.headers[:tenant_at])
+        seen.identity, seen.claims = identity, []
+        headers = self._passed(request.headers, identity, seen.claims)
+        fields = RequestFields.of(headers[: len(headers) - (self.needs_key and identity is not None)])
+        known = request.http_minor, request.keep_alive, fields, request.path
+        seen.request = HttpRequest(request.method, request.target, headers, b"", *known)
         self.known(seen, request)
 
     def _passed(self, headers: Fields, identity: Identity | None, claims: list[str]) -> Headers:

@@ -122,8 +122,8 @@ class ReserveStage:
         held.estimate = estimate = self.estimates.of(
             prompt, request.body, limits.lengths, cached, cost, asked, requests
         )
-        need, sure, excess = estimate[:3]
-        found = self.limiter.reserve(group, need, time.monotonic(), sure, excess, grant)
+        now = time.monotonic()
+        found = self.limiter.reserve(group, estimate.need, now, estimate.sure, estimate.excess, grant)
         return None if found is grant else self._hold(call, limits, found)
 
     def _reserve_asked(self, call: Call, api: str) -> Steps[None]:

@@ -12,11 +12,14 @@ import pytest
 import trio
 
 from ranvier_py.core.routing.request_paths import PATHS, REALTIME_PATH
+from ranvier_py.proxy.admission.seen_head import SeenHead
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.stages import identify
 from tests.examples import some
 from tests.late_import import Late
 from tests.node.access.key_lab import BLUE, CHAT, OWN, RED, asked, bearer, key_lines, keys_file
-from tests.node.node_lab import MODEL, lab, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, lab, turn
 from tests.node.test_client_libraries import openai_of
 from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import GET, GOOD, Scripted, Wire, answer
@@ -246,3 +249,24 @@ async def test_without_a_file_of_keys_all_is_as_it_was(tmp_path: Path) -> None:
             assert (await wire.response())[0] == 200
     (head,) = engine.heads
     assert all(line in head for line in (RED.encode(), b"x-tenant: t", b"x-priority: 9"))
+
+
+async def test_a_head_that_is_kept_for_the_next_request_keeps_no_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each idle connection would keep its last one, uncounted."""
+    seen, check = list[SeenHead](), identify.Gate.check
+
+    def noted(gate: identify.Gate, request: HttpRequest, client: Client) -> SeenHead:
+        seen.append(check(gate, request, client))
+        return seen[-1]
+
+    monkeypatch.setattr(identify.Gate, "check", noted)
+    engine = Scripted(GOOD)
+    async with lab(engine, keys_file=keys_file(tmp_path)) as node:
+        for _ in range(2):
+            assert (await asked(node, bearer(RED))).status_code == 200
+            assert engine.bodies[-1]
+            while seen[-1].request.body:  # noqa: ASYNC110  # it tells nobody
+                await trio.sleep(BETWEEN_LOOKS_S)
+    assert seen[0] is seen[1]
