@@ -98,7 +98,7 @@ def load(
     found = FoundValues()
     file = file_in_use(file)
     found.problems.extend(unknown_variables())
-    variables = {name: text for name in (*KEYS, *RENAMED) if (text := os.environ.get(variable_of(name)))}
+    variables = {name: text for name in (*KEYS, *RENAMED) if (text := of_environment(name))}
     for rank, (values, origin) in enumerate(((flags or {}, flag_of), (variables, variable_of), read_file(file, found))):
         for key, name in keys_of(values).items():
             if key not in found.values:
@@ -113,6 +113,12 @@ def load(
     if found.problems:
         raise ConfigError(found.problems)
     return result
+
+
+def of_environment(name: str) -> str | None:
+    """Return the variable of a key. RANVIER_CONTROL may be a URL, since it is what other commands ask, too."""
+    text = os.environ.get(variable_of(name))
+    return re.sub(r"^https?://|/$", "", text) if text and name == "control" else text
 
 
 def file_in_use(file: Path | None) -> Path | None:

@@ -323,6 +323,14 @@ def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
         assert load({"control": control})[0].control == control
 
 
+@pytest.mark.parametrize("spelled", ["127.0.0.1:9999", "http://127.0.0.1:9999", "https://127.0.0.1:9999/"])
+def test_the_variable_that_tells_all_commands_whom_to_ask_may_be_a_url(
+    spelled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL", spelled)
+    assert load()[0].control == "127.0.0.1:9999"
+
+
 def test_the_reference_has_every_key_with_its_help_and_loads_to_the_defaults(tmp_path: Path) -> None:
     text = reference()
     assert list(tomllib.loads(text)) == list(KEYS)

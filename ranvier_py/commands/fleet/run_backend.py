@@ -110,7 +110,8 @@ def compared(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yield what other workers and nodes have, and in what they differ from the one that was asked."""
     for each in compared_of(answer):
         differing = [f"  {one['name']} {one['what']}" for one in each["differences"]]
-        alike = f"{len(each['backends'])} backends, as here"
+        count = len(each["backends"])
+        alike = f"{count} backend{'s' if count != 1 else ''}, as here"
         yield f"{each['place']}: {each['why'] or (f'differs in {len(differing)}' if differing else alike)}"
         yield from differing
 

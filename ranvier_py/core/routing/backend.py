@@ -351,7 +351,10 @@ def normal_url(url: str) -> str:
         parts = checked_url(url.strip(), ("http", "https"))
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    if parts.path not in ("", "/") or parts.query or parts.username is not None:
+    path = parts.path.rstrip("/")
+    if path and not parts.query and parts.username is None:
+        raise BadRequest(f"must be a URL without path; what precedes all paths of an engine is base_path={path}")
+    if path or parts.query or parts.username is not None:
         raise BadRequest("must be a URL without path, query or credentials, like http://10.0.0.1:8000")
     try:
         rank = rank_of(url.strip())

@@ -31,7 +31,9 @@ class NodeOrders(Part):
         self._shared: SharedOrders | None = clustering.orders if clustering is not None else None
 
     def unready(self) -> str:
-        return f"drained by {self.drained_by}" if self.drained_by else ""
+        caller, *place = self.drained_by.split(" ", 1)  # a sibling adds where that was
+        who = " ".join(["an order without a key" if caller == "-" else caller, *place])
+        return f"drained by {who}" if self.drained_by else ""
 
     def routes(self) -> Mapping[str, Handler]:
         what = "Make the node unready, or end that, on all of its workers"

@@ -100,6 +100,11 @@ def test_what_is_no_origin_is_refused_and_changes_nothing(url: str) -> None:
     assert len(registry) == registry.pools.version == 0
 
 
+def test_who_writes_a_path_into_a_url_is_told_where_it_belongs() -> None:
+    with pytest.raises(BadRequest, match=r"base_path=/openai/v1$"):
+        Registry(BackendLimits()).add("http://gateway:8000/openai/v1/")
+
+
 @pytest.mark.parametrize(
     ("url", "normal"),
     [

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.commands.fleet.run_backend import compared
 from tests.node.access.key_lab import bearer, value_of
 from tests.node.node_lab import Lab, Node, cluster_lab, opened
 
@@ -148,9 +149,9 @@ async def test_a_node_is_drained_and_listed_by_command(caplog: pytest.LogCapture
         node = await place.start()
         assert "ready" in await command(node, "list", called="node")
         assert "unready" in await command(node, "drain", called="node")
-        assert (await node.ask("/readyz"))["reason"] == "drained by -"
+        assert (await node.ask("/readyz"))["reason"] == "drained by an order without a key"
         assert (await node.chat()).status_code == 200
-        assert "not ready: drained by -" in await command(node, called="node")
+        assert "not ready: drained by an order without a key" in await command(node, called="node")
         assert "again" in await command(node, "undrain", called="node")
         assert (await node.ask("/readyz"))["ready"] is True
     assert "node.drained False -> True (ordered by -)" in caplog.messages
@@ -163,3 +164,8 @@ async def test_the_nodes_of_a_cluster_are_listed(tmp_path: Path) -> None:
         await first.sees(1)
         lines = (await command(first, called="node")).splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["node", "first", "second"]
+
+
+def test_a_worker_that_has_the_same_backend_says_so_of_one() -> None:
+    place = {"place": "worker 1", "why": "", "backends": [{"name": "one"}], "differences": []}
+    assert list(compared({"places": [place]})) == ["worker 1: 1 backend, as here"]

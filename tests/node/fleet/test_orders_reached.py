@@ -105,7 +105,11 @@ async def test_an_order_reaches_both_workers_and_one_that_is_restarted_later(tmp
             drained = await node.http.post(f"{one}/admin/node/drain", json={})
             assert drained.json() == {"draining": True, "reached": obeyed}
             for control in node.control:
-                assert (await node.http.get(f"{control}/readyz")).json()["reason"].startswith("drained by -")
+                assert (
+                    (await node.http.get(f"{control}/readyz"))
+                    .json()["reason"]
+                    .startswith("drained by an order without a key")
+                )
             assert (await node.http.get(f"{node.url}/health")).status_code == 200
             children = await trio.run_process(["pgrep", "-P", str(node.process.pid)], capture_stdout=True)
             os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
