@@ -177,7 +177,7 @@ def checked(found: FoundValues) -> Config:
             continue
         value, limits = found.values[name], KEYS[name].option
         if name in found.typed and isinstance(limits.default, bool | int | float) and not fits(value, limits):
-            found.add(name, f"must be {expected(limits)}")
+            found.add(name, f"must be {expected(limits, value)}")
             continue
         try:
             value = values[name] = parsed(KEYS[name], value)
@@ -188,7 +188,7 @@ def checked(found: FoundValues) -> Config:
                 found.add(item_name, message)
             continue
         if not fits(value, limits):
-            found.add(name, f"must be {expected(limits)}")
+            found.add(name, f"must be {expected(limits, value)}")
             del values[name]
     values |= secrets_of_files(values, found)
     values["model"] = with_keys(values.get("model", ()), found.add)

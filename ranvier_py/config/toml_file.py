@@ -118,6 +118,21 @@ def values_of(text: str) -> dict[str, Any]:
         why = str(error)
         place = PLACE.search(why)
         raise NotToml(int(place[1]) if place and place[1] else 1, PLACE.sub("", why)) from error
+    except ValueError as error:  # such as a number of thousands of digits
+        why, _, _ = str(error).partition("; ")
+        line = next((each.line for each in statements(text) if not is_value(each.text)), 1)
+        raise NotToml(line, f"{why[:1].lower()}{why[1:]}") from error
+
+
+def is_value(text: str) -> bool:
+    """Whether the parser can convert all values of a text. What is no TOML at all has none."""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return True
+    except ValueError:
+        return False
+    return True
 
 
 def check_depth(text: str) -> None:

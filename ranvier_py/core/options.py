@@ -23,6 +23,9 @@ OptionValue = bool | int | float | str
 SECONDS_MAX = 86_400.0
 """The longest time that an operator may set: a day."""
 
+WHOLE_MAX = 2**53
+"""The greatest whole number without a limit of its own: any JSON reader and any counter of C holds it."""
+
 
 class Option(NamedTuple):
     """Meaning and limits of one option. `above`, `least` and `most` are for numbers, `one_of` for words."""
@@ -76,7 +79,7 @@ class Options:
     def __post_init__(self) -> None:
         options = options_of(type(self))
         problems = [
-            f"{name}: must be {expected(limits)}, not {getattr(self, name)!r}"
+            f"{name}: must be {expected(limits, getattr(self, name))}, not {getattr(self, name)!r}"
             for name, limits in options.items()
             if not fits(getattr(self, name), limits)
         ] or self.contradictions()
@@ -103,12 +106,17 @@ def fits(value: object, limits: Option) -> bool:
     if not isinstance(default, int | float):
         return True
     if isinstance(value, int) or (isinstance(default, float) and isinstance(value, float)):
-        return limits.least <= value <= limits.most and value > limits.above and value != inf
+        most = min(limits.most, WHOLE_MAX) if isinstance(default, int) else limits.most
+        return limits.least <= value <= most and value > limits.above and value != inf
     return False
 
 
-def expected(limits: Option) -> str:
-    """Describe in words what a value must be."""
+def is_huge(value: object) -> bool:
+    return isinstance(value, int) and value > WHOLE_MAX
+
+
+def expected(limits: Option, value: object = None) -> str:
+    """Describe in words what a value must be, instead of the one that it is."""
     if isinstance(limits.default, bool):
         return "true or false"
     if isinstance(limits.default, str):
@@ -117,7 +125,7 @@ def expected(limits: Option) -> str:
     if limits.above >= limits.least:
         return f"{whole}above {limits.above:.15g}" + ("" if limits.most == inf else f", at most {limits.most:.15g}")
     if limits.most == inf:
-        return f"{whole}at least {limits.least:.15g}"
+        return f"{whole}at least {limits.least:.15g}" + (f", at most {WHOLE_MAX}" if is_huge(value) else "")
     return f"{whole}{limits.least:.15g} to {limits.most:.15g}"
 
 

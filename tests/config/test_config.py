@@ -522,3 +522,12 @@ def test_of_two_names_of_a_key_in_one_place_the_new_one_counts(tmp_path: Path) -
         assert load({}, written(tmp_path, text))[0].pipeline.first_event_s == 8.0
     found = problems({}, written(tmp_path, "first_byte_timeout_s = -1"))
     assert found == [f"first_event_timeout_s: must be above 0, at most 86400 (from {tmp_path / 'ranvier.toml'}:1)"]
+
+
+@pytest.mark.parametrize("key", ["route_capacity", "recent_decisions", "learn_queue_max", "response_cache_bytes_max"])
+def test_a_number_is_no_greater_than_any_counter_holds(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f"{key} = {2**53 + 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load({}, file)
+    assert [problem.endswith(f", at most {2**53} (from {file}:1)") for problem in caught.value.problems] == [True]

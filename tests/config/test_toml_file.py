@@ -112,6 +112,19 @@ def test_what_is_nested_too_deep_is_an_error_with_its_line(opening: str, depth: 
         rule_book(file)
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000, "[1, " + "9" * 5000 + "]"])
+def test_a_number_that_the_library_cannot_convert_is_an_error_with_its_line(number: str, tmp_path: Path) -> None:
+    file = tmp_path / "huge.toml"
+    file.write_text(f'policy = "ttft"\n\nroute_capacity = {number}\nworkers = 0\n')
+    with pytest.raises(ConfigError) as caught:
+        load({}, file)
+    first, second = caught.value.problems
+    assert first.startswith(f"{file}:3: not TOML: exceeds the limit (4300 digits)")
+    assert second == f"workers: must be a whole number, 1 to 256 (from {file}:4)"
+    with pytest.raises(ConfigError, match=r"client_rules_file: .*huge.toml: .*4300 digits"):
+        rule_book(file)
+
+
 def test_names_of_very_many_parts_are_only_unknown(tmp_path: Path) -> None:
     file, parts = tmp_path / "deep.toml", ".a" * whole(11_000, 5_000)  # the library takes quadratic time
     for key in ("a", "backend", "workers", "policy_option", "control_key", "record_file"):

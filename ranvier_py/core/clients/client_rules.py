@@ -165,7 +165,7 @@ def rules_of(text: str) -> list[Rule]:
     """Read a file of rules. Raises ValueError that names the rule and what is wrong with it."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number that is too long to be converted
         raise ValueError(f"not TOML: {error}") from error
     if found.get("format") != FORMAT or set(found) - {"format", "rule"}:
         raise ValueError(f"must have format = {FORMAT} and [[rule]] tables, and nothing else")
