@@ -137,6 +137,26 @@ async def test_no_client_sees_what_is_no_answer_while_another_engine_serves(stre
         assert (status, body) == (200, bytes(steps[0]).partition(b"\r\n\r\n")[2])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "first",
+    [
+        answer(b'{"id":1}', JSON, status=201),
+        answer(json.dumps(FULL).encode(), JSON, status=202),
+        answer(b"<!doctype html>", status=203),
+        answer(b"", status=200),
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 205 Reset Content\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+async def test_any_other_status_of_success_is_judged_by_its_answer(first: bytes, stream: bool) -> None:
+    good: list[Step] = [STREAM_HEAD, ROLE, TOKEN, END] if stream else [GOOD.replace(b" 200 ", b" 201 ", 1)]
+    async with lab(Scripted(first), Scripted(*good), policy="round_robin", ask_usage=False) as node:
+        for path in (path for path in GENERATE if path != b"/generate"):
+            status, _, body = await answered(node, question(path, b"authorization: Bearer k", stream=stream))
+            assert (status, b"word" in body or b"hi" in body) == (200 if stream else 201, True), path
+
+
 @pytest.mark.parametrize("wbits", [GZIP, zlib.MAX_WBITS])
 @pytest.mark.parametrize(("stream", "kind"), CASES)
 async def test_a_compressed_error_within_a_200_is_one_as_well(stream: bool, kind: str, wbits: int) -> None:

@@ -89,7 +89,7 @@ class ForwardStage:
             head, judgement, held = exchange.head, SERVED, None
             status = attempt.reply.status = head.status
             reader = self._reader(call, attempt, head, exchange.chunks, is_asked=is_asked)
-            if status == 200 and attempt.judged:
+            if attempt.judged and 200 <= status < 300:
                 held = reader.feed(exchange.take(), exchange.complete)
                 if not reader.begun:
                     held = yield from self.relay.begin(call, attempt, exchange, reader, held)
@@ -258,11 +258,11 @@ class ForwardStage:
         self, call: Call, attempt: Attempt, head: HttpResponseHead, chunks: ChunkedReader | None, *, is_asked: bool
     ) -> AnswerReader:
         """Return what reads the answer, by what its head says that it is. `is_asked`: for counts of a stream."""
-        prompt, fields, is_served = attempt.prompt, head.fields, head.status == 200
+        prompt, fields, is_served = attempt.prompt, head.fields, 200 <= head.status < 300
         kind = AnswerReader
         if is_served and attempt.judged:
             kind = StreamReader if fields.streams else WholeReader
-        captures = fields.readable and (is_served or 200 < head.status < 300) and prompt.kind != "opaque"
+        captures = fields.readable and is_served and prompt.kind != "opaque"
         is_plain = fields.readable or kind is AnswerReader
         within = chunks if is_plain else None
         reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
