@@ -324,7 +324,7 @@ def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spelled", ["127.0.0.1:9999", "http://127.0.0.1:9999", "https://127.0.0.1:9999/"])
-def test_the_variable_that_tells_all_commands_whom_to_ask_may_be_a_url(
+def test_the_variable_with_the_port_that_all_commands_ask_may_be_a_url(
     spelled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL", spelled)

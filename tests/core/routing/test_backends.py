@@ -100,7 +100,7 @@ def test_what_is_no_origin_is_refused_and_changes_nothing(url: str) -> None:
     assert len(registry) == registry.pools.version == 0
 
 
-def test_who_writes_a_path_into_a_url_is_told_where_it_belongs() -> None:
+def test_a_path_in_a_url_is_refused_with_the_option_for_it() -> None:
     with pytest.raises(BadRequest, match=r"base_path=/openai/v1$"):
         Registry(BackendLimits()).add("http://gateway:8000/openai/v1/")
 

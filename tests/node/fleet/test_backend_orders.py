@@ -166,6 +166,6 @@ async def test_the_nodes_of_a_cluster_are_listed(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[:3]] == ["node", "first", "second"]
 
 
-def test_a_worker_that_has_the_same_backend_says_so_of_one() -> None:
+def test_a_worker_that_has_the_same_backend_has_one_backend() -> None:
     place = {"place": "worker 1", "why": "", "backends": [{"name": "one"}], "differences": []}
     assert list(compared({"places": [place]})) == ["worker 1: 1 backend, as here"]
