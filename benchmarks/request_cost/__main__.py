@@ -60,6 +60,7 @@ class Case:
     answer: Sequence[bytes] = (ANSWER,)  # pieces; each is sent when the client has received the previous one
     fields: str = ""  # members of the body before `messages`
     keys: str = ""  # what the file of keys has; "" for none
+    traced: float | None = None  # share of the requests whose spans are kept; None: none is traced
 
 
 PIECES = (STREAM_HEAD + chunk(EVENT), *[chunk(EVENT)] * (CHUNKS - 1), STREAM_END)
@@ -178,10 +179,11 @@ class Count:
         return step
 
 
-async def run_node(url: str, keys: str) -> None:
-    """Run the node. `keys`: its file of keys, or "". Prints its port; ends learning at the first line of input; prints
-    what it counted at each."""
-    config, key = config_of(backend=[url], log_level="warning", keys_file=keys or None), bytes(32)
+async def run_node(url: str, keys: str, traced: str) -> None:
+    """Run the node. `keys`: its file of keys, or "". `traced`: the share of traces, or "". Prints its port; ends
+    learning at the first line of input; prints what it counted at each."""
+    traces = {"otel_endpoint": "http://127.0.0.1:1", "otel_sample_ratio": float(traced)} if traced else {}
+    config, key = config_of(backend=[url], log_level="warning", keys_file=keys or None, **traces), bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
     node, inbox = make_node(config, tokenizer, Random(SEED), key)
     node.assemble(parts_of(node, tokenizer, inbox))
@@ -222,6 +224,7 @@ def counted(case: Case) -> dict[str, Any]:
         NODE,
         f"http://127.0.0.1:{peer.engine.getsockname()[1]}",
         str(keys) if case.keys else "",
+        "" if case.traced is None else str(case.traced),
     ]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
@@ -244,7 +247,7 @@ def counted(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == NODE:
-        trio.run(run_node, sys.argv[2], sys.argv[3])
+        trio.run(run_node, *sys.argv[2:5])
         return 0
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")

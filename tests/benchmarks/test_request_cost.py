@@ -2,6 +2,7 @@
 
 import json
 import platform
+from dataclasses import replace
 
 import pytest
 
@@ -30,3 +31,16 @@ def test_a_warm_turn_takes_no_more_calls_instructions_and_switches_than_were_rec
 def test_four_limits_cost_a_turn_a_twelfth_at_most_beside_its_key() -> None:
     cases = json.loads((RESULTS / "request_cost.json").read_text())["cases"]
     assert cases["chat_3kB_limits"]["instructions"] <= 13 / 12 * cases["chat_3kB_key"]["instructions"]
+
+
+@pytest.mark.slow
+def test_traces_of_one_request_in_a_hundred_cost_a_turn_less_than_3_percent() -> None:
+    """What each request pays for its ids, and a hundredth of what one pays whose spans are made."""
+    for _ in range(RUNS_MAX):
+        cases = (replace(CASES["chat_3kB"], traced=traced) for traced in (None, 0.0, 1.0))
+        off, left_out, kept = (counted(case)["instructions"] for case in cases)
+        print(f"instructions of a turn: without traces {off}, not sampled {left_out}, sampled {kept}")
+        assert kept > left_out > off
+        if (cost := 0.99 * left_out + 0.01 * kept) <= 1.03 * off:
+            break
+    assert cost <= 1.03 * off

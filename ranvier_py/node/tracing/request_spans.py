@@ -47,7 +47,9 @@ def has_failed(call: Call) -> bool:
     is not: whoever sends many such requests would fill the collector."""
     if call.status >= FAILED or call.outcome in OUR_FAULTS:
         return True
-    return any(each.reply.outcome in FAULTS for each in (*call.earlier, *((call.attempt,) if call.attempt else ())))
+    if call.attempt is not None and call.attempt.reply.outcome in FAULTS:
+        return True
+    return bool(call.earlier) and any(each.reply.outcome in FAULTS for each in call.earlier)
 
 
 def spans_of(
