@@ -23,7 +23,7 @@ export function Candidates({ report, marked }) {
   const hasTerms = rows.some((each) => sum(each) !== undefined);
   const others = rows.map((row) => Object.entries(row.terms ?? {}).filter(([name]) => !OWN.includes(name)));
   return html`<p class="sentence"><b>${report.chosen}</b>: ${report.reason}, by policy ${report.policy};
-      ${' '}${report.matched_tokens} of ${report.prompt_tokens ?? '?'} prompt tokens are held there${report.source ? `, found by ${report.source}` : ''}</p>
+      ${' '}${report.matched_tokens} of ${report.prompt_tokens ?? '?'} prompt tokens are held there${report.matched_tokens ? `, found by ${report.source}` : ''}</p>
     <table class="candidates"><thead><tr><th class="text">engine</th><th>holds</th><th>load</th>
       ${hasTerms && html`<th>wait</th><th>prefill</th><th>rest</th><th>sum</th>`}<th class="text">why not</th></tr></thead>
     <tbody>${rows.map((row, place) => html`<tr key=${row.backend} class=${row.backend === marked ? 'marked' : ''}>
@@ -33,5 +33,5 @@ export function Candidates({ report, marked }) {
         <td data-title="rest">${seconds((row.terms?.others_s ?? 0) + (row.terms?.decode_s ?? 0))}</td><td data-title="sum">${seconds(sum(row))}</td>`}
       <td class="text" data-title="why not">${whyNot(row, chosen)}${others[place].length ? html` <small>${others[place].map(([name, value]) => `${name} ${short(value)}`).join(', ')}</small>` : ''}</td>
     </tr>`)}</tbody></table>
-    ${report.left_out?.length > 0 && html`<p>Left out:</p><ul>${report.left_out.map((each) => html`<li key=${each.backend}><b>${each.backend}</b> ${each.why}</li>`)}</ul>`}`;
+    ${report.left_out?.length > 0 && html`<p>Left out:</p><ul>${report.left_out.map((each) => html`<li key=${each.backend}>${each.why.includes(each.backend) ? '' : html`<b>${each.backend}</b> `}${each.why}</li>`)}</ul>`}`;
 }

@@ -4,7 +4,7 @@ import { HISTORY_S, state } from './state.js';
 import { colour } from './theme.js';
 
 const COLOURS = ['--line0', '--line1', '--line2', '--line3', '--line4'];
-const HEIGHT = 170;
+const HEIGHT = 170, AXIS = 68; // pixels: an axis has room for -500 ms
 
 const minute = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit' }); // to make one takes long
 
@@ -35,7 +35,7 @@ function drawLines(box, { data: { lines, written } }) {
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-6)] } },
     series: [{}, ...lines.map((line, place) => ({ label: line.name, stroke: colour(COLOURS[place % COLOURS.length]), width: 2, dash: place % 2 ? [6, 3] : undefined }))],
     axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (tick ? minute.format(1000 * tick) : '')) },
-      { ...axis, size: 56, values: (_, ticks) => ticks.map(written) }],
+      { ...axis, size: AXIS, values: (_, ticks) => ticks.map(written) }],
   }, values, box);
 }
 
@@ -43,5 +43,5 @@ export function Lines({ lines, written }) {
   const ago = state.chosenAt === null ? 0 : state.at - state.chosenAt;
   return html`<p class="legend">${lines.map((line, place) => html`<span key=${line.name}><i class=${`swatch line${place % COLOURS.length}${place % 2 ? ' dashed' : ''}`}></i> ${line.name}</span> `)}</p>
     <div class="chart"><${Drawn} draw=${drawLines} end=${(box) => box.chart?.destroy()} data=${{ lines, written }} />
-      ${ago > 0 && html`<i class="marker" style=${{ left: `calc(56px + ${1 - ago / HISTORY_S} * (100% - 72px))` }}></i>`}</div>`;
+      ${ago > 0 && html`<i class="marker" style=${{ left: `calc(${AXIS}px + ${1 - ago / HISTORY_S} * (100% - ${AXIS + 16}px))` }}></i>`}</div>`;
 }

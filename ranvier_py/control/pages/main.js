@@ -26,7 +26,7 @@ let due = false, written = location.hash;
 function Head() {
   const now = state.live.verdict;
   return html`<header>
-    <h1 title=${now?.node}><img src="/page/icon.svg" alt="" width="20" height="20" /> <span>${now?.node || 'Ranvier'}</span>
+    <h1 title=${now ? `${now.node}, release ${now.release}` : ''}><img src="/page/icon.svg" alt="" width="20" height="20" /> <span>${now?.node || 'Ranvier'}</span>
       <small>${now ? `release ${now.release}` : ''}</small></h1>
     <${Scrubber} />
     <input id="filter" type="search" placeholder="filter  /" aria-label="filter" value=${state.filter}

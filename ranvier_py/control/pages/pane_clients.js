@@ -33,6 +33,7 @@ export const clients = {
   id: 'clients',
   title: 'Clients',
   needs: ['clients'],
+  wide: true,
   rows: (view) => view.clients,
   note: (view) => `${view.clients.length} kinds`,
   draw(view) {

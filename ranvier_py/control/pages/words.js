@@ -15,7 +15,7 @@ export function percent(share) {
 }
 
 export function bytes(number) {
-  return number === null || number === undefined ? '–' : `${short(Math.round(number))}B`;
+  return number === null || number === undefined ? '–' : `${short(Math.round(number))}\u00a0B`;
 }
 
 // Seconds that a request waits or computes.

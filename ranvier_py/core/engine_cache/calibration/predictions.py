@@ -127,7 +127,9 @@ class BackendPredictions:
         if bias is Bias.EVENTS:
             return f"{self.evidence.far_share:.0%} of its answers don't fit them: are they another engine's?"
         if bias is Bias.TEMPLATE:
-            return f"its prompts have {self.evidence.offset_tokens} tokens more than ours, or another number"
+            more = self.evidence.offset_tokens
+            words = f"{abs(more)} tokens {'more' if more > 0 else 'fewer'} than ours"
+            return f"its prompts have {words}, or another number"
         return ""
 
 
