@@ -247,7 +247,8 @@ def counted(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == NODE:
-        trio.run(run_node, *sys.argv[2:5])
+        url, keys, traced = sys.argv[2:]
+        trio.run(run_node, url, keys, traced)
         return 0
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")
