@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ APIS: dict[str, dict[str, Any]] = {
     "/v1/audio/transcriptions": {"file": "x"},
     "/v1/something": {"input": TEXT},
 }
+BOMB = gzip.compress(bytes(1 << 20)) * 80  # 80 MiB in 80 kB
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_block_ids": [1, 2]}
 NAMES = "x-prefiller-host-port", "x-encoder-hosts-ports", "x-kv-cache-source-host-port", "X-Data-Parallel-Host-Port"
 
@@ -196,6 +198,48 @@ async def test_a_body_that_claims_to_be_compressed_is_searched_as_it_came() -> N
             assert await send(node, "/v1/chat/completions", body, b"content-encoding: " + coding) == 200
         assert await send(node, "/v1/chat/completions", packed, b"content-encoding: gzip") == 200
     assert engine.bodies == [raw('"messages":[]'), raw('"messages":[]'), packed]
+
+
+def raw_deflate(body: bytes) -> bytes:
+    coding = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return coding.compress(body) + coding.flush()
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-Gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "identity, gzip": gzip.compress,
+    "gzip ": lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:]),
+    "Deflate": raw_deflate,
+}
+UNKNOWN_CODINGS = "br", "zstd", "gzip, gzip", "compress"
+
+
+@pytest.mark.parametrize("coding", PACKED)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/v1/responses"])
+async def test_a_compressed_body_that_has_one_is_refused_and_any_other_passes(coding: str, path: str) -> None:
+    engine, pack, field = Scripted(GOOD), PACKED[coding], b"content-encoding: " + coding.encode()
+    clean = pack(raw('"messages":[]', f'"x":"{"y" * 3_000_000}"'))
+    behind = raw(f'"x":"{"y" * 3_000_000}"', '"\\u006bv_transfer_params":1')
+    async with lab(engine) as node:
+        for body in (raw(MEMBER), behind, raw('"request_id":"' + ADDRESS + '"')):
+            assert await send(node, path, pack(body), field) == 400
+        assert await send(node, path, clean, field) == 200
+        assert len(await counted(node, "refused")) == 2
+    assert engine.bodies == [clean]
+
+
+@pytest.mark.parametrize("coding", UNKNOWN_CODINGS)
+async def test_a_body_in_a_coding_that_is_not_known_is_refused(coding: str) -> None:
+    async with lab(Scripted(GOOD)) as node:
+        field = b"content-encoding: " + coding.encode()
+        assert await send(node, "/v1/chat/completions", b"\x28\xb5\x2f\xfd", field) == 400
+
+
+async def test_a_small_body_that_would_fill_the_memory_is_refused() -> None:
+    async with lab(Scripted(GOOD)) as node:
+        assert await send(node, "/v1/chat/completions", BOMB, b"content-encoding: gzip") == 400
 
 
 async def test_fields_of_the_head_that_routers_write_are_taken_out_and_an_id_with_an_address_is_ours() -> None:

@@ -11,6 +11,7 @@ slice count as found: no text names one member so often.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -49,6 +50,8 @@ NAME_PARTS = (b"_transfer_params", b"bootstrap_", b"_dp_rank", b"data_parallel_r
 BLANKS = re.compile(rb"[ \t\r\n]*")
 FIELD_OF_FORM = re.compile(rb"name\*?[ \t]*=[ \t]*[\"']?(?:utf-8'')?\Z", re.IGNORECASE)
 FORM_BYTES = 32
+
+EITHER_CODING = 32 + zlib.MAX_WBITS  # gzip, or deflate with its head
 
 
 class Reserved(NamedTuple):
@@ -115,6 +118,38 @@ def slices(body: bytes, size: int = SLICE_BYTES) -> Iterator[bytes]:
     for start in range(0, len(body), size):
         piece = body[start : start + size + OVERLAP_BYTES] if len(body) > size else body
         yield piece.translate(None, b"\0") if b"\0" in piece else piece
+
+
+INFLATED_BYTES_MAX = 64 << 20
+"""Of a compressed body: four times the largest one that is taken without a coding."""
+
+CODINGS = (b"gzip", b"x-gzip", b"deflate")
+
+
+def inflated_slices(body: bytes, size: int = SLICE_BYTES) -> Iterator[bytes]:
+    """Yield what is in a body of one of CODINGS, as `slices` does, as far as it can be inflated. Raises ValueError if
+    it is too large."""
+    inflater, rest, kept, left = zlib.decompressobj(EITHER_CODING), body, b"", INFLATED_BYTES_MAX
+    while rest and left > 0:
+        try:
+            piece = inflater.decompress(rest, size)
+        except zlib.error:
+            if len(rest) < len(body) or kept:
+                return
+            inflater = zlib.decompressobj(-zlib.MAX_WBITS)  # without its head, as some take "deflate"
+            try:
+                piece = inflater.decompress(rest, size)
+            except zlib.error:
+                return
+        left -= len(piece)
+        rest = inflater.unconsumed_tail
+        if inflater.eof and inflater.unused_data:  # the next member of a gzip file
+            rest, inflater = inflater.unused_data, zlib.decompressobj(EITHER_CODING)
+        found = kept + piece
+        yield found.translate(None, b"\0")
+        kept = found[-OVERLAP_BYTES:]
+    if left <= 0:
+        raise ValueError("it is too large to be inflated")
 
 
 def any_slice(body: bytes, has: Callable[[bytes], object]) -> Generator[None, None, bool]:

@@ -2,14 +2,16 @@
 
 Invariant: no client sets them, by whatever spelling (test_router_fields.py): it could have an engine fetch blocks from
 anywhere, fail, or keep wrong blocks for everybody. Fields of the head and members of a body that was read are removed,
-and all other bytes stay as they came. A body that was not read is searched; if it may have one, it is refused.
+and all other bytes stay as they came. A body that was not read is searched, and what is in it if it is compressed; if
+it may have one, it is refused, and so is one in a coding that is not known here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NoReturn
 
 from trio.lowlevel import checkpoint
@@ -20,16 +22,18 @@ from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.outer_members import without
 from ranvier_py.core.prompts.prompt import Prompt
 from ranvier_py.core.prompts.reserved_members import (
+    CODINGS,
     ID_MEMBERS,
     RANK_MEMBERS,
     SLICE_BYTES,
     TRANSFER_MEMBERS,
     BodySearch,
+    inflated_slices,
     slices,
 )
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import REQUEST_ID, HttpRequest
+from ranvier_py.proxy.http_values import REQUEST_ID, Headers, HttpRequest
 
 FORM = re.compile(rb"\s*--")  # begins a form, whatever its fields call it
 
@@ -97,19 +101,32 @@ class RouterFields:
         ids = ID_MEMBERS if transfers else ()
         if prompt.reserved is not None:
             return [name for name in prompt.reserved.router if name in names or name in ids]
-        if names and (yield from self._searched(request.body, names)) and ids:
-            yield from self._searched(request.body, ids)
+        if names and (yield from self._searched(request, names)) and ids:
+            yield from self._searched(request, ids)
         return ()
 
-    def _searched(self, body: bytes, names: Sequence[str]) -> Steps[bool]:
+    def _searched(self, request: HttpRequest, names: Sequence[str]) -> Steps[bool]:
         """Return whether a request id in the body may have an engine's address. Raises BadRequest for these names."""
+        body = request.body
         search = BodySearch(names, form=FORM.match(body) is not None)
-        for piece in slices(body):
+        for piece in chain(slices(body), self._inflated(request, names)):
             if name := search.find(piece):
                 self._refuse(name)
-            if len(body) > SLICE_BYTES:
+            if len(body) > SLICE_BYTES or not request.fields.readable:
                 yield checkpoint
         return search.has_address
+
+    def _inflated(self, request: HttpRequest, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield what is in a compressed body. Raises BadRequest for one in a coding that is not known here."""
+        codings = codings_of(request.headers)
+        if not codings:
+            return
+        if len(codings) > 1 or codings[0] not in CODINGS:
+            self._refuse(names[0])
+        try:
+            yield from inflated_slices(request.body)
+        except ValueError:
+            self._refuse(names[0])
 
     def without(self, request: HttpRequest, names: Sequence[str]) -> HttpRequest:
         """Return the request without these members. Raises BadRequest if the body cannot be changed."""
@@ -127,3 +144,10 @@ class RouterFields:
     def _refuse(self, name: str) -> NoReturn:
         increment(self.counters.refused, name)
         raise BadRequest(f"this body cannot be read, and may have a {name}, which only a router may set")
+
+
+def codings_of(headers: Headers) -> Sequence[bytes]:
+    """Return the codings of a body, in lower case."""
+    values = [value for name, value in headers if name.lower() == b"content-encoding"]
+    codings = [coding.strip().lower() for value in values for coding in value.split(b",")]
+    return [coding for coding in codings if coding not in (b"", b"identity")]
