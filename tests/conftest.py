@@ -40,12 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="takes seconds of a core: .ci/run runs it, as WHOLE_SUITE=1 does"))
 
 
+exempt = gc.freeze
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: no collection of garbage shall look through them again and again."""
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # at the end of a replay in this process they would be looked through again
+    gc.freeze = lambda: None  # a node that starts in this process would exempt itself, and be kept when it is gone
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,6 +58,8 @@ def trees_are_forgotten() -> Iterator[None]:
     yield
     for kept in (house.nodes_of, house.tree_of):
         kept.cache_clear()
+    gc.collect()
+    exempt()  # libraries that its tests were the first to import
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from gc import freeze
 from pathlib import Path
 from types import CodeType
 
@@ -116,7 +116,7 @@ NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
 @cache
 def tree_of(path: Path) -> ast.Module:
     tree = ast.parse(path.read_text(), filename=str(path))
-    gc.freeze()  # it stays: no collection of garbage shall look through all trees so far for each new one
+    freeze()  # it stays: no collection of garbage shall look through all trees so far for each new one
     return tree
 
 

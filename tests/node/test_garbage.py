@@ -38,6 +38,18 @@ def test_what_is_made_at_once_is_looked_through_at_its_end_alone() -> None:
     assert gc.isenabled()
 
 
+async def test_what_a_node_exempted_in_a_process_of_tests_is_freed_when_it_is_gone() -> None:
+    """Else each node that a test starts would be kept until the end of the run (conftest.py)."""
+    cycle = Cycle()
+    cycle.itself = cycle
+    freed = weakref.ref(cycle)
+    with collected_in_waits():
+        pass
+    del cycle
+    gc.collect()
+    assert freed() is None
+
+
 async def test_answers_of_every_kind_and_connections_that_end_leave_no_cycles() -> None:
     chunked = CHUNKED_HEAD + chunk(b"data: 1\n\n") + b"0\r\n\r\n"
     answers = {b"chunked": chunked, b"broken": chunked[:-8], b"garbled": b"HTTP/1.1 what\r\n\r\n"}
