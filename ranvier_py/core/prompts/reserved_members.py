@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 TRANSFER_MEMBERS = (
     *("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
-    *("routed_dp_rank", "disagg_prefill_dp_rank"),
+    *("bootstrap_pair_key", "disaggregated_params", "routed_dp_rank", "disagg_prefill_dp_rank"),
 )
+"""Of vLLM, SGLang and, `disaggregated_params`, TensorRT-LLM."""
+
 RANK_MEMBERS = ("data_parallel_rank",)
 ID_MEMBERS = ("request_id", "rid")
 CONTAINERS = frozenset(("extra_body", "sampling_params", "extra_args", "vllm_xargs"))
@@ -44,7 +46,7 @@ NAME_BYTES_MAX = 6 * max(map(len, RESERVED))  # of a name whose letters are all 
 NAME_ESCAPE = re.compile(rb"\\u00(5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 """An escape of a letter or an underscore: of what names consist of."""
 ESCAPES = (b"\\u005", b"\\u006", b"\\u007")
-NAME_PARTS = (b"_transfer_params", b"bootstrap_", b"_dp_rank", b"data_parallel_rank")
+NAME_PARTS = (b"_transfer_params", b"disaggregated_params", b"bootstrap_", b"_dp_rank", b"data_parallel_rank")
 """Each name of ROUTERS has one of them."""
 
 BLANKS = re.compile(rb"[ \t\r\n]*")
