@@ -5,12 +5,14 @@ Each test prints its figures (`pytest -s`). They are of processor time, since ot
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -24,12 +26,14 @@ from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.node.part import Node
 from tests.builders.browsers import BROWSER, Tab, browser
 from tests.builders.built_nodes import built
+from tests.node.node_lab import ClusterLab, cluster_lab
 
 pytestmark = pytest.mark.slow
 
 ENGINES, CHATS, STEPS = 64, 1000, 20
 FRAME_MS, ROUNDS = 16.0, 3
 MAP = "document.querySelector('.map canvas')?.kind?.[0]"
+ENGINES_OF_EIGHT, SPENT_OVER_S = 8, 20.0
 WARM_S = 2.0  # until the browser has compiled what runs often
 
 
@@ -126,3 +130,44 @@ async def longest(tab: Tab, key: str) -> float:
             await tab.press(key)
         await tab.until(f"{MAP} !== before")
     return round(found[-1], 1)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM")
+async def test_a_page_that_is_open_on_one_of_eight_nodes_costs_it_a_hundredth_of_a_core(tmp_path: Path) -> None:
+    with trio.fail_after(300):
+        async with cluster_lab(tmp_path, ENGINES_OF_EIGHT, 300) as place, browser(tmp_path / "profile") as started:
+            process, _, control = await place.addressed_process()
+            place.places.append((await asked(place, control))["address"])
+            for _ in range(7):
+                await place.addressed_process()
+            while (await asked(place, control))["peers"] < 7:  # noqa: ASYNC110  # another process
+                await trio.sleep(0.5)
+            await started.tab("about:blank")
+            alone = await share_of_a_core(process.pid)
+            tab = await started.tab(f"{control}/")
+            for pane, count in (("engines", ENGINES_OF_EIGHT), ("peers", 7)):
+                await tab.until(f"document.querySelectorAll('[data-pane={pane}] tr[data-row]').length === {count}")
+            paint = await tab.value("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            await trio.sleep(WARM_S)
+            watched = await share_of_a_core(process.pid)
+    shares = f"{100 * alone:.2f} % of a core, with a page {100 * watched:.2f} %"
+    print(f"8 nodes: first paint {paint:.0f} ms; a node takes {shares}")
+    assert paint < 1000
+    assert watched - alone < 0.01
+
+
+async def asked(place: ClusterLab, control: str) -> dict[str, Any]:
+    view = (await place.http.get(f"{control}/admin/cluster")).json()
+    return {"address": view["address"], "peers": sum(each["state"] == "alive" for each in view["members"])}
+
+
+async def share_of_a_core(pid: int) -> float:
+    """The processor time that a process takes in some seconds, as a share of one core."""
+    before = spent_s(pid)
+    await trio.sleep(SPENT_OVER_S)
+    return (spent_s(pid) - before) / SPENT_OVER_S
+
+
+def spent_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
