@@ -98,12 +98,13 @@ class Calibrated:
         for engine, model in enumerate(self._engines):
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
+            usage = model.cache.used_blocks / model.cache.capacity_blocks
             reported = EngineMetrics(capacity_tokens=limits.cache_tokens, block_tokens=limits.block_size)
             self.calibrations[node].report(known.id, known.url, known.generation, reported)
             for router in self._routers:
                 backend = router.registry[known.id]
                 backend.work.room.cache_tokens = limits.cache_tokens
-                backend.work.queue_read(model.running, model.waiting)
+                backend.work.queue_read(model.running, model.waiting, usage)
 
 
 class EventReaders:

@@ -202,7 +202,7 @@ class CalibrationParts(Part):
         self._looks[backend] = Look(now, excess, metrics.waiting or 0, generated, per_s)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         slot.work.room.cache_tokens = metrics.capacity_tokens
-        slot.work.queue_read(metrics.running, metrics.waiting)
+        slot.work.queue_read(metrics.running, metrics.waiting, metrics.usage)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
         slot.reuse.page_read(metrics.caches, metrics.hit_tokens)
         self._registry.changes.reconsider(slot)

@@ -1,11 +1,11 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
 Rule: a chat's own history goes to its deepest holder (`choose_own`), which is left where too much is ahead of a
-newcomer and `ttft` would be sooner elsewhere. A shared prefix (`choose_shared`) and a cold one (`choose_cold`) go
-where `ttft` predicts the least time; a request without any prefix to one of the least loaded. The table learns who
-served, not who was preferred. Source: Ranvier, «When your load balancer learns», and its code. Left out of it: jump
-and modular hashing (rendezvous moves only a lost backend's keys), weights by GPU gauges (no Candidate has them), cost
-budgets, priority groups. Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
+newcomer, or no room, and `ttft` would be sooner elsewhere. A shared prefix (`choose_shared`) and a cold one
+(`choose_cold`) go where `ttft` predicts the least time; a request without any prefix to one of the least loaded. The
+table learns who served, not who was preferred. Source: Ranvier, «When your load balancer learns», and its code. Left
+out of it: jump and modular hashing (rendezvous moves only a lost backend's keys), weights by GPU gauges (no Candidate
+has them), cost budgets, priority groups. Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
 """
 
 from __future__ import annotations
@@ -133,29 +133,12 @@ class Affinity(Policy):
     def divert_by_time(
         self, match: Match, candidates: Sequence[Candidate], position: int, rng: Random
     ) -> Choice | None:
-        """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder."""
+        """Choose what `ttft` would if more than `divert_factor` x the median is ahead of a newcomer at the holder, or
+        if that is full: where others are full as well, the median waits no less, and one with room would stay idle."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        waits = (
-            holder.work.waiting
-            or missing_share(match, holder, match.prompt_tokens, typical_memory(match, (holder,))) > 0
-        )
-        factor, median = self.options.divert_factor, self.options.median
-        # without the holder: among few engines its own queue would be half of the median
-        others = [each for each in range(len(loads)) if each != position]
-        if (
-            not waits
-            and not self.by_time.learner.decode_rates.uneven
-            and loads[position] <= median_of([loads[each] for each in others])
-        ):
-            return None  # no more decode there than elsewhere
-        first_s, all_s = self.by_time.ahead_s(match, holder)
-        # who is alone at a slow engine has nobody ahead, and still waits; what only might be faster leaves no holder
-        all_s += self.by_time.slower_s(match, candidates, position)
-        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
-        if first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
-            [each[1] for each in ahead_s], median
-        ):
+        missing = missing_share(match, holder, match.prompt_tokens, typical_memory(match, (holder,)))
+        if missing <= 0.0 and self.bears_newcomers(match, candidates, position, loads):
             return None
         holders = match.more_holders()
         among = self.lightest(match, loads, [position, *foremost(holders, candidates, loads)])
@@ -164,6 +147,26 @@ class Affinity(Policy):
         if chosen is holder:
             return None
         return Choice(chosen.id, "diverted", held_tokens(holders, chosen))
+
+    def bears_newcomers(self, match: Match, candidates: Sequence[Candidate], position: int, loads: Floats) -> bool:
+        """Whether a newcomer waits no more than `divert_factor` x the median there, before its first token and in
+        all."""
+        # without this one: among few engines its own queue would be half of the median
+        others = [each for each in range(len(loads)) if each != position]
+        if (
+            not candidates[position].work.waiting
+            and not self.by_time.learner.decode_rates.uneven
+            and loads[position] <= median_of([loads[each] for each in others])
+        ):
+            return True  # no more decode there than elsewhere
+        factor, median = self.options.divert_factor, self.options.median
+        first_s, all_s = self.by_time.ahead_s(match, candidates[position])
+        # who is alone at a slow engine has nobody ahead, and still waits; what only might be faster leaves no holder
+        all_s += self.by_time.slower_s(match, candidates, position)
+        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
+        return first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
+            [each[1] for each in ahead_s], median
+        )
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time, in which held tokens cost nothing: a system prompt, or a document with

@@ -267,19 +267,16 @@ class Ttft(Policy):
         contexts = own.contexts + (many - own.decoding) * context + context * many
         decode = self.learner.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
-        typical = typical_memory(match, (candidate,))
-        full_s = self.full_s(match, candidate, decode.factor(candidate.id), contexts, match.prompt_tokens, typical)
+        missing = missing_share(match, candidate, match.prompt_tokens, typical_memory(match, (candidate,)))
+        full_s = self.full_s(match, missing, decode.factor(candidate.id), contexts)
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
 
-    def full_s(
-        self, match: Match, candidate: Candidate, factor: float, contexts: float, held: int, typical: float
-    ) -> float:
-        """Return the seconds that a request waits there until others' ends have left it a place and room in the cache:
-        the share of them that is missing, of the time that answers of its length take."""
-        missing = missing_share(match, candidate, held, typical)
+    def full_s(self, match: Match, missing: float, factor: float, contexts: float) -> float:
+        """Return the seconds that a request waits until others' ends have left it a place and room in the cache: the
+        share of them that is missing, of the time that answers of its length take."""
         if missing <= 0.0:
             return 0.0
-        return missing * (factor * match.answer_tokens * self.learner.decode_rates.token_s(contexts))
+        return missing * factor * match.answer_tokens * self.learner.decode_rates.token_s(contexts)
 
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
@@ -317,7 +314,8 @@ class Ttft(Policy):
             contexts = own.contexts + (many - own.decoding) * context
             if room.cache_tokens or room.places:
                 typical = typical_memory(match, weighed) if typical is None else typical
-                queue_s += self.full_s(match, candidate, factor, contexts, held.get(backend, 0), typical)
+                missing = missing_share(match, candidate, held.get(backend, 0), typical)
+                queue_s += self.full_s(match, missing, factor, contexts)
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s
@@ -373,14 +371,17 @@ def typical_memory(match: Match, candidates: Sequence[Candidate]) -> float:
 
 def missing_share(match: Match, candidate: Candidate, held: int, typical: float) -> float:
     """Return which share of its cache, or of the requests that it runs at once, must be left by others before this
-    request can run there, 0 or less if none; 0 where neither is known. `typical`: see `typical_memory`."""
+    request can run there, 0 or less if none; 0 where neither is known. `typical`: see `typical_memory`.
+
+    Of the cache counts what is missing for certain. How long answers become is not known, and lengths of n answers,
+    which vary as much as they are long, add up to the root of n times one more or less."""
     own, room = candidate.work.own, candidate.work.room
     places, size = room.places, room.cache_tokens
     missing = (candidate.load + 1 - places) / places if places else 0.0
     if size:
         # peers do not say what theirs take; were it as much as this one takes, long prompts would find all engines full
         of_peers = (candidate.load - own.inflight) * typical
-        memory = own.memory + of_peers + match.memory(held)
+        memory = own.memory + of_peers + match.memory(held) - sqrt(candidate.load) * match.answer_tokens
         missing = max(missing, memory / size - 1.0)
     return missing
 

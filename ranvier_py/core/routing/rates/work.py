@@ -18,6 +18,9 @@ REQUEST_TOKENS = 600
 sheet: bytes/s over bytes of a token, over the prompt tokens/s (`replay/engine/presets.py` has 430 to 1,130)."""
 
 
+ROOMY = 0.5
+"""While the requests that run use no more than this share of a cache, it has room for as many again."""
+
 NEVER_S = float("-inf")
 
 
@@ -96,6 +99,7 @@ class EngineRoom:
 
     foreign: int = 0  # requests there that no node sent, by the engine's count
     places: int | None = None  # requests that it runs at once, as far as it has shown that (`queue_read`)
+    full_at: int | None = None  # requests that ran at the last look, if another seemed to wait for a place
     cache_tokens: int | None = None  # the size of its cache
 
 
@@ -117,12 +121,19 @@ class Work:
     burst: int = 0  # own requests sent within UNREPORTED_S of `burst_at`
     burst_at: float = NEVER_S
 
-    def queue_read(self, running: int | None, waiting: int | None) -> None:
-        """Take how many requests run and wait there, by its metrics page. Requests that wait although all that run
-        decode wait for a place: more than these have never run at once."""
+    def queue_read(self, running: int | None, waiting: int | None, usage: float | None = None) -> None:
+        """Take how many requests run and wait there, by its metrics page, and the share of its cache that they use.
+
+        Requests that wait although all that run decode wait for a place: more than these have never run at once. Not
+        if they may wait for room in the cache. What has just come waits as well, until a step ends: so one look shows
+        nothing, two in a row with equally many do."""
         room = self.room
-        if running and (running > room.places if room.places else waiting and running <= self.decoding + room.foreign):
-            room.places = running
+        if room.places and running:
+            room.places = max(room.places, running)
+        for_place = running and waiting and running <= self.decoding + room.foreign and (usage or 0.0) <= ROOMY
+        if for_place and running == room.full_at:
+            room.places = room.places or running
+        room.full_at = running if for_place else None
 
     def begin(self, request: InFlight, now: float) -> None:
         """Count a request that was sent."""

@@ -314,6 +314,16 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
 
 
+def test_a_full_holder_is_left_for_the_one_engine_with_room_although_others_are_full_as_well() -> None:
+    """The median waits as long as the holder then: by twice that nobody would ever be left."""
+    candidates = busy((0, 4), (0, 4), (0, 4), (0, 1))
+    for engine in candidates:
+        engine.work.room.cache_tokens, engine.work.own.memory = 40_000, 70_000
+    match = chat_of(5000, 5200)._replace(answer_tokens=3000.0)
+    candidates[3].work.own.memory = 10_000
+    assert trained().choose(match, candidates, Random(1)).backend == 3
+
+
 def test_a_holder_whose_places_are_taken_is_left_for_a_free_one() -> None:
     """Of llama.cpp's four slots each is held until its answer ends."""
     candidates = busy((0, 5), (0, 4), (0, 4), (0, 4))

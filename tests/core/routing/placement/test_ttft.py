@@ -10,7 +10,7 @@ import pytest
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
+from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft, missing_share
 from ranvier_py.core.routing.rates.decode_rate import Decoded
 from ranvier_py.core.routing.rates.work import Work
 from tests.core.routing.placement.engines import Engine, match_of
@@ -296,3 +296,18 @@ def test_a_long_prompt_does_not_take_the_requests_of_peers_for_as_long_as_itself
     for candidate in candidates:
         candidate.work.own.memory = 8000
     assert all(terms["queue_s"] > 0.1 for terms in policy.terms(match, candidates))
+
+
+def test_a_shortage_that_lengths_of_answers_may_make_by_chance_lets_nobody_wait() -> None:
+    policy, candidates = trained(), engines(0, 0)
+    policy.learner.decoded(Decoded(BackendId(0), 100, 1.0, 1000.0, 0))
+    match = warm()._replace(answer_tokens=1000.0)
+    for candidate, running in zip(candidates, (4, 16), strict=True):
+        candidate.load = candidate.work.own.inflight = running
+        needed = match.memory(0)
+        # short of two answers, which is as much as the sum of four varies; of sixteen it is half of that
+        candidate.work.room.cache_tokens, candidate.work.own.memory = 30_000, round(32_000 - needed)
+    assert all(missing_share(match, candidate, 0, 0.0) <= 0.0 for candidate in candidates)
+    for candidate in candidates:
+        candidate.work.own.memory += 1000
+    assert [missing_share(match, candidate, 0, 0.0) > 0.0 for candidate in candidates] == [True, False]
