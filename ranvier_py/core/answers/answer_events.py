@@ -90,7 +90,7 @@ class AnswerEvent(NamedTuple):
             return failed((inner.get("error") if type(inner) is dict else None) or {})
         if "error" in self.kinds and not fields.get("error"):
             return failed(fields or self.data.decode("utf-8", "replace"))
-        return failure_of(fields)
+        return failure_of(fields) or failure_of_choices(fields.get("choices"))
 
     @property
     def begins(self) -> bool:
@@ -125,9 +125,15 @@ def has_begun(choice: Any) -> bool:
     """Whether a choice has more than a role."""
     if type(choice) is not dict:
         return True
-    delta = choice.get("delta")
-    more = any(delta[name] for name in delta if name != "role") if type(delta) is dict else choice.get("text")
-    return bool(more or choice.get("finish_reason"))
+    return has_words(choice) or bool(choice.get("finish_reason"))
+
+
+def has_words(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice has any output."""
+    message = choice.get("delta", choice.get("message"))
+    return (
+        any(message[name] for name in message if name != "role") if type(message) is dict else bool(choice.get("text"))
+    )
 
 
 def failure_in_whole(body: bytes, api: str) -> Failure | None:
@@ -137,9 +143,10 @@ def failure_in_whole(body: bytes, api: str) -> Failure | None:
     except orjson.JSONDecodeError:
         is_cut = api not in GENERATING or any(b'"%b"' % name.encode() in body for name in OUTPUT)
         return None if is_cut else NO_ANSWER
-    if any(fields.get(name) for name in OUTPUT):
+    failure = failure_of_choices(fields.get("choices"))
+    if failure is None and any(fields.get(name) for name in OUTPUT):
         return None
-    failure = failure_of(fields)
+    failure = failure or failure_of(fields)
     return failed(fields) if failure is None and api in GENERATING and lacks_output(fields) else failure
 
 
@@ -159,6 +166,14 @@ def failure_of(fields: Mapping[str, Any]) -> Failure | None:
     if type(error) not in (dict, str) and (fields.get("object") == "error" or fields.get("type") == "error"):
         error = fields
     return failed(error) if type(error) in (dict, str) else None
+
+
+def failure_of_choices(choices: Any) -> Failure | None:
+    """Return the failure that the first of these choices names, as some gateways do, if none of them has any output."""
+    if type(choices) is not list or not choices or type(choices[0]) is not dict:
+        return None
+    failure = failure_of(choices[0])
+    return failure if failure and not any(type(each) is not dict or has_words(each) for each in choices) else None
 
 
 def failed(error: Any) -> Failure:

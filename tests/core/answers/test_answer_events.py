@@ -60,6 +60,10 @@ def failure_of_whole(data: bytes, api: str = "chat") -> Failure | None:
     return reader.failure
 
 
+def whole_of(*choices: Any) -> bytes:
+    return json.dumps({"id": "1", "choices": choices}).encode()
+
+
 @pytest.mark.parametrize("api", OPENINGS)
 @pytest.mark.parametrize("kind", [*ERRORS, *OF_RESPONSES])
 def test_an_error_before_any_output_is_a_failure_by_the_code_inside(kind: str, api: str) -> None:
@@ -68,6 +72,25 @@ def test_an_error_before_any_output_is_a_failure_by_the_code_inside(kind: str, a
         failure = failure_in(data, api)
         assert failure is not None
         assert failure.status == status
+
+
+@pytest.mark.parametrize(
+    "output", [{"delta": {"role": "assistant", "content": ""}}, {"message": {"content": None}}, {}]
+)
+def test_an_error_inside_a_choice_without_output_is_a_failure(output: Any) -> None:
+    """A gateway's, whose provider failed."""
+    choice = {
+        "index": 0,
+        "finish_reason": "error",
+        "error": {"code": 502, "message": "Provider disconnected"},
+        **output,
+    }
+    for failure in (failure_in(stream({"choices": [choice]}), "chat"), failure_of_whole(whole_of(choice))):
+        assert failure is not None
+        assert failure.status == 502
+    beside = {"message": {"content": "half an ans"}}
+    assert failure_of_whole(whole_of({"error": choice["error"], **beside})) is None
+    assert failure_of_whole(whole_of(choice, beside)) is None
 
 
 @pytest.mark.parametrize("kind", ERRORS)
