@@ -122,7 +122,7 @@ class LimitParts(Part):
         for scope, refused in islice(reversed(self.limiter.refusals.items() if self.limiter else ()), SCOPES_SHOWN):
             if now - refused.at > REFUSED_S:
                 return
-            what = f"{scope} reached a limit: {refused.last}, {refused.times:,} requests refused here since the start"
+            what = f"{refused.last}; {refused.times:,} of its requests refused here since the start"
             remedy = "Leave it, or raise the limit in keys_file: it is read again by itself."
             yield Finding(
                 "limit_reached", Severity.NOTICE, what, scope, f"requests of {scope}: 429", remedy, "ranvier access"

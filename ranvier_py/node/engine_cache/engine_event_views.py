@@ -96,7 +96,7 @@ class EngineEventViews(Part):
             if not one.subscriber.state.is_connected:
                 return f"not connected: {one.subscriber.state.why or 'not yet'}"
         reason = self._events.engine_caches.reason(backend.id)
-        return reason or ("" if self._engine(backend).publishers else "it publishes no events")
+        return reason or ("" if self._engine(backend).publishers else "no events are published")
 
     def _note(self, backend: Backend) -> str:
         """Return why an engine that publishes events is not read here, or is of less use than it could be."""
