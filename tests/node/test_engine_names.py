@@ -13,6 +13,7 @@ import trio
 
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
+from ranvier_py.io.engine_events import zmq_sockets
 from ranvier_py.io.engine_events.zmq_source import SubscriberCounters, SubscriberState
 from ranvier_py.node.engine_cache import event_reader
 from ranvier_py.node.engine_cache.engine_event_parts import EngineEvents
@@ -41,7 +42,7 @@ class Silent:
 
 @asynccontextmanager
 async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineEvents]:
-    monkeypatch.setattr(event_reader, "KvSockets", Silent)
+    monkeypatch.setattr(zmq_sockets, "KvSockets", Silent)
     monkeypatch.setattr(event_reader, "KvSubscriber", Silent)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:

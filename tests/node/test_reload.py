@@ -20,7 +20,8 @@ import pytest
 import trio
 import trustme
 
-import ranvier_py.node.node  # noqa: F401  # all parts, of which a test looks at each
+import ranvier_py.node.node  # all parts, of which a test looks at each
+import ranvier_py.node.tracing.trace_parts  # noqa: F401  # which a node imports only with a collector
 from cluster.dns.addresses import free_port
 from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import load

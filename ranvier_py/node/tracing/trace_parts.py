@@ -121,10 +121,12 @@ class TraceParts(Part):
                 await trio.sleep(BATCH_S)
                 while self._queue:
                     await self._export(self._next())
-        finally:
+        except trio.Cancelled:
             with trio.CancelScope(shield=True), trio.move_on_after(LAST_S):
                 while self._queue:
                     self._settle(await self._send(batch := self._next()), len(batch))
+            self._sender.close()
+            raise
 
     def _next(self) -> list[TraceSpan]:
         return [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]

@@ -83,7 +83,9 @@ async def test_the_page_of_each_worker_shows_the_requests_of_all(tmp_path: Path)
         alone = [requests_of(each.json()["panes"]) for each in own]
         assert sum(alone) == REQUESTS > max(alone)
         for url in node.control:
-            found = await until(place.http, url, lambda panes: requests_of(panes) == REQUESTS)
+            found = await until(
+                place.http, url, lambda panes: requests_of(panes) == REQUESTS and "requests" in panes["history"]
+            )
             assert found["workers"] == {"of": 2, "missing": []}
             assert len({each["request_id"] for each in found["decisions"]}) == REQUESTS
             assert {name: counts[0] for name, counts in found["tenant_requests"].items()} == {"red": 4, "blue": 8}

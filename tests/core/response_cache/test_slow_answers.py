@@ -45,11 +45,11 @@ STREAMS: dict[str, Callable[[bytes], bytes]] = {
 }
 CHOICE = b'{"index":%d,"message":{"role":"assistant","content":"%b"%b},"finish_reason":"stop"}'
 WHOLES = {
-    "text": (b"", b"a" * (WHOLE_BYTES - 200), b"", 1),
-    "escapes": (b"", b"\\n" * (WHOLE_BYTES // 2 - 200), b"", 1),
-    "lists": (b"", b"", b',"x":[' + b"[]," * 99_000 + b"[]]", 1),
-    "many choices": (b"", b"", b"", 9000),
-    "many choices with a long head": (b'"x":[' + b"1," * 1000 + b"1],", b"", b"", 4000),
+    "text": lambda: (b"", b"a" * (WHOLE_BYTES - 200), b"", 1),
+    "escapes": lambda: (b"", b"\\n" * (WHOLE_BYTES // 2 - 200), b"", 1),
+    "lists": lambda: (b"", b"", b',"x":[' + b"[]," * 99_000 + b"[]]", 1),
+    "many choices": lambda: (b"", b"", b"", 9000),
+    "many choices with a long head": lambda: (b'"x":[' + b"1," * 1000 + b"1],", b"", b"", 4000),
 }
 
 
@@ -74,7 +74,7 @@ def asked(api: str = "chat", *, stream: bool) -> Question:
 
 
 def whole(name: str) -> bytes:
-    head, text, more, count = WHOLES[name]
+    head, text, more, count = WHOLES[name]()
     choices = b",".join([CHOICE % (number, text, more) for number in range(count)])
     return b'{%b"choices":[%b],"usage":{"prompt_tokens":5}}' % (head, choices)
 
@@ -105,19 +105,19 @@ def test_a_whole_answer_is_kept_and_replayed_in_short_portions(name: str) -> Non
 
 
 STOLEN = {
-    "a whole answer of lists": (False, filled(b'{"choices":[', b"[],", b"[]]}", ENTRY_BYTES), b""),
-    "a whole answer of numbers": (False, filled(b'{"choices":[', b"1,", b"1]}", ENTRY_BYTES), b""),
-    "counts of lists": (True, chunk(EVENT), filled(MANY_LISTS, b"[],", b"[]]}\n\n", ENTRY_BYTES)),
-    "a stream of lists": (True, chunk(filled(b'data: {"choices":[', b"[],", b"[]]}\n\n", ENTRY_BYTES)), COUNTS),
-    "each byte in a chunk": (True, bytewise(filled(b"", EVENT, b"", 150_000))[: -len(LAST_CHUNK)], COUNTS),
-    "chunks without an end": (True, b"ffffff" * (ENTRY_BYTES // 6), COUNTS),
+    "a whole answer of lists": lambda: (False, filled(b'{"choices":[', b"[],", b"[]]}", ENTRY_BYTES), b""),
+    "a whole answer of numbers": lambda: (False, filled(b'{"choices":[', b"1,", b"1]}", ENTRY_BYTES), b""),
+    "counts of lists": lambda: (True, chunk(EVENT), filled(MANY_LISTS, b"[],", b"[]]}\n\n", ENTRY_BYTES)),
+    "a stream of lists": lambda: (True, chunk(filled(b'data: {"choices":[', b"[],", b"[]]}\n\n", ENTRY_BYTES)), COUNTS),
+    "each byte in a chunk": lambda: (True, bytewise(filled(b"", EVENT, b"", 150_000))[: -len(LAST_CHUNK)], COUNTS),
+    "chunks without an end": lambda: (True, b"ffffff" * (ENTRY_BYTES // 6), COUNTS),
 }
 
 
 @pytest.mark.parametrize("name", STOLEN)
 def test_what_somebody_put_in_the_place_of_a_kept_answer_holds_up_nobody(name: str) -> None:
     """With a digest that fits: whoever can write there knows how it is made."""
-    stream, body, counts = STOLEN[name]
+    stream, body, counts = STOLEN[name]()
     data = encoded(b"k", StoredAnswer("chat", "m", b"t", CONTENT_TYPES[stream], body, counts, stream, 0.0, (1, 1)), 0.0)
     took_s = []
     for _ in range(TRIES):

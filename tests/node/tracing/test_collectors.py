@@ -126,10 +126,12 @@ async def test_a_collector_that_is_away_costs_its_spans_and_no_request_waits(cap
         place.engines.append(await place.listen(Scripted(GOOD).serve))
         settings = {"otel_endpoint": "http://127.0.0.1:1", "otel_sample_ratio": 1.0, "otel_queue_max": 64}
         node = await place.start(**settings)
-        for _ in range(30):
-            assert (await node.chat()).status_code == 200
-        found = await until(node, dropped_total__away=1, dropped_total__queue_full=1)
-    assert found["traced_total"] == 30
+        found, asked = dict[str, float](), 0
+        while not {'dropped_total{reason="away"}', 'dropped_total{reason="queue_full"}'} <= found.keys():
+            for _ in range(30):
+                assert (await node.chat()).status_code == 200
+            found, asked = await figures(node), asked + 30
+    assert found["traced_total"] == asked
     assert found["exported_total"] == 0
     assert len([text for text in caplog.messages if text.startswith("traces.not_taken")]) == 1
 
