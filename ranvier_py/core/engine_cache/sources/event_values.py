@@ -200,7 +200,7 @@ def tokens_of(value: object) -> bytes:
 def extra_keys_of(value: object) -> tuple[tuple[ExtraKey, ...], ...]:
     if value is None:
         return ()
-    if type(value) is not tuple:
+    if type(value) is not tuple or len(value) > HASHES_MAX:  # those of one block each
         raise Unreadable
     if value.count(None) == len(value):
         return ()
