@@ -14,7 +14,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from tests.core.engine_cache.test_event_streams import known, payload, stored
 
 OCCUPIED_S_MAX = 0.050
-TRIES = 3
+TRIES = 8
 CALLS_MAX = 2000
 EVENT_BYTES = 2_000_000
 
