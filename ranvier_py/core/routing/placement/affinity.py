@@ -18,7 +18,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_share, typical_memory
+from ranvier_py.core.routing.placement.ttft import COMMON_SHARE, Ttft, missing_at_holder
 
 Floats = Sequence[float]
 
@@ -137,8 +137,7 @@ class Affinity(Policy):
         if that is full: where others are full as well, the median waits no less, and one with room would stay idle."""
         holder = candidates[position]
         loads = relative_loads(candidates)
-        missing = missing_share(match, holder, match.prompt_tokens, typical_memory(match, (holder,)))
-        if missing <= 0.0 and self.bears_newcomers(match, candidates, position, loads):
+        if missing_at_holder(match, holder) <= 0.0 and self.bears_newcomers(match, candidates, position, loads):
             return None
         holders = match.more_holders()
         among = self.lightest(match, loads, [position, *foremost(holders, candidates, loads)])

@@ -267,8 +267,7 @@ class Ttft(Policy):
         contexts = own.contexts + (many - own.decoding) * context + context * many
         decode = self.learner.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
-        missing = missing_share(match, candidate, match.prompt_tokens, typical_memory(match, (candidate,)))
-        full_s = self.full_s(match, missing, decode.factor(candidate.id), contexts)
+        full_s = self.full_s(match, missing_at_holder(match, candidate), decode.factor(candidate.id), contexts)
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
 
     def full_s(self, match: Match, missing: float, factor: float, contexts: float) -> float:
@@ -367,6 +366,11 @@ def typical_memory(match: Match, candidates: Sequence[Candidate]) -> float:
     own = [candidate.work.own for candidate in candidates]
     count = sum([each.inflight for each in own])
     return sum([each.memory for each in own]) / count if count else match.memory(0)
+
+
+def missing_at_holder(match: Match, candidate: Candidate) -> float:
+    """Return what is missing, as `missing_share`, at a backend that holds the whole prompt, judged by itself alone."""
+    return missing_share(match, candidate, match.prompt_tokens, typical_memory(match, (candidate,)))
 
 
 def missing_share(match: Match, candidate: Candidate, held: int, typical: float) -> float:
