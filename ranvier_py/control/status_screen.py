@@ -179,9 +179,10 @@ def header(status: Status, address: str, width: int) -> list[str]:
         f"; {', '.join(counts)}" if counts else ""
     )
     totals = status["requests"]
-    engines = f"{len(status['engines'])} engines, {sum(each['load'] or 0 for each in status['engines'])} requests"
+    load = sum(each["load"] or 0 for each in status["engines"])
+    size = counted(len(status["engines"]), "engine"), counted(load, "request"), counted(len(status["peers"]), "peer")
     shares = f"predicted {percent(totals['predicted_share'])}, cached {percent(totals['cached_share'])}"
-    second = f"{engines}, {len(status['peers'])} peers; policy {word(totals['policy'])}, {shares}"
+    second = f"{', '.join(size)}; policy {word(totals['policy'])}, {shares}"
     return [fitted(first, width), fitted(second, width)]
 
 
@@ -309,6 +310,10 @@ def since(finding: Row) -> str:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def short(number: float | None) -> str:

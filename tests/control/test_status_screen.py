@@ -91,6 +91,13 @@ def test_a_page_has_every_engine_in_one_line_of_80_columns_and_every_finding_wit
     assert not page(status(8), "http://a:1")[0].startswith("DEGRADED")
 
 
+@pytest.mark.parametrize(
+    ("peers", "size"), [(0, "1 engine, 1 request, 0 peers;"), (1, "1 engine, 1 request, 1 peer;"), (2, "2 peers;")]
+)
+def test_one_of_a_kind_is_named_as_one(peers: int, size: str) -> None:
+    assert size in page({**status(0, peers=peers), "engines": [engine(1)]}, "http://a:1")[1]
+
+
 def shown(looked: Looked, engines: int = 64) -> list[str]:
     lines = screen(status(engines, *DEAD), "http://a:1", looked, 80, 24)
     return [line.split()[1 if line.startswith(">") else 0] for line in lines if re.match(r"[> ] engine-", line)]
