@@ -20,30 +20,33 @@ WORDS = b'{"error":{"message":"This model\'s maximum context length is %d tokens
 class Sized(Scripted):
     """An engine of a context length that refuses every prompt, or none."""
 
-    def __init__(self, length: int | None, *, refuses: bool, models: Sequence[str] = ("m", "lab-model")) -> None:
+    def __init__(
+        self, length: int | None, *, refuses: bool, models: Sequence[str] = ("m", "lab-model"), status: int = 400
+    ) -> None:
         cards = [{"id": model, "object": "model", "max_model_len": length} for model in models]
         super().__init__(page=json.dumps({"object": "list", "data": cards}).encode())
-        self.length, self.refuses = length, refuses
+        self.length, self.refuses, self.status = length, refuses, status
 
     def script(self) -> Sequence[Step]:
-        return [answer(WORDS % (self.length or 0), status=400)] if self.refuses else self.good
+        return [answer(WORDS % (self.length or 0), status=self.status)] if self.refuses else self.good
 
 
 async def until_listed(node: Node) -> None:
     await node.until("/admin/backends", lambda view: all(each["models"] for each in view["backends"]))
 
 
+@pytest.mark.parametrize("status", [400, 500])
 @pytest.mark.parametrize("lengths", [(100, 1000), (100, 500, 1000), (100, None)])
 async def test_a_prompt_that_is_too_long_for_one_goes_to_a_longer_one_and_blames_nobody(
-    lengths: tuple[int | None, ...],
+    lengths: tuple[int | None, ...], status: int
 ) -> None:
-    engines = [Sized(length, refuses=length != lengths[-1]) for length in lengths]
+    engines = [Sized(length, refuses=length != lengths[-1], status=status) for length in lengths]
     async with lab(*engines, policy="round_robin") as node:
         await until_listed(node)
         for number in range(12):
             for path in QUESTIONS:
-                status, _, _ = await answered(node, question(path, number, poison=False, stream=number % 2 == 0))
-                assert status == 200, (path, number)
+                found, _, _ = await answered(node, question(path, number, poison=False, stream=number % 2 == 0))
+                assert found == 200, (path, number)
         assert await refusing(node) == [None] * len(engines)
         assert {each["circuit"] for each in await node.backends()} == {"closed"}
     assert len(engines[0].bodies) > 6  # it is a backend like others

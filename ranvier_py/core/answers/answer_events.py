@@ -147,6 +147,8 @@ def failure_in_whole(body: bytes, api: str) -> Failure | None:
     if failure is None and any(fields.get(name) for name in OUTPUT):
         return None
     failure = failure or failure_of(fields)
+    if failure is None and fields.get("status") == "failed":
+        return failed(fields.get("incomplete_details") or {})
     return failed(fields) if failure is None and api in GENERATING and lacks_output(fields) else failure
 
 

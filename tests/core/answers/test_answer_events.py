@@ -158,6 +158,7 @@ def test_what_has_no_member_of_an_answer_fails_only_where_text_was_asked_for(fie
         (b'{"error":{"message":"x","http_status_code":422}}', 422),
         (b"null", 500),
         (b'{"detail"', 500),
+        (b'{"object":"response","status":"failed","error":null,"output":[]}', 500),
     ],
 )
 def test_what_is_no_answer_is_a_failure_whatever_its_words_and_cuts(body: bytes, status: int, api: str) -> None:

@@ -2,8 +2,8 @@
 
 A backend that has no room is well: 429 (too much of one credential), 529, and a 503 that has a Retry-After or speaks of
 a full queue. Such an answer asks for a pause. Any other 503 is a fault, like 500, 502 and 504 (`health.ILL_STATUSES`).
-What else refuses is about the request, unless another backend serves it (`refusals`). A redirect computes nothing: for
-inference it is a refusal, mostly of a proxy before one backend.
+What else refuses is about the request, unless another backend serves it (`refusals`), and so is a 500 that speaks of
+the context length. A redirect computes nothing: for inference it is a refusal, mostly of a proxy before one backend.
 
 Pure: the body is at most ERROR_BYTES_MAX, without its transfer coding.
 """
@@ -109,7 +109,7 @@ SERVED = Judgement(Outcome.SUCCESS)
 
 def wants_body(status: int) -> bool:
     """Whether the judgement on this status depends on the body, or the answer may have to wait for another one."""
-    return status >= 400 and status not in (500, 502, 504)
+    return status >= 400 and status not in (502, 504)
 
 
 def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = None, *, wall_s: float) -> Judgement:
@@ -120,6 +120,8 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         return Judgement(Outcome.REFUSED, is_own=True)
     if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
         outcome = Outcome.OVERLOADED
+    if status == 500 and TOO_LONG.search(error_words(body)) is not None:  # other words may be those of a bug
+        return Judgement(Outcome.REFUSED, is_too_long=True)
     if outcome is Outcome.REFUSED:
         words = error_words(body) if status in (400, 404, 413, 422) else ""
         lacks_model, lacks_api = NO_MODEL.search(words) is not None, NO_API.search(words) is not None

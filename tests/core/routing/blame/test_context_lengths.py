@@ -96,4 +96,4 @@ def test_refusals_for_the_length_of_a_prompt_are_known_by_their_words(message: s
 )
 def test_other_refusals_are_not_for_the_length(message: str) -> None:
     assert not judgement_of(400, message.encode(), wall_s=0.0).is_too_long
-    assert not judgement_of(500, b"context length", wall_s=0.0).is_too_long
+    assert not judgement_of(502, b"context length", wall_s=0.0).is_too_long

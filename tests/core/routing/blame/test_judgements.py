@@ -213,6 +213,19 @@ def test_a_prompt_that_is_too_long_is_known_by_a_measure_and_that_it_is_exceeded
 @pytest.mark.parametrize(
     "body",
     [
+        b'{"error":{"code":500,"message":"the request exceeds the available context size","type":"server_error"}}',
+        b'{"error":"the input length exceeds the context length"}',  # Ollama
+        b'{"detail":"This model\'s maximum context length is 4096 tokens."}',
+    ],
+)
+def test_a_500_about_the_context_length_blames_nobody_and_one_about_tokens_alone_is_a_fault(body: bytes) -> None:
+    assert judged(500, body) == Judgement(Outcome.REFUSED, is_too_long=True)
+    assert judged(500, b'{"error":"the request ran into a limit of 8 tokens"}') == Judgement(Outcome.SERVER_ERROR)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         b'{"error":{"message":"max_tokens must be at least 1, got -1"}}',
         b'{"error":{"message":"at most 4 stop sequences are allowed in a request"}}',
         b'{"error":{"message":"temperature must be at most 2"}}',
