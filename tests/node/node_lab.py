@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,7 @@ from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_publisher import KvEndpoints
 from cluster.local_tokenizer import local_tokenizer
+from ranvier_py.cli import main
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import ControlPort
 from ranvier_py.node.run_node import Addresses, run
@@ -114,6 +116,15 @@ class Node:
 
 def states(view: dict[str, Any]) -> list[str]:
     return [member["state"] for member in view["members"]]
+
+
+async def printed(*words: str, status: int = 0) -> str:
+    """What `ranvier` with these words prints, in this process: one of its own would take half a second to import."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out):
+        code = await trio.to_thread.run_sync(main, words)
+    assert code == status, out.getvalue()
+    return out.getvalue()
 
 
 async def first_lines(process: trio.Process, count: int = 1) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import trio
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.backend import is_hosted_url
-from tests.node.node_lab import MODEL, Node, cluster_lab
+from tests.node.node_lab import MODEL, Node, cluster_lab, printed
 from tests.node.node_lab import lab as node_lab
 from tests.proxy.wire import GOOD, RESET, Scripted
 
@@ -182,8 +180,7 @@ async def test_a_rule_proves_itself_by_what_the_engine_counted_of_other_sessions
         broken = [each for each in row["breaks"] if each["path"] == "$.system[0]"]
         assert broken, "of sessions left alone"
         assert all(each["rules"] == {"claude-code-billing": each["tokens"]} for each in broken)
-        command = [sys.executable, "-m", "ranvier_py", "clients", "--control", node.control]
-        page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
+        page = await printed("clients", "--control", node.control)
         assert "client_rules claude-code-billing=rewrite would save" in page
         assert f"rule claude-code-billing, claude-code, model {MODEL}: proved" in page
 
@@ -241,8 +238,7 @@ async def test_a_rule_that_one_node_turned_off_is_off_on_its_peers(
         name = (await nodes[0].ask("/admin/cluster"))["name"]
         assert trial_of(view)["node"] == name
         assert 'ranvier_client_rules_followed_total{state="off"} 1.0' in await metrics(nodes[1])
-        command = [sys.executable, "-m", "ranvier_py", "clients", "--control", nodes[1].control]
-        page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
+        page = await printed("clients", "--control", nodes[1].control)
         assert f"(found by {name})" in page
         for number in range(5):
             await ask(nodes[1], body(7), f"session {number}")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from typing import Any
 
 import pytest
-import trio
 
 from ranvier_py.node import client_parts
-from tests.node.node_lab import MODEL, Node, chat, turn
+from tests.node.node_lab import MODEL, Node, chat, printed, turn
 from tests.node.node_lab import lab as node_lab
 from tests.proxy.wire import GOOD, Scripted
 
@@ -47,14 +44,10 @@ async def test_a_nonce_before_the_history_is_named_with_its_client_its_place_and
         assert 'ranvier_prefix_breaks_total{cause="nonce",client="opencode"} 1.0' in metrics
         assert 'ranvier_prefix_break_prefill_seconds_total{cause="nonce",client="opencode"}' in metrics
         assert 'ranvier_client_turns_total{client="opencode"} 3.0' in metrics
-        command = [sys.executable, "-m", "ranvier_py", "clients", "--control", node.control]
-        page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
+        page = await printed("clients", "--control", node.control)
         assert "opencode: 3 turns" in page
         assert "$.messages[0].content  within a session" in page
-        command[3:] = ["lint", "--url", node.control]
-        live = await trio.run_process(command, capture_stdout=True, env=dict(os.environ), check=False)
-        assert live.returncode == 1, "a prefix broke"
-        assert live.stdout.decode() == page
+        assert await printed("lint", "--url", node.control, status=1) == page, "a prefix broke"
         assert SECRET not in page + metrics + str(view)
 
 

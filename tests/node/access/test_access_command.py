@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-
-import trio
 
 from tests.node.access.key_lab import RED, asked, bearer
 from tests.node.access.test_limits_of_requests import counted, limited
-from tests.node.node_lab import lab
+from tests.node.node_lab import lab, printed
 from tests.proxy.wire import GOOD, Scripted, answer
 
 
 async def output(control: str) -> str:
-    command = [sys.executable, "-m", "ranvier_py", "access", "--control", control]
-    return (await trio.run_process(command, capture_stdout=True, stderr=subprocess.DEVNULL)).stdout.decode()
+    return await printed("access", "--control", control)
 
 
 async def test_the_command_shows_what_is_left_and_why_the_last_request_was_refused(tmp_path: Path) -> None:

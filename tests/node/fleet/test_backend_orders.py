@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import trio
 
 from ranvier_py.commands.fleet.run_backend import compared
 from tests.node.access.key_lab import bearer, value_of
-from tests.node.node_lab import Lab, Node, cluster_lab, opened
+from tests.node.node_lab import Lab, Node, cluster_lab, opened, printed
 
 OPERATOR, ADMIN = "rk-operator-key-of-a-person", "rk-admin-key-of-a-person"
 
@@ -26,10 +23,7 @@ async def ordered(node: Node, path: str, key: str = "", method: str = "POST", **
 
 async def command(node: Node, *words: str, called: str = "backend", status: int = 0) -> str:
     """What the command prints."""
-    line = [sys.executable, "-m", "ranvier_py", called, *words, "--control", node.control]
-    done = await trio.run_process(line, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
-    assert done.returncode == status, done.stdout.decode()
-    return done.stdout.decode()
+    return await printed(called, *words, "--control", node.control, status=status)
 
 
 async def test_a_duplicate_is_a_conflict_that_names_the_twin_by_name_and_url() -> None:
