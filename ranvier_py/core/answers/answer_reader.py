@@ -106,13 +106,7 @@ class WholeReader(AnswerReader):
     def _passed(self, data: bytes, complete: bool) -> bytes:
         if self.has_output or self.failure:
             return data
-        if (
-            complete
-            and not self.held
-            and data.startswith(b"{")
-            and QUOTED_ERROR not in data
-            and (OUTPUT_BEGINS.search(data) or self.api not in GENERATING)
-        ):
+        if complete and not self.held and data.startswith(b"{") and self._shows_output(data):
             self.begun = self.has_output = True  # nearly all
             return data
         held = self.held + self._payload(data)
@@ -121,28 +115,37 @@ class WholeReader(AnswerReader):
         is_short = len(held) < FRAMED_BYTES and (text or held == BYTE_ORDER_MARK)
         if is_short and not is_object and not complete:  # it may become anything
             self.held = held
-            return data
-        passes = (b"{", b"[") if self.streams and not complete else b"{"  # some stream a list
-        is_strange = text and not text.startswith(passes) and self.held != OTHER and is_no_answer(text, self.api)
-        self.held = held if is_object or not text else OTHER
-        if complete and not text:
-            self.failure = EMPTY
-        elif is_strange:
-            self.failure = NO_ANSWER
-        elif not is_object:
-            self.begun = self.begun or bool(held)
-            self.has_output = bool(text) and (not self.streams or has_token(data, self.api))
-        elif (
-            QUOTED_ERROR not in text
-            and (OUTPUT_BEGINS.search(text) or self.api not in GENERATING)
-            and (complete or any(name in text for name in OUTPUT_NAMES))
-        ):
+        elif is_object:
+            self.held = held
+            self._judge_object(text, complete)
+        else:
+            self._judge_other(text, complete)
+            self.begun = self.begun or bool(held and not self.failure)
+            self.held = OTHER if text else held
+        return data
+
+    def _shows_output(self, text: bytes) -> bool:
+        """Whether an object names no error, and has output if its API is one of those that generate."""
+        return QUOTED_ERROR not in text and (OUTPUT_BEGINS.search(text) is not None or self.api not in GENERATING)
+
+    def _judge_object(self, text: bytes, complete: bool) -> None:
+        """Judge an object by what is here of it."""
+        if self._shows_output(text) and (complete or any(name in text for name in OUTPUT_NAMES)):
             self.has_output = True
         elif complete:
             self.failure = failure_in_whole(text, self.api)
             self.has_output = self.failure is None
         self.begun = self.begun or self.has_output
-        return data
+
+    def _judge_other(self, text: bytes, complete: bool) -> None:
+        """Judge what is no object, or a long one, by what is here of it. Blanks alone are nothing yet."""
+        passes = (b"{", b"[") if self.streams and not complete else b"{"  # some stream a list
+        if not text:
+            self.failure = EMPTY if complete else None
+        elif not text.startswith(passes) and self.held != OTHER and is_no_answer(text, self.api):
+            self.failure = NO_ANSWER
+        else:
+            self.has_output = not self.streams or has_token(text, self.api)
 
 
 class StreamReader(AnswerReader):
