@@ -112,7 +112,7 @@ class WholeReader(AnswerReader):
         held = self.held + self._payload(data)
         text = held.removeprefix(BYTE_ORDER_MARK).lstrip()
         is_object = text.startswith(b"{") and len(text) <= WHOLE_BYTES_MAX
-        is_short = len(held) < FRAMED_BYTES and (text or held == BYTE_ORDER_MARK)
+        is_short = len(held) < FRAMED_BYTES and (text or held == BYTE_ORDER_MARK) and self.held != OTHER
         if is_short and not is_object and not complete:  # it may become anything
             self.held = held
         elif is_object:

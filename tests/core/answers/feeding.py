@@ -40,8 +40,8 @@ def event_reader(framing: str = "close", api: str = "chat", *, removes: bool = T
     return reader
 
 
-def whole_reader(api: str = "chat") -> WholeReader:
-    return WholeReader(api, None, streams=False, names=False, captures=True)
+def whole_reader(api: str = "chat", *, streams: bool = False) -> WholeReader:
+    return WholeReader(api, None, streams=streams, names=False, captures=True)
 
 
 def through(pieces: list[bytes], reader: AnswerReader) -> list[bytes]:

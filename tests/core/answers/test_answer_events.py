@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations_with_replacement
 from typing import Any
 
 import pytest
@@ -170,14 +171,16 @@ def test_what_is_no_answer_is_a_failure_whatever_its_words_and_cuts(body: bytes,
         assert (reader.failure.status, reader.begun) == (status, False)
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     "body", [b'data: {"choices":[]}\n\n', b": ping\n\n", b"event: x\n", b'\n{"choices":[{"index":0']
 )
-def test_events_without_their_type_and_answers_that_are_cut_are_passed_on(body: bytes) -> None:
-    for cut in range(len(body)):
-        reader = whole_reader()
-        reader.feed(body[:cut], complete=False)
-        reader.feed(body[cut:], complete=True)
+def test_events_without_their_type_and_answers_that_are_cut_are_passed_on(body: bytes, streams: bool) -> None:
+    for first, second in combinations_with_replacement(range(len(body)), 2):
+        reader = whole_reader(streams=streams)
+        reader.feed(body[:first], complete=False)
+        reader.feed(body[first:second], complete=False)
+        reader.feed(body[second:], complete=True)
         assert (reader.failure, reader.begun) == (None, True)
 
 
