@@ -84,7 +84,8 @@ class Pipeline:
         # without a file of keys nobody has limits, nor is anybody let in for some models alone
         reserving = () if reserve is None else (reserve,)
         admitting = () if reserve is None else (AdmitStage(router.registry.pools.names),)
-        self.resolve = ResolveStage(router, models, limits, (self.read, self.match, *reserving))
+        again: Sequence[Stage] = (self.read, self.match, *(each.again for each in reserving))
+        self.resolve = ResolveStage(router, models, limits, again)
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, realtime, may_see, address_of)
         self.forward = ForwardStage(

@@ -18,12 +18,13 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers, asked_answers, may_ask
 from ranvier_py.core.access.limits.background import in_background
-from ranvier_py.core.access.limits.estimates import Estimate, Estimates, Took, took_of
+from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of, usual_need
 from ranvier_py.core.access.limits.limiter import NOTHING, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup, Meters
-from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure
+from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure, amounts_of
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.admission.seen_head import HeadLimits, SeenHead
 from ranvier_py.proxy.call import Call, Reservation
@@ -61,7 +62,8 @@ class ReserveStage:
         creates = request.path == RESPONSES_PATH and request.method == b"POST"
         may_be_uncounted = meters.needs_counts and (creates or has_no_counts(request))
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
-        seen.limits = HeadLimits(meters, lengths, api, may_be_uncounted, self.end)
+        tokens = meters.tokens if api and request.fields.readable else None
+        seen.limits = HeadLimits(meters, tokens, lengths, api, may_be_uncounted, self.end)
         if meters.shown:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
@@ -86,76 +88,98 @@ class ReserveStage:
             return None
         if limits.may_be_uncounted:
             return self._begin_counted(call, limits)
-        found = self.limiter.begin(limits.meters.first, time.monotonic())
-        if type(found) is not Grant:
-            return self._hold(call, limits, found)
-        call.reservation = Reservation(limits, found)  # nearly always
+        first, now = limits.meters.first, time.monotonic()
+        grant = self.limiter.begin(first, now)
+        if grant is None:
+            return self._hold(call, limits, self.limiter.reserve(first, NOTHING, now))
+        call.reservation = Reservation(limits, grant)  # nearly always
         return None
 
     def _begin_counted(self, call: Call, limits: HeadLimits) -> Steps[None]:
         """Count a request if somebody counts its tokens. Raises Forbidden if not."""
         if has_no_counts(call.request) or (yield from in_portions(in_background(call.request.body))):
             raise Forbidden(UNCOUNTED)
-        yield from self._hold(call, limits, self.limiter.begin(limits.meters.first, time.monotonic())) or ()
+        yield from self._hold(call, limits, self.limiter.reserve(limits.meters.first, NOTHING, time.monotonic())) or ()
 
-    def __call__(self, call: Call, asked: AskedAnswers | None = None) -> Steps[None] | None:
-        """Reserve tokens; where another model is asked instead, of what counts that one alone. `asked`: the answers
-        that the body asks for, once they are known. Raises LimitReached, LargerThanLimit."""
+    def __call__(self, call: Call) -> Steps[None] | None:
+        """Reserve tokens. Raises LimitReached, LargerThanLimit."""
         held = call.reservation
         if held is None:
             return None
         limits, read = held.limits, call.read
-        prompt, request = read.prompt, read.request
-        group = limits.meters.of(prompt.model)
-        if held.estimate is not None:
-            group = self._of_next_model(call, held, held.estimate, group)
+        prompt, body, group = read.prompt, read.request.body, limits.tokens
+        if group is not None and not may_ask(body, limits.api):  # nearly always
+            need, now = usual_need(prompt, body, limits.lengths), time.monotonic()
+            if need is not None and self.limiter.grow(held.grant, group, need, now, limits.lengths.answers.excess):
+                return None
+        return self._reserve(call, held, limits.meters.of(prompt.model))
+
+    def again(self, call: Call) -> Steps[None] | None:
+        """Reserve tokens where another model is asked instead, in what counts that one alone."""
+        held = call.reservation
+        if held is None:
+            return None
+        if held.estimate is not None and held.estimate.cost is not None:
+            held.estimate = held.estimate._replace(cost=cost_of_model(call))
+        taken = [meter for grant in held.grants for meter in grant.group.meters]
+        group = held.limits.meters.of(call.read.prompt.model)
+        return self._reserve(call, held, MeterGroup([each for each in group.meters if each not in taken]))
+
+    def _reserve(self, call: Call, held: Reservation, group: MeterGroup) -> Steps[None] | None:
+        """Reserve tokens in limits of any kind, of a body that may ask for anything."""
         if not group.meters:
             return None
-        if asked is None and limits.api:
-            if request.fields.readable and may_ask(request.body, limits.api):
-                return self._reserve_asked(call, limits.api)
-            asked = ONE_ANSWER
-        holders, grant = call.match.holders, held.grant
+        request, api = call.read.request, held.limits.api
+        if api and request.fields.readable and may_ask(request.body, api):
+            return self._reserve_asked(call, held, group)
+        return self._reserve_for(call, held, group, ONE_ANSWER if api else None)
+
+    def _reserve_asked(self, call: Call, held: Reservation, group: MeterGroup) -> Steps[None]:
+        asked = yield from in_portions(asked_answers(call.read.request.body, held.limits.api))
+        yield from self._reserve_for(call, held, group, asked) or ()
+
+    def _reserve_for(
+        self, call: Call, held: Reservation, group: MeterGroup, asked: AskedAnswers | None
+    ) -> Steps[None] | None:
+        read, limits, holders = call.read, held.limits, call.match.holders
         cached = holders[0].tokens if holders else 0
         cost = cost_of_model(call) if limits.meters.counts_cost else None
-        requests = 0.0 if group.together else 1.0  # else it is counted as one by its head
-        held.estimate = estimate = self.estimates.of(
-            prompt, request.body, limits.lengths, cached, cost, asked, requests
-        )
-        now = time.monotonic()
-        found = self.limiter.reserve(group, estimate.need, now, estimate.sure, estimate.excess, grant)
+        estimate = self.estimates.of(read.prompt, read.request.body, limits.lengths, cached, cost, asked)
+        held.estimate, grant = estimate, held.grant
+        found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess, held=grant)
         return None if found is grant else self._hold(call, limits, found)
-
-    def _reserve_asked(self, call: Call, api: str) -> Steps[None]:
-        asked = yield from in_portions(asked_answers(call.read.request.body, api))
-        yield from self(call, asked) or ()
-
-    def _of_next_model(self, call: Call, held: Reservation, estimate: Estimate, group: MeterGroup) -> MeterGroup:
-        """Return what counts the model that is asked instead, of whose limits none counts the request yet."""
-        if estimate.cost is not None:
-            held.estimate = estimate._replace(cost=cost_of_model(call))
-        taken = [meter for grant in held.grants for meter in grant.group.meters]
-        return MeterGroup([each for each in group.meters if each not in taken])
 
     def end(self, call: Call) -> None:
         """Settle what a request has reserved."""
         held, attempt, took = call.reservation, call.attempt, NOTHING
         assert held is not None
-        estimate = held.estimate
-        if estimate is not None and attempt is not None and attempt.reply.status < 300:
-            prompt, cached, answer, _ = attempt.reply.counts
-            if prompt is None or answer is None or estimate.cost is not None or held.ends is not None:
-                took = self._took(call, held, estimate, attempt.prompt.model)
+        if attempt is not None and attempt.reply.status < 300:
+            prompt, _, answer, _ = attempt.reply.counts
+            if prompt is None or answer is None or held.estimate is not None or held.ends is not None:
+                took = self._took(call, held, attempt)
             else:  # nearly always
-                took = self.estimates.counted(estimate, prompt, cached or 0, answer, attempt.prompt.model)
+                if answer:
+                    held.limits.lengths.answers.add(answer)
+                tokens = prompt + answer
+                took = amounts_of((tokens, tokens, 0.0, 1.0, 1.0))
         if held.more:
             self.limiter.settle_all(took, *held.grants)
         else:
             self.limiter.settle(took, held.grant)
 
-    def _took(self, call: Call, held: Reservation, estimate: Estimate, model: str) -> Amounts:
-        """Return what a request took by the ends of its answer; nothing if no engine computed anything."""
-        found = took_of(held.ends or AnswerEnds(held.captured), held.limits.api)
+    def _took(self, call: Call, held: Reservation, attempt: Attempt) -> Amounts:
+        """Return what a request took; nothing if no tokens count, or no engine computed any. The ends of an answer that
+        the engine has not counted count."""
+        limits, read, model = held.limits, call.read, attempt.prompt.model
+        estimate = held.estimate
+        if estimate is None:
+            if limits.tokens is None:
+                return NOTHING
+            estimate = self.estimates.of(read.prompt, read.request.body, limits.lengths, 0, None, ONE_ANSWER)
+        prompt, cached, answer, _ = attempt.reply.counts
+        if prompt is not None and answer is not None and estimate.cost is None and held.ends is None:
+            return self.estimates.counted(estimate, prompt, cached or 0, answer, model)
+        found = took_of(held.ends or AnswerEnds(held.captured), limits.api)
         if found is None:
             if call.outcome not in ("cancelled", "client_gone"):
                 return NOTHING

@@ -91,3 +91,15 @@ async def test_a_fallback_counts_for_the_limits_of_its_own_model_and_at_its_own_
         view = await node.ask("/admin/access")
         used = {each["limit"]: each["used"] for scope in view["limits"].values() for each in scope["limits"]}
         assert sorted(used.values()) == ([300, 800] if limit else [800]), used
+
+
+async def test_a_fallback_takes_once_of_limits_that_hold_for_all_models(tmp_path: Path) -> None:
+    table = {"name": "a", "to": "main", "fallback": ["dear"]}
+    tenant = '[[tenant]]\nname = "gold"\ntokens_per_minute = 100000\nrequests_per_minute = 100\n'
+    file = keys_file(tmp_path, key_lines(RED, tenant="gold"), tenant)
+    main, dear = Named("main", reply=FULL[0]), Named("dear", reply=answer(counted(100, 50)))
+    async with lab(main, dear, model=[table], keys_file=file) as node:
+        assert (await asked(node, bearer(RED), model="a")).headers["x-ranvier-model"] == "dear"
+        (scope,) = (await node.ask("/admin/access"))["limits"].values()
+        used = {each["limit"]: (each["used"], each["reserved"]) for each in scope["limits"]}
+        assert used == {"requests per minute": (1, 0), "tokens per minute": (150, 0)}

@@ -60,8 +60,7 @@ def may_ask(body: bytes, api: str) -> bool:
     """Whether `asked_answers` may find more than ONE_ANSWER in a body that is read as this API."""
     if api in PROMPTS or len(body) > SLICE_BYTES or b"\0" in body:
         return True
-    is_named = b'"max_' in body or b'"n"' in body or b'"best_of"' in body
-    return is_named or NAME_ESCAPE.search(body) is not None
+    return b'"max_' in body or b'"n"' in body or b'"best_of"' in body or NAME_ESCAPE.search(body) is not None
 
 
 def asked_answers(body: bytes, api: str) -> Generator[None, None, AskedAnswers]:

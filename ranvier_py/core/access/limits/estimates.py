@@ -16,7 +16,7 @@ from operator import mul
 from typing import NamedTuple
 
 from ranvier_py.core.access.limit_values import ModelCost
-from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers
+from ranvier_py.core.access.limits.asked_answers import AskedAnswers
 from ranvier_py.core.access.limits.meter_groups import NO_EXCESS, Excess
 from ranvier_py.core.access.limits.meters import Amounts, amounts_of, cost_of
 from ranvier_py.core.answers.answer_counts import (
@@ -167,16 +167,12 @@ class Estimates:
         cached: float,
         cost: ModelCost | None,
         asked: AskedAnswers | None,
-        requests: float = 1.0,
     ) -> Estimate:
         """Estimate a request, of whose prompt so many tokens are expected to be cached. `asked`: the answers that it
-        asks for, None if it generates nothing. `requests`: 0 if it is counted as one elsewhere."""
+        asks for, None if it generates nothing."""
         answers, media, sure, is_read = lengths.answers, 0, 0.0, prompt.kind != "opaque"
         tokens: float = prompt.end.length
-        if asked is ONE_ANSWER:  # nearly always
-            prompts, output, excess = 1, answers.mean, answers.excess
-        else:
-            prompts, output, excess = expected(answers, asked)
+        prompts, output, excess = expected(answers, asked)
         if is_read and prompts == 1 and prompt.end.state is not None:
             sure = tokens
         elif (found := media_in(body)) is not None:
@@ -189,7 +185,7 @@ class Estimates:
         price = 0.0 if cost is None else cost_of(cost, tokens, min(cached, tokens), output)
         all_tokens = tokens + output
         uncached = all_tokens - cached if cached < tokens else output
-        need = amounts_of((all_tokens, uncached, price, requests, requests))
+        need = amounts_of((all_tokens, uncached, price, 1.0, 1.0))
         return estimate_of((need, sure, excess, tokens, media, is_read, lengths, cost))
 
     def took(self, estimate: Estimate, found: Took, model: str) -> Amounts:
@@ -221,6 +217,16 @@ class Estimates:
             self._media[model] = before + (max(0.0, prompt - text) / estimate.media - before) / 8
 
 
+def usual_need(prompt: Prompt, body: bytes, lengths: TenantLengths) -> Amounts | None:
+    """Return what a request for one answer needs, as `Estimates.of` would if nothing was cached; None if its prompt is
+    not read, or may have media."""
+    end = prompt.end
+    if prompt.kind == "opaque" or (end.state is None and has_media(body)):
+        return None
+    tokens = end.length + lengths.answers.mean
+    return amounts_of((tokens, tokens, 0.0, 1.0, 1.0))
+
+
 def expected(lengths: MeanLength, asked: AskedAnswers | None) -> tuple[int, float, Excess]:
     """Return the prompts of a request, how many tokens their answers are expected to have, and how many more they
     may."""
@@ -233,10 +239,16 @@ def expected(lengths: MeanLength, asked: AskedAnswers | None) -> tuple[int, floa
     return prompts, number * mean, Excess(number * lengths.excess.variance * (most > mean), number * (most - mean))
 
 
+def has_media(body: bytes) -> bool:
+    """Whether a body may have media, or name any."""
+    # four searches take a third of the time of one for any of the four
+    return b"base64" in body or b'_url"' in body or b'"input_audio"' in body or b'"image"' in body
+
+
 def media_in(body: bytes) -> tuple[int, int] | None:
     """Return how many media a body has or names, and its bytes without those; None without any."""
-    if not (b"base64" in body or b'_url"' in body or b'"input_audio"' in body or b'"image"' in body):
-        return None  # four searches take a third of the time of one for any of the four
+    if not has_media(body):
+        return None
     inside = [found.end() - found.start() for found in MEDIUM.finditer(body)]
     named = body.count(b'_url"') // 2 if not inside else 0  # `"type":"image_url","image_url":{…}`
     number = max(len(inside), named)

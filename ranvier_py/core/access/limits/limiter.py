@@ -33,6 +33,7 @@ QUESTION_ROWS_MAX = 12  # in a datagram
 SCOPES_MAX = 4096  # of which the refusals are shown
 NOTHING = Amounts()  # beside the request itself
 NOWHERE = Amounts(requests=0.0, places=0.0)
+COUNTED_BY_HEAD = Amounts(requests=-1.0, places=-1.0)  # beside a need that has the request, too
 
 
 class Refusal(NamedTuple):
@@ -57,15 +58,14 @@ class ReservedRow(NamedTuple):
 
 
 class Grant:
-    """What one request has reserved, in one tally: by its head, then its tokens. `need` is the latest of `parts`, of
-    the limits of `group`. `settle` and `release` of the limiter end it."""
+    """What one request has reserved, in one tally: by its head, then its tokens. `need` is all of it, and `group` has
+    the limits that counted it last. `settle` and `release` of the limiter end it: it has no tally then."""
 
-    __slots__ = ("group", "is_open", "need", "parts", "tally")
+    __slots__ = ("group", "need", "tally")
 
     def __init__(self, group: MeterGroup, tally: SlotTally, need: Amounts) -> None:
-        self.group, self.tally, self.need = group, tally, need
-        self.parts: tuple[Amounts, ...] = (need,)
-        self.is_open = True
+        self.group, self.need = group, need
+        self.tally: SlotTally | None = tally
 
 
 @dataclass(slots=True, eq=False)
@@ -142,17 +142,33 @@ class Limiter:
 
     # --- a request --------------------------------------------------------------------------------------------------
 
-    def begin(self, group: MeterGroup, now: float) -> Grant | Refusal | HomeQuestion:
-        """Reserve a request and a place, all that is known by its head. Most requests are far from their limits."""
+    def begin(self, group: MeterGroup, now: float) -> Grant | None:
+        """Reserve a request and a place, all that is known by its head. None if that needs a look, as in `reserve`."""
         left = group.left - 1.0
         if now >= group.until or left < group.floor:
-            return self.reserve(group, NOTHING, now)
+            return None
         group.left = left
         tally = group.tally
         tally.reserved.append(NOTHING)
         if not tally.is_late:
             self._late(tally)
         return Grant(group, tally, NOTHING)
+
+    def grow(self, held: Grant, group: MeterGroup, need: Amounts, now: float, excess: Excess) -> bool:
+        """Reserve the tokens of `need` beside the request itself, which is `held`, if one tally counts both and their
+        limits are far. Returns whether it did."""
+        if now >= group.until:
+            group.excess = excess.per(need.tokens)
+            self.room.look(group, now)
+        tally, left = group.tally, group.left - need.tokens
+        if left < group.floor or held.tally is not tally:
+            return False
+        group.left = left
+        tally.reserved += (need, COUNTED_BY_HEAD)
+        if not tally.is_late:
+            self._late(tally)
+        held.group, held.need = group, need
+        return True
 
     def reserve(  # each is one number of the request, and a value for all would cost as much
         self,
@@ -168,21 +184,24 @@ class Limiter:
         if now >= group.until:
             group.excess = excess.per(need.tokens)
             self.room.look(group, now)
+        is_cheap = not need.cost or need.cost <= group.cost_left
+        if held is not None:
+            if is_cheap and self.grow(held, group, need, now, excess):
+                group.cost_left -= need.cost
+                return held
+            if group.together:
+                need = need._replace(requests=0.0, places=0.0)
         left = group.left - need[group.unit]
-        if left < group.floor or (need.cost and need.cost > group.cost_left):
+        if left < group.floor or not is_cheap:
             self.counts.book(now)
             return self._reserve(group, need, now, sure, excess.per(need.tokens))
         group.left = left  # far from all
-        if need.cost:
-            group.cost_left -= need.cost
+        group.cost_left -= need.cost
         tally = group.tally
         tally.reserved.append(need)
         if not tally.is_late:
             self._late(tally)
-        if held is None or held.tally is not tally:
-            return Grant(group, tally, need)
-        held.group, held.need, held.parts = group, need, (*held.parts, need)
-        return held
+        return Grant(group, tally, need)
 
     def _reserve(
         self, group: MeterGroup, need: Amounts, now: float, sure: float, excess: Excess
@@ -206,19 +225,21 @@ class Limiter:
                 near.append((place, amount, margin))
         if full and (refusal := worst(full, self.counters)) is not None:
             return self._refused(refusal, now)
-        grant = Grant(group, self.room.tally(group, now), need)
+        tally = self.room.tally(group, now)
+        grant, rows = Grant(group, tally, need), tally.rows
         if not near:
             return self._granted(grant, now)
-        rows = grant.tally.rows
         asked = [ReservedRow(group.meters[place], rows[place][0], *amounts) for place, *amounts in near]
         return self._ask(grant, asked[:QUESTION_ROWS_MAX], now)
 
     def _granted(self, grant: Grant, now: float) -> Grant:
-        grant.tally.reserved.append(grant.need)
-        if not grant.tally.is_late:
-            self._late(grant.tally)
+        tally = grant.tally
+        assert tally is not None
+        tally.reserved.append(grant.need)
+        if not tally.is_late:
+            self._late(tally)
         self.counts.book(now)
-        for row, index in grant.tally.rows:
+        for row, index in tally.rows:
             row.count.tell(grant.need[index])
         return grant
 
@@ -233,26 +254,28 @@ class Limiter:
 
     def settle(self, took: Amounts, grant: Grant) -> None:
         """Count what a request took instead of what it had reserved by its only grant."""
-        if not grant.is_open:
+        tally, group = grant.tally, grant.group
+        if tally is None:
             return
-        grant.is_open = False
-        group, tally = grant.group, grant.tally
-        tally.settled.extend(grant.parts)
+        grant.tally = None
+        tally.settled.append(grant.need)
         tally.used.append(took)
         if not tally.is_late:
             self._late(tally)
-        reserved, used = grant.need[group.unit], took[group.unit]
-        if used != reserved:
-            group.left -= used  # as if beside what was reserved: what is back is not taken again
-            group.back += reserved
+        change = took[group.unit] - grant.need[group.unit]
+        if change > 0.0:
+            group.left -= change
+        else:
+            group.back -= change  # is shown, and not taken again
         if took.cost:
             group.cost_left -= took.cost
 
     def release(self, *grants: Grant) -> None:
         """Take back reservations, as if there had been no request."""
         for grant in grants:
-            if grant.is_open and len(grant.parts) > 1:
-                grant.group.together[0].back += 1.0
+            together = grant.group.together
+            if grant.tally is not None and grant.need.requests and grant.group in together[1:]:
+                together[0].back += 1.0
             self.settle(NOWHERE, grant)
 
     def full(self, meters: Sequence[Meter], now: float) -> Refusal | None:

@@ -79,12 +79,13 @@ class MeterGroup:
 
 class IdentityMeters:
     """The meters of one identity. `first`: what counts a request by its head alone; `rest`: all others but those of its
-    tenant's models. `shown`: what shows how much is left, of the latest model. `needs_counts`: requests whose tokens
-    nobody counts may not pass its limits of tokens."""
+    tenant's models. `tokens`: that, if it is of all models and counts nothing but tokens. `shown`: what shows how much
+    is left, of the latest model. `needs_counts`: requests whose tokens nobody counts may not pass its limits of tokens.
+    """
 
     __slots__ = (
         *("_by_model", "_globs", "counts_cost", "first", "identity"),
-        *("is_unlimited", "needs_counts", "rest", "shown", "tenant"),
+        *("is_unlimited", "needs_counts", "rest", "shown", "tenant", "tokens"),
     )
 
     def __init__(self, identity: Identity, find: Callable[[str, Limits, str], tuple[Meter, ...]]) -> None:
@@ -105,6 +106,8 @@ class IdentityMeters:
         self.first = MeterGroup([meter for meter in own if meter.measure in BY_HEAD], requests)
         self.rest = MeterGroup([meter for meter in own if meter.measure not in BY_HEAD], tokens)
         self.first.together = self.rest.together = (self.first, self.rest)
+        only_tokens = all(meter.measure is Measure.TOKENS for meter in self.rest.meters)
+        self.tokens = self.rest if self.rest.meters and only_tokens and not self._globs else None
         self.shown = [group for group in (self.first, self.rest) if group.shows]
         self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
         self.needs_counts = not all(limits.uncounted for limits in scopes if counts_tokens(limits))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.asked_answers import LENGTHS, ONE_ANSWER, SAMPLING, AskedAnswers, asked_answers
-from ranvier_py.core.access.limits.estimates import ANSWER_TOKENS, Estimates, Percentile, Took, took_of
+from ranvier_py.core.access.limits.estimates import ANSWER_TOKENS, Estimates, Percentile, Took, took_of, usual_need
 from ranvier_py.core.access.limits.meters import Amounts
 from ranvier_py.core.answers.answer_ends import ENDS_BYTES, AnswerEnds
 from ranvier_py.core.ids import Fingerprint
@@ -85,6 +85,14 @@ def test_answers_count_what_their_tenants_have_on_average_and_how_much_those_var
     assert four.excess.variance == 4 * found.excess.variance
     others = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("others"), 0, None, ONE_ANSWER)
     assert others.need.tokens == 100 + ANSWER_TOKENS
+
+
+@pytest.mark.parametrize(("kind", "body"), [("chat", b"{}"), ("opaque", b"{}"), ("chat", b'{"image_url":""}')])
+def test_what_most_requests_need_equals_the_need_of_their_estimates(kind: str, body: bytes) -> None:
+    estimates, lengths, one = Estimates(), Estimates().tenant("acme"), prompt(body, 100, kind)
+    need = usual_need(one, body, lengths)
+    assert need == (None if kind == "opaque" or b"image" in body else Amounts(1124.0, 1124.0))
+    assert need in (None, estimates.of(one, body, lengths, 0, None, ONE_ANSWER).need)
 
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=200))

@@ -153,7 +153,7 @@ def test_a_request_is_counted_once_by_its_head_and_once_by_its_tokens_however_lo
         head = limiter.reserve(found.first, Amounts(), now)
         assert isinstance(head, Grant)
         now += between_s
-        both = limiter.reserve(found.rest, Amounts(need, need, 0.0, 0.0, 0.0), now, held=head)
+        both = limiter.reserve(found.rest, Amounts(need, need), now, held=head)
         assert isinstance(both, Grant)
         held.append((Amounts(used, used), [head] if both is head else [head, both]))
         limiter.counts.book(now)
