@@ -16,7 +16,7 @@ import trio
 
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
-from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, AskedAnswers, asked_answers, may_ask
+from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, PROMPTS, AskedAnswers, asked_answers, may_ask
 from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of, usual_need
 from ranvier_py.core.access.limits.limiter import NOTHING, Grant, HomeQuestion, Limiter, Refusal
@@ -62,7 +62,7 @@ class ReserveStage:
         creates = request.path == RESPONSES_PATH and request.method == b"POST"
         may_be_uncounted = meters.needs_counts and (creates or has_no_counts(request))
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
-        tokens = meters.tokens if api and request.fields.readable else None
+        tokens = meters.tokens if api and api not in PROMPTS and request.fields.readable else None
         seen.limits = HeadLimits(meters, tokens, lengths, api, may_be_uncounted, self.end)
         if meters.shown:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
@@ -108,7 +108,7 @@ class ReserveStage:
             return None
         limits, read = held.limits, call.read
         prompt, body, group = read.prompt, read.request.body, limits.tokens
-        if group is not None and not may_ask(body, limits.api):  # nearly always
+        if group is not None and not may_ask(body):  # nearly always
             need, now = usual_need(prompt, body, limits.lengths), time.monotonic()
             if need is not None and self.limiter.grow(held.grant, group, need, now, limits.lengths.answers.excess):
                 return None
@@ -130,7 +130,7 @@ class ReserveStage:
         if not group.meters:
             return None
         request, api = call.read.request, held.limits.api
-        if api and request.fields.readable and may_ask(request.body, api):
+        if api and request.fields.readable and (api in PROMPTS or may_ask(request.body)):
             return self._reserve_asked(call, held, group)
         return self._reserve_for(call, held, group, ONE_ANSWER if api else None)
 

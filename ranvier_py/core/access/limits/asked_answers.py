@@ -56,9 +56,9 @@ class AskedAnswers(NamedTuple):
 ONE_ANSWER = AskedAnswers()
 
 
-def may_ask(body: bytes, api: str) -> bool:
-    """Whether `asked_answers` may find more than ONE_ANSWER in a body that is read as this API."""
-    if api in PROMPTS or len(body) > SLICE_BYTES or b"\0" in body:
+def may_ask(body: bytes) -> bool:
+    """Whether `asked_answers` may find more than ONE_ANSWER in a body, if no prompt of its API is a list."""
+    if len(body) > SLICE_BYTES or b"\0" in body:
         return True
     return b'"max_' in body or b'"n"' in body or b'"best_of"' in body or NAME_ESCAPE.search(body) is not None
 

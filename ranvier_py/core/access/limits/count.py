@@ -56,14 +56,15 @@ class LimitRow:
 
 
 class SlotTally:
-    """What requests that were admitted in one slot reserved, settled and used instead, until all that counts them has
-    it. `rows`: each with its place in Amounts. Bound: requests of one slot, and those that run."""
+    """What requests that were admitted in one slot reserved, until all that counts them has it, and of those that
+    `ended` what each had reserved, and used instead. `rows`: each with its place in Amounts. Bound: requests of one
+    slot, and those that run."""
 
-    __slots__ = ("is_late", "reserved", "rows", "settled", "slot", "used")
+    __slots__ = ("ended", "is_late", "reserved", "rows", "slot")
 
     def __init__(self, slot: int, rows: Sequence[tuple[LimitRow, int]]) -> None:
         self.slot, self.rows, self.is_late = slot, rows, False
-        self.reserved, self.settled, self.used = list[Amounts](), list[Amounts](), list[Amounts]()
+        self.reserved, self.ended = list[Amounts](), list[tuple[Amounts, Amounts]]()
 
 
 class Watcher(Protocol):

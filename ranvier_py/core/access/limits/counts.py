@@ -56,15 +56,16 @@ class Counters:
         """Have the counts have all of ours."""
         late, self.late = self.late, []
         for tally in late:
-            reserved, settled, used = tally.reserved, tally.settled, tally.used
+            reserved, ended = tally.reserved, tally.ended
+            settled, used = zip(*ended, strict=True) if ended else ((), ())
             for row, index in tally.rows:
                 amount = AMOUNT[index]
                 took = sum(map(amount, used)) if row.count.span else 0.0  # what was in flight is over
                 self.add(row, sum(map(amount, reserved)), sum(map(amount, settled)), took, now)
             self.granted += int(sum(map(REQUESTS, reserved)))
             tally.is_late = False
-            for done in (reserved, settled, used):
-                done.clear()
+            reserved.clear()
+            ended.clear()
 
     def _note(self, row: LimitRow, reserved: float) -> None:
         key = row.count.id, row.origin, row.window

@@ -258,8 +258,7 @@ class Limiter:
         if tally is None:
             return
         grant.tally = None
-        tally.settled.append(grant.need)
-        tally.used.append(took)
+        tally.ended.append((grant.need, took))
         if not tally.is_late:
             self._late(tally)
         change = took[group.unit] - grant.need[group.unit]

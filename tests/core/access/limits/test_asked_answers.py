@@ -17,6 +17,7 @@ from ranvier_py.core.access.limits.asked_answers import (
     CHOICES_MAX,
     LENGTHS,
     ONE_ANSWER,
+    PROMPTS,
     AskedAnswers,
     asked_answers,
     may_ask,
@@ -38,7 +39,7 @@ FORMS = {
 
 
 def asked(body: bytes, api: str) -> AskedAnswers:
-    return finished(asked_answers(body, api)) if may_ask(body, api) else ONE_ANSWER
+    return finished(asked_answers(body, api)) if api in PROMPTS or may_ask(body) else ONE_ANSWER
 
 
 def escaped(member: bytes) -> bytes:
