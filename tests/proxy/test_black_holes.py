@@ -21,16 +21,18 @@ REFUSALS = {
     "400": answer(NO, status=400),
     "400, no such model": answer(NO_MODEL, status=400),
     "401": answer(b'{"error":{"code":401}}', status=401),
+    "402": answer(b'{"error":{"message":"Insufficient Balance"}}', status=402),
     "403": answer(b"", status=403),
     "404": answer(NO_MODEL, status=404),
     "404, no path": answer(b'{"detail":"Not Found"}', status=404),
     "404, empty": answer(b"", status=404),
     "405": answer(b"", status=405),
+    "410": answer(b"", status=410),
     "415": answer(NO, status=415),
     "422": answer(NO, status=422),
     "501": answer(b"", status=501),
 }
-OF_KEYS_AND_MODELS = ("301", "307", "401", "403", "404", "404, no path", "400, no such model")
+OF_KEYS_AND_MODELS = ("301", "307", "401", "402", "403", "404", "404, no path", "400, no such model", "410")
 BUSY_S = 0.02
 
 

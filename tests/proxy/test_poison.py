@@ -19,6 +19,7 @@ FAILURES: dict[str, Sequence[Step]] = {
     "500": [answer(b'{"error":{"message":"own"}}', status=500)],
     "502": [answer(b"", status=502)],
     "503": [answer(b"", status=503)],
+    "521": [answer(b"", status=521)],
     "closed": [CLOSE],
     "reset": [RESET],
     "garbled": [b"nonsense\r\n\r\n", CLOSE],

@@ -48,6 +48,8 @@ STATUSES: Mapping[str, int] = {
 }
 """Parts of an error's type or code, in lower case, and the status that goes with it; any other is a 500."""
 
+ERROR, ABORT = "error", "abort"  # reasons for which vLLM and SGLang finish what they did not serve
+
 OF_STATUS, OF_KIND = ("code", "status"), ("type", "code")  # parts of the names of members that have one of these
 
 
@@ -171,10 +173,13 @@ def failure_of(fields: Mapping[str, Any]) -> Failure | None:
 
 
 def failure_of_choices(choices: Any) -> Failure | None:
-    """Return the failure that the first of these choices names, as some gateways do, if none of them has any output."""
+    """Return the failure that the first of these choices names, as some gateways do, or ends with, if none of them has
+    any output."""
     if type(choices) is not list or not choices or type(choices[0]) is not dict:
         return None
     failure = failure_of(choices[0])
+    if failure is None and choices[0].get("finish_reason") in (ERROR, ABORT):
+        failure = failed(choices[0])
     return failure if failure and not any(type(each) is not dict or has_words(each) for each in choices) else None
 
 

@@ -31,7 +31,8 @@ from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
 ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted in all whole answers that are
 RESPONSE_FAILED = b"response.failed"
-QUOTED_ERROR, OUTPUT_NAMES = b'"error"', [b'"%b"' % name.encode() for name in OUTPUT]
+QUOTED_ERROR, QUOTED_ABORT = b'"error"', b'"abort"'  # also what an answer ends with that was not computed
+OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
 OUTPUT_BEGINS = re.compile(rb'"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[')
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER = b"."  # held of what is no object any more
@@ -126,7 +127,9 @@ class WholeReader(AnswerReader):
 
     def _shows_output(self, text: bytes) -> bool:
         """Whether an object names no error, and has output if its API is one of those that generate."""
-        return QUOTED_ERROR not in text and (OUTPUT_BEGINS.search(text) is not None or self.api not in GENERATING)
+        if QUOTED_ERROR in text or QUOTED_ABORT in text:
+            return False
+        return OUTPUT_BEGINS.search(text) is not None or self.api not in GENERATING
 
     def _judge_object(self, text: bytes, complete: bool) -> None:
         """Judge an object by what is here of it."""
@@ -265,7 +268,7 @@ class StreamReader(AnswerReader):
     def _judge(self, event: bytes) -> None:
         """Find out whether the answer fails, or begins, with this event."""
         found = AnswerEvent.of(event)
-        if ERROR in event or RESPONSE_FAILED in event:
+        if ERROR in event or RESPONSE_FAILED in event or QUOTED_ABORT in event:
             self.failure = found.failure
         if self._opening and self.failure is None:
             self.has_output = has_token(event, self.api)

@@ -97,10 +97,11 @@ TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
 }
 """The whole state machine of the circuit: any other pair changes nothing."""
 
-ILL_STATUSES = frozenset((500, 502, 503, 504))
-"""Answers by which an engine, or a proxy before it, says that it cannot serve. Every other 5xx is about the request:
-501 and 505 about its method and version, 507 and 508 about what it names. Of the 5xx SMG tries again on just these, and
-4xx in the count of its breakers have caused outages (sglang's issue 25811)."""
+ILL_STATUSES = frozenset((500, 502, 503, 504, 520, 521, 522, 523, 524))
+"""Answers by which an engine, or a proxy before it, says that it cannot serve: 520 to 524 are Cloudflare's for 502 and
+504. Every other 5xx is about the request: 501 and 505 about its method and version, 507 and 508 about what it names.
+SMG tries again on the first four alone, and 4xx in the count of its breakers have caused outages (sglang's issue
+25811)."""
 
 BUSY_STATUSES = frozenset((429, 529))
 """Too much of one client, or of all (Anthropic's): the engine is well. A 503 may mean the same (`blame.judgements`)."""

@@ -16,7 +16,7 @@ import orjson
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.health import Outcome
+from ranvier_py.core.routing.health import ILL_STATUSES, Outcome
 from ranvier_py.core.routing.request_paths import ALWAYS, PATHS, REALTIME_PATH, UNSTORED
 
 REREAD_BYTES_MAX = 1 << 20
@@ -76,7 +76,7 @@ class RetryLimits(Options):
         3, "Further tries of one request altogether, after the first.", most=100
     )
     statuses: tuple[int, ...] = option(
-        (429, 500, 502, 503, 504, 529), "Answers that are worth another try.", key="retry_statuses"
+        (429, *sorted(ILL_STATUSES), 529), "Answers that are worth another try.", key="retry_statuses"
     )
 
     def contradictions(self) -> list[str]:

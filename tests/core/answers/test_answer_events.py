@@ -94,6 +94,20 @@ def test_an_error_inside_a_choice_without_output_is_a_failure(output: Any) -> No
     assert failure_of_whole(whole_of(choice, beside)) is None
 
 
+@pytest.mark.parametrize("api", ["chat", "completion"])
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_a_choice_that_was_aborted_before_any_output_is_a_failure(reason: str, api: str) -> None:
+    empty: dict[str, Any] = {"delta": {}, "message": {"role": "assistant", "content": None}, "text": ""}
+    choice = {"index": 0, **empty, "finish_reason": reason}
+    beside = {"index": 1, "text": "half an ans", "finish_reason": reason}
+    for failure in (failure_in(stream(ROLE, {"choices": [choice]}), api), failure_of_whole(whole_of(choice), api)):
+        assert failure is not None
+        assert failure.status == 500
+    assert failure_of_whole(whole_of(choice, beside), api) is None
+    assert failure_in(stream(TOKEN, {"choices": [{**choice, "finish_reason": "abort"}]}), api) is None
+    assert failure_of_whole(whole_of({**choice, "finish_reason": "stop"}), api) is None
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 def test_a_whole_answer_that_is_an_error_is_a_failure(kind: str) -> None:
     error, status = ERRORS[kind]

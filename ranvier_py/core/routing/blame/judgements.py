@@ -1,7 +1,7 @@
 """What an answer shows of the backend that gave it, by its status, its Retry-After and the words of its error.
 
 A backend that has no room is well: 429 (too much of one credential), 529, and a 503 that has a Retry-After or speaks of
-a full queue. Such an answer asks for a pause. Any other 503 is a fault, like 500, 502 and 504 (`health.ILL_STATUSES`).
+a full queue. Such an answer asks for a pause. Any other 503 is a fault, like all `health.ILL_STATUSES`.
 What else refuses is about the request, unless another backend serves it (`refusals`), and so is a 500 that speaks of
 the context length. A redirect computes nothing: for inference it is a refusal, mostly of a proxy before one backend.
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ranvier_py.core.routing.health import Outcome, outcome_of
+from ranvier_py.core.routing.health import ILL_STATUSES, Outcome, outcome_of
 
 ERROR_BYTES_MAX = 64 * 1024
 """Of an error's body. Engines answer with a few hundred bytes, or with the body that they could not read."""
@@ -62,8 +62,8 @@ NO_API = re.compile(
 )
 """How engines that were started for embeddings answer chats, and the reverse: vLLM, SGLang, llama.cpp, Ollama."""
 
-OWN_STATUSES = frozenset((401, 403, 501))
-"""By which a backend refuses our key, or a path that it lacks."""
+OWN_STATUSES = frozenset((401, 402, 403, 410, 421, 501))
+"""By which a backend refuses our key, its account, or a path or host that it lacks."""
 
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
@@ -109,7 +109,7 @@ SERVED = Judgement(Outcome.SUCCESS)
 
 def wants_body(status: int) -> bool:
     """Whether the judgement on this status depends on the body, or the answer may have to wait for another one."""
-    return status >= 400 and status not in (502, 504)
+    return status >= 400 and (status not in ILL_STATUSES or status in (500, 503))
 
 
 def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = None, *, wall_s: float) -> Judgement:

@@ -105,7 +105,7 @@ def test_a_429_pauses_for_its_credential_and_a_529_for_everybody() -> None:
     assert judged(529, b"", b"3") == Judgement(Outcome.OVERLOADED, 3.0)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504])
+@pytest.mark.parametrize("status", [500, 502, 504, 520, 524])
 def test_other_statuses_of_illness_stay_faults_whatever_they_bring(status: int) -> None:
     assert judged(status, FULL_BODIES[0], b"7") == Judgement(Outcome.SERVER_ERROR)
 
