@@ -24,14 +24,14 @@ export function shareOf(part, whole) {
 function drawLines(box, { data: { lines, written } }) {
   const width = box.clientWidth || 400, theme = document.documentElement.dataset.theme + matchMedia('(prefers-color-scheme: dark)').matches;
   const times = Array.from({ length: HISTORY_S }, (_, at) => state.at - (HISTORY_S - 1 - at));
-  const values = [times, ...lines.map((line) => line.values.map((value) => (Number.isNaN(value) ? null : value)))];
+  const values = [times, ...lines.map((line) => line.values().map((value) => (Number.isNaN(value) ? null : value)))];
   const kind = `${lines.map((line) => line.name).join()} ${width} ${theme}`;
   if (box.chart && box.kind === kind) return box.chart.setData(values);
   box.chart?.destroy();
   const axis = { stroke: colour('--soft'), grid: { stroke: colour('--grid'), width: 1 }, ticks: { stroke: colour('--grid'), width: 1 }, font: '11px system-ui' };
   box.kind = kind;
   box.chart = new globalThis.uPlot({
-    width, height: HEIGHT, legend: { show: false }, cursor: { show: false },
+    width, height: HEIGHT, hooks: { draw: [markTime] }, legend: { show: false }, cursor: { show: false },
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-6)] } },
     series: [{}, ...lines.map((line, place) => ({ label: line.name, stroke: colour(COLOURS[place % COLOURS.length]), width: 2, dash: place % 2 ? [6, 3] : undefined }))],
     axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (tick ? minute.format(1000 * tick) : '')) },
@@ -39,9 +39,15 @@ function drawLines(box, { data: { lines, written } }) {
   }, values, box);
 }
 
+// The time that was chosen, as a line from top to bottom.
+function markTime({ ctx, bbox, valToPos }) {
+  if (state.chosenAt === null) return;
+  ctx.fillStyle = colour('--line1');
+  ctx.fillRect(valToPos(state.chosenAt, 'x', true) - devicePixelRatio, bbox.top, 2 * devicePixelRatio, bbox.height);
+}
+
+// lines: {name, values(): numbers of HISTORY_S seconds, NaN or null where there is none}, which are asked for when they are drawn.
 export function Lines({ lines, written }) {
-  const ago = state.chosenAt === null ? 0 : state.at - state.chosenAt;
   return html`<p class="legend">${lines.map((line, place) => html`<span key=${line.name}><i class=${`swatch line${place % COLOURS.length}${place % 2 ? ' dashed' : ''}`}></i> ${line.name}</span> `)}</p>
-    <div class="chart"><${Drawn} draw=${drawLines} end=${(box) => box.chart?.destroy()} data=${{ lines, written }} />
-      ${ago > 0 && html`<i class="marker" style=${{ left: `calc(${AXIS}px + ${1 - ago / HISTORY_S} * (100% - ${AXIS + 16}px))` }}></i>`}</div>`;
+    <div class="chart"><${Drawn} timed draw=${drawLines} end=${(box) => box.chart?.destroy()} data=${{ lines, written }} /></div>`;
 }

@@ -1,5 +1,5 @@
 // The page: its head, its panes, and what draws them again when something has changed.
-import { html, render } from './html.js';
+import { drawTimed, html, render } from './html.js';
 import { Dialogs, KeyForm } from './dialogs.js';
 import { followKeys } from './keys.js';
 import { follow, wake } from './node.js';
@@ -21,7 +21,9 @@ import { nextTheme, themeName, useTheme } from './theme.js';
 export const PANES = [verdict, engines, prefixes, decisions, hits, shadows, peers, clients, tenants];
 
 const root = document.getElementById('page');
-let due = false, written = location.hash;
+const SETTLED_MS = 200; // before what is looked at is written into the address
+
+let due = false, written = location.hash, settled = 0;
 
 function Head() {
   const now = state.live.verdict;
@@ -54,9 +56,14 @@ function App() {
 
 function draw() {
   due = false;
-  const began = performance.now();
   render(html`<${App} />`, root);
-  performance.measure('draw', { start: began, end: performance.now() });
+  drawTimed(state.at, state.chosenAt, themeName());
+  clearTimeout(settled);
+  settled = setTimeout(writeHash, SETTLED_MS);
+}
+
+// Browsers take milliseconds for this, and refuse it if it is too often: not with each second that a slider passes.
+function writeHash() {
   const hash = toHash(state);
   if (hash !== written && !state.asksKey) {
     written = hash;

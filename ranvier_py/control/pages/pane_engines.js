@@ -4,7 +4,7 @@ import { colours } from './scale.js';
 import { goTo } from './scrubber.js';
 import { change, HISTORY_S, mayOrder, state } from './state.js';
 import { filtered, Table } from './table.js';
-import { isDark } from './theme.js';
+import { colour, isDark } from './theme.js';
 import { byName, percent, short } from './words.js';
 
 const NOT_ASKED = -1, FAILED = [213, 94, 0];
@@ -23,35 +23,41 @@ function most() {
   return loadMost;
 }
 
-// The pixel of each load: all strips share them, and a strip has 900.
-let pixels = { of: null, most: 0, dark: null };
+// The pixel of each load: all strips share them, and a strip has 900. `mark`: that of the time that was chosen.
+let pixels = { of: null, mark: 0, most: 0, dark: null };
 
-function pixelOf() {
+function pixelsNow() {
   const loadNow = most(), dark = isDark();
   if (pixels.most !== loadNow || pixels.dark !== dark) {
     const colourOf = colours(), scale = Math.log1p(loadNow);
     const of = Array.from({ length: loadNow + 1 }, (_, load) => packed(colourOf(Math.log1p(load) / scale)));
     of[0] = 0; // idle: the page shines through
-    pixels = { of, most: loadNow, dark };
+    pixels = { of, mark: packed(rgbOf(colour('--line1'))), most: loadNow, dark };
   }
-  return pixels.of;
+  return pixels;
 }
 
 function packed([red, green, blue]) {
   return (255 << 24) | (blue << 16) | (green << 8) | red; // as little-endian machines have it, which browsers run on
 }
 
-// One pixel for each second; the style sheet stretches them.
+function rgbOf(hex) {
+  return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+}
+
+// One pixel for each second, some for the time that was chosen: two of a screen. The style sheet stretches them.
 function drawStrip(canvas, { data: name }) {
-  const values = state.series.get(`load/${name}`), of = pixelOf(), failed = packed(FAILED);
+  const values = state.series.get(`load/${name}`), { of, mark } = pixelsNow(), failed = packed(FAILED);
   if (canvas.width !== HISTORY_S) [canvas.width, canvas.height] = [HISTORY_S, 1];
   if (!values) return;
   canvas.image ??= new ImageData(HISTORY_S, 1);
-  const drawn = new Uint32Array(canvas.image.data.buffer);
+  const drawn = new Uint32Array(canvas.image.data.buffer), at = Math.round(HISTORY_S - (state.at - state.chosenAt));
   for (let second = 0; second < HISTORY_S; second++) {
     const value = values[second];
     drawn[second] = value === NOT_ASKED ? failed : of[value] ?? 0; // NaN: not known
   }
+  const half = innerWidth > 860 ? 2 : 4;
+  if (state.chosenAt !== null) drawn.fill(mark, Math.max(0, at - half), at + half);
   canvas.getContext('2d').putImageData(canvas.image, 0, 0);
 }
 
@@ -62,10 +68,8 @@ function goToPlace(event) {
 }
 
 function Strip({ name }) {
-  const ago = state.chosenAt === null ? 0 : state.at - state.chosenAt;
   return html`<span class="strip" title="requests in flight, 15 minutes; click to go to a time" onClick=${goToPlace}>
-    <${Drawn} tag="canvas" draw=${drawStrip} data=${name} />
-    ${ago > 0 && html`<i class="marker" style=${{ left: `${100 * (1 - ago / HISTORY_S)}%` }}></i>`}
+    <${Drawn} timed tag="canvas" draw=${drawStrip} data=${name} />
   </span>`;
 }
 
@@ -114,7 +118,7 @@ export const engines = {
   id: 'engines',
   title: 'Engines',
   needs: ['engines'],
-  watches: [() => state.at],
+  watches: [most],
   wide: true,
   rows: (view) => view,
   note: (view) => `${view.length}, of which ${view.filter((row) => levelOf(row) === 'well').length} are well`,

@@ -1,7 +1,6 @@
 // Cache hits: what nodes predicted, and what engines counted.
 import { growth, Lines, shareOf } from './charts.js';
 import { html } from './html.js';
-import { state } from './state.js';
 import { filtered, Table } from './table.js';
 import { percent, short } from './words.js';
 
@@ -21,13 +20,12 @@ export const hits = {
   id: 'hits',
   title: 'Hits',
   needs: ['hits'],
-  watches: [() => state.at],
   rows: (view) => view.engines,
   note: (view) => `precision ${percent(view.route_precision)}, recall ${percent(view.route_recall)}`,
   draw(view) {
     const lines = [
-      { name: 'predicted', values: shareOf(growth('predicted_tokens', OVER_S), growth('prompt_tokens', OVER_S)) },
-      { name: 'counted by engines', values: shareOf(growth('engine_cached_tokens', OVER_S), growth('engine_prompt_tokens', OVER_S)) },
+      { name: 'predicted', values: () => shareOf(growth('predicted_tokens', OVER_S), growth('prompt_tokens', OVER_S)) },
+      { name: 'counted by engines', values: () => shareOf(growth('engine_cached_tokens', OVER_S), growth('engine_prompt_tokens', OVER_S)) },
     ];
     const rows = filtered(view.engines, (row) => `${row.name} ${row.profile}`);
     return html`<${Lines} lines=${lines} written=${percent} />

@@ -18,12 +18,11 @@ export const shadows = {
   id: 'shadows',
   title: 'Policies in the shadow',
   needs: ['shadows'],
-  watches: [() => state.at],
   rows: (view) => view.shadows,
   note: (view) => `live: ${view.live}`,
   draw(view) {
     if (!view.shadows.length) return html`<p class="empty">none runs; name some: shadow = ["affinity", "least_loaded"]</p>`;
-    const lines = view.shadows.map((row) => ({ name: row.policy, values: [...(state.series.get(`saved_s/${row.policy}`) ?? [])] }));
+    const lines = view.shadows.map((row) => ({ name: row.policy, values: () => [...(state.series.get(`saved_s/${row.policy}`) ?? [])] }));
     return html`<${Lines} lines=${lines} written=${(value) => seconds(value)} />
       <${Table} pane="shadows" columns=${COLUMNS} rows=${view.shadows} keyOf=${(row) => row.policy} empty="none" />`;
   },

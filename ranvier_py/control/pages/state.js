@@ -58,6 +58,14 @@ export function missing() {
   return names.length ? `, without worker ${names.join(', ')}, which does not answer` : '';
 }
 
+// Whether two values are alike: what is, need not be drawn again. Only JSON is looked into.
+export function alike(a, b) {
+  if (a === b) return true;
+  if (![Array, Object].includes(a?.constructor) || a.constructor !== b?.constructor) return false;
+  const names = Object.keys(a);
+  return names.length === Object.keys(b).length && names.every((name) => name in b && alike(a[name], b[name]));
+}
+
 export function mayOrder() {
   return ['operate', 'admin'].includes(state.hello?.role) && state.chosenAt === null;
 }

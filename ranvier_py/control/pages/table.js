@@ -1,18 +1,18 @@
 // One table for all panes: sorted by a click on a title, with a cursor, rows that open, and cards on narrow screens.
-import { html } from './html.js';
-import { change, state } from './state.js';
+import { Component, drawnAlready, drawSoon, html } from './html.js';
+import { alike, change, state } from './state.js';
 import { byName } from './words.js';
 
 export const order = {}; // by pane what gives the keys of its rows, as they are drawn, for the cursor
 
 // columns: {title, value(row), cell(row)?, text?: true for words, hint?}; more(row): what an open row shows.
-export function Table({ pane, columns, rows, keyOf, more, empty, rowClass }) {
+export function Table({ pane, columns, rows, keyOf, more, empty }) {
   const sorted = sortedRows(pane, columns, rows);
   order[pane] = () => sorted.map(keyOf);
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<table role="grid">
     <thead><tr>${columns.map((column) => html`<${Title} key=${column.title} ...${{ pane, column }} />`)}</tr></thead>
-    ${sorted.map((row) => html`<${Row} key=${keyOf(row)} ...${{ pane, columns, row, id: keyOf(row), more, rowClass }} />`)}
+    ${sorted.map((row) => html`<${Row} key=${keyOf(row)} ...${{ pane, columns, row, id: keyOf(row), more }} />`)}
   </table>`;
 }
 
@@ -24,15 +24,35 @@ function Title({ pane, column }) {
   </th>`;
 }
 
-function Row({ pane, columns, row, id, more, rowClass }) {
-  const selected = state.pane === pane && state.selected[pane] === id, opened = state.opened[pane] === id;
-  return html`<tbody class=${`${selected ? 'selected ' : ''}${rowClass?.(row) ?? ''}`}>
-    <tr data-row=${id} aria-selected=${selected} onClick=${() => choose(pane, id, Boolean(more))}>
-      ${columns.map((column) => html`<td class=${`${column.text ? 'text' : ''} ${column.kind ?? ''}`} data-title=${column.title}>
-        ${column.cell ? column.cell(row) : column.value(row)}</td>`)}
-    </tr>
-    ${opened && more && html`<tr class="more"><td colspan=${columns.length}>${more(row)}</td></tr>`}
-  </tbody>`;
+// A row is drawn at once when somebody chooses or opens it, and soon if what it shows has changed; else it stays.
+class Row extends Component {
+  isRow = true;
+  keep = (element) => { this.element = element; };
+
+  shouldComponentUpdate({ pane, row, id }) {
+    if (state.opened[pane] === id || this.opened || isSelected(pane, id) !== this.selected) return true;
+    if (!alike(row, this.props.row)) drawSoon(this);
+    return false;
+  }
+
+  drawNow() { this.forceUpdate(); }
+  componentDidUpdate() { drawnAlready(this); }
+  componentWillUnmount() { drawnAlready(this); }
+
+  render({ pane, columns, row, id, more }) {
+    const selected = this.selected = isSelected(pane, id), opened = this.opened = state.opened[pane] === id;
+    return html`<tbody ref=${this.keep} class=${selected ? 'selected' : ''}>
+      <tr data-row=${id} aria-selected=${selected} onClick=${() => choose(pane, id, Boolean(more))}>
+        ${columns.map((column) => html`<td class=${`${column.text ? 'text' : ''} ${column.kind ?? ''}`} data-title=${column.title}>
+          ${column.cell ? column.cell(row) : column.value(row)}</td>`)}
+      </tr>
+      ${opened && more && html`<tr class="more"><td colspan=${columns.length}>${more(row)}</td></tr>`}
+    </tbody>`;
+  }
+}
+
+function isSelected(pane, id) {
+  return state.pane === pane && state.selected[pane] === id;
 }
 
 export function choose(pane, id, opens = true) {

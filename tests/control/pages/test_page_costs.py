@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
@@ -20,19 +20,21 @@ import trio
 from ranvier_py.control.control_port import ControlPort
 from ranvier_py.control.pages.feed import Feed
 from ranvier_py.core.history.series import SECONDS
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.part import Node
+from ranvier_py.node.parts.verdict_parts import VerdictParts
 from tests.builders.browsers import BROWSER, Tab, browser
 from tests.builders.built_nodes import built
 from tests.node.node_lab import ClusterLab, cluster_lab
 
 pytestmark = pytest.mark.slow
 
-ENGINES, CHATS, STEPS = 64, 1000, 20
-FRAME_MS, ROUNDS = 16.0, 3
+ENGINES, CHATS, NODES, STEPS = 64, 1000, 8, 20
+FRAME_MS, ROUNDS, REWINDS = 16.0, 3, 5
 MAP = "document.querySelector('.map canvas')?.kind?.[0]"
+FRAMES = "new Promise((done, left = 20) => (function next() { left-- ? requestAnimationFrame(next) : done(); })())"
 ENGINES_OF_EIGHT, SPENT_OVER_S = 8, 20.0
 WARM_S = 2.0  # until the browser has compiled what runs often
 
@@ -49,10 +51,47 @@ def large() -> Node:
         for backend in rng.sample(ids, rng.choice((1, 1, 1, 2, 5))):
             node.router.routes.learn(chain[::-1], backend, 0, Trust.LOCAL, now - rng.expovariate(0.01))
     for number in range(256):
-        name, at = f"r{number}".encode(), now - 256 + number
-        chosen = BackendId(number % ENGINES)
-        made = Decision(chosen, "engine", "affinity", "ttft", 900, 1000, "text", (), ids, (1,) * ENGINES)
-        node.router.recent.made.append((at, name, made))
+        add_decision(node, f"r{number}", now - 256 + number)
+    return node
+
+
+def add_decision(node: Node, name: str, at: float) -> None:
+    ids = tuple(each.id for each in node.registry)
+    chosen = ids[len(node.router.recent.made) % ENGINES]
+    made = Decision(chosen, "engine", "affinity", "ttft", 900, 1000, "text", (), ids, (1,) * ENGINES)
+    node.router.recent.made.append((at, name.encode(), made))
+
+
+def busy(node: Node) -> Node:
+    """The same node, with two more panes, whose numbers differ in each row whenever it is looked at."""
+    rng, verdict, hits = Random(3), node.part(VerdictParts), node.part(CalibrationParts)
+
+    def of_engines(now: float, *, watched: bool) -> Mapping[str, Any]:
+        found = VerdictParts.panes(verdict, now, watched=watched)
+        for row in found["engines"]:
+            count = rng.randrange(40)
+            row |= {"load": count, "running": count, "waiting": count // 3, "tokens_per_s": 90.0 * count}
+            row["hit_share"] = rng.random()
+        add_decision(node, f"b{rng.getrandbits(60)}", time.monotonic())
+        return found
+
+    def of_hits(now: float, *, watched: bool) -> Mapping[str, Any]:
+        rows = [
+            {"name": each.name, "profile": "", "biases": [], "predicted_tokens": rng.randrange(1 << 20)}
+            | {"cached_tokens": rng.randrange(1 << 20)}
+            | {name: rng.random() for name in ("engine_hit_share", "precision", "recall", "cache_usage")}
+            for each in node.registry
+        ]
+        members = [
+            {"name": f"n{number}", "session": str(number), "address": f"10.1.0.{number}:7946", "state": "alive"}
+            | {"rtt_ms": rng.randrange(9), "silent_s": rng.random(), "routes": True, "release": "1", "protocol": 1}
+            for number in range(1, NODES)
+        ]
+        peers = {"name": "n0", "address": "10.1.0.0:7946", "protocol": 1, "members": members}
+        return {"hits": {"route_precision": 0.9, "route_recall": 0.9, "engines": rows}, "peers": peers}
+
+    setattr(verdict, "panes", of_engines)  # noqa: B010  # of this part alone
+    setattr(hits, "panes", of_hits)  # noqa: B010
     return node
 
 
@@ -103,7 +142,7 @@ async def served(node: Node) -> AsyncIterator[str]:
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CHROMIUM")
 async def test_it_is_painted_within_a_second_and_no_update_holds_it_up_for_longer_than_a_frame(tmp_path: Path) -> None:
-    node = large()
+    node = busy(large())
     filled(node, node.part(ControlPort)._files.feed)
     with trio.fail_after(180):
         async with served(node) as url, browser(tmp_path) as started:
@@ -114,21 +153,22 @@ async def test_it_is_painted_within_a_second_and_no_update_holds_it_up_for_longe
             await tab.until(f"Boolean({MAP})")
             await trio.sleep(WARM_S)
             updates = [await longest(tab, "") for _ in range(ROUNDS)]
-            rewound = [max(await longest(tab, ","), await longest(tab, "l")) for _ in range(ROUNDS)]
+            rewound = [max(await longest(tab, ","), await longest(tab, "l")) for _ in range(REWINDS)]
             assert tab.errors == []
     print(f"first paint {paint:.0f} ms; longest task of each round with another map: {updates}, rewound {rewound}")
     assert paint < 1000
     assert min(updates) < FRAME_MS  # the round that others on the machine disturbed least
-    assert min(rewound) < 2 * FRAME_MS  # all panes are drawn at once: the goal of a frame is missed
+    assert min(rewound) < FRAME_MS
 
 
 async def longest(tab: Tab, key: str) -> float:
-    """The longest task, in ms, until another map is drawn: the next one, or the one that a key leads to."""
+    """The longest task, in ms, until all is drawn: the next map, or the one that a key leads to, and all rows."""
     async with tab.tasks() as found:
         await tab.value(f"globalThis.before = {MAP}; 0")
         if key:
             await tab.press(key)
         await tab.until(f"{MAP} !== before")
+        await tab.value(FRAMES)
     return round(found[-1], 1)
 
 

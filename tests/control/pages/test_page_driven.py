@@ -34,6 +34,8 @@ CLIPPED = """(() => {
   return [...document.querySelectorAll('section, dialog')].filter(isClipped).map((box) => box.ariaLabel);
 })()"""
 BEYOND = "(each) => each.getBoundingClientRect().right > innerWidth"
+MARKED = """[...new Uint32Array(document.querySelector('.strip canvas').getContext('2d')
+  .getImageData(0, 0, 900, 1).data.buffer)].indexOf(0xff005ed5)"""
 NO_SCROLLING = "document.documentElement.scrollWidth <= innerWidth"
 
 
@@ -313,6 +315,37 @@ async def test_nothing_needs_scrolling_sideways(width: int, tmp_path: Path) -> N
             await tab.sees("by policy")
             assert await tab.value(NO_SCROLLING)
             assert await tab.value(CLIPPED) == []
+
+
+async def test_a_time_is_marked_on_the_strips_and_rows_that_were_the_same_then_stay_untouched(tmp_path: Path) -> None:
+    async with lab(engines=2, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await node.chat()
+        await rows(tab, 2)
+        await tab.value(
+            "globalThis.touched = []; new MutationObserver((found) => touched.push(...found.map((each) =>"
+            "each.target.outerHTML ?? each.target.data))).observe(document.querySelector('[data-pane=engines] table'),"
+            "{ subtree: true, childList: true, characterData: true, attributes: true }); 0"
+        )
+        await tab.value(
+            "import('/page/state.js').then(({ change, state }) => { const at = state.at - 10; globalThis.touched = [];"
+            "change({ chosenAt: at, past: { panes: structuredClone(state.live), of: at } }); })"
+        )
+        await tab.until(f"Math.abs({MARKED} - 890) < 9")
+        assert await tab.value("touched") == []
+        await tab.press("l")
+        await tab.until(f"{MARKED} < 0")
+
+
+async def test_tables_fit_into_their_panes_at_all_widths(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, 3, DEADLINE_S) as place:
+        node = await crowded(place)
+        async with seen(f"{node.control}/", tmp_path / "profile", height=6000) as tab:
+            await rows(tab, 3)
+            await tab.until("document.querySelectorAll('[data-pane=hits] tr[data-row]').length > 0")
+            for width in (320, 600, 721, 800, 861, 1001, 1241, 1920):
+                await tab.size(width, 6000)
+                assert await tab.value(CLIPPED) == [], width
+                assert await tab.value(NO_SCROLLING), width
 
 
 async def crowded(place: ClusterLab) -> Node:
