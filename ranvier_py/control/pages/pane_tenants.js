@@ -25,7 +25,7 @@ const COLUMNS = [
   { title: 'cached', value: cachedShare, cell: (row) => percent(cachedShare(row)), hint: 'of the prompt tokens, as engines counted them' },
   { title: 'answer', value: (row) => row.output_tokens, cell: (row) => short(row.output_tokens), hint: 'tokens, as engines counted them' },
   { title: 'limit', text: true, value: (row) => tightest(row)?.limit ?? 'none', hint: 'the one of which least is left' },
-  { title: 'taken', value: used, cell: (row) => used(row) === null ? '–' : html`<span class="bar" title=${percent(used(row))}><i style=${{ width: `${100 * Math.min(1, used(row))}%` }}></i></span> ${percent(used(row))}`, hint: 'of this limit' },
+  { title: 'taken', kind: 'bars', value: used, cell: (row) => used(row) === null ? '–' : html`<span class="bar" title=${percent(used(row))}><i style=${{ width: `${100 * Math.min(1, used(row))}%` }}></i></span> ${percent(used(row))}`, hint: 'of this limit' },
   { title: 'waiting', value: (row) => row.waiting ?? null, cell: (row) => short(row.waiting), hint: 'requests that wait for their turn' },
   { title: 'refused', value: (row) => row.refused, cell: (row) => short(row.refused), hint: 'with status 429' },
 ];

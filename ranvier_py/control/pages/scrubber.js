@@ -5,6 +5,7 @@ import { change, HISTORY_S, state } from './state.js';
 import { age, clock } from './words.js';
 
 const SETTLED_MS = 80; // before what was dragged to is asked for
+const AGAIN_MS = 1000; // before a node that did not answer is asked again
 
 let timer = 0;
 
@@ -30,7 +31,9 @@ export async function fetchPast() {
     const past = await askPast(Math.max(0, Math.round(state.at - wanted)));
     if (state.chosenAt === wanted) change({ past: { ...past, of: wanted }, note: '' });
   } catch (error) {
-    if (state.chosenAt === wanted) change({ past: { panes: {}, of: wanted }, note: error.message });
+    if (state.chosenAt !== wanted || error.name === 'AbortError') return;
+    if (error.status) change({ past: { panes: {}, of: wanted }, note: error.message });
+    else timer = setTimeout(fetchPast, AGAIN_MS);
   }
 }
 

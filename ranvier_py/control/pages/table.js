@@ -3,17 +3,21 @@ import { Component, drawnAlready, drawSoon, html } from './html.js';
 import { alike, change, state } from './state.js';
 import { byName } from './words.js';
 
+const SHOWN = 200; // rows: a thousand take half a second to draw, and nobody reads them
+
 export const order = {}; // by pane what gives the keys of its rows, as they are drawn, for the cursor
 
 // columns: {title, value(row), cell(row)?, text?: true for words, hint?}; more(row): what an open row shows.
 export function Table({ pane, columns, rows, keyOf, more, empty }) {
   const sorted = sortedRows(pane, columns, rows);
-  order[pane] = () => sorted.map(keyOf);
+  const shown = sorted.filter((row, place) => place < SHOWN || state.opened[pane] === keyOf(row));
+  order[pane] = () => shown.map(keyOf);
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<table role="grid">
     <thead><tr>${columns.map((column) => html`<${Title} key=${column.title} ...${{ pane, column }} />`)}</tr></thead>
-    ${sorted.map((row) => html`<${Row} key=${keyOf(row)} ...${{ pane, columns, row, id: keyOf(row), more }} />`)}
-  </table>`;
+    ${shown.map((row) => html`<${Row} key=${keyOf(row)} ...${{ pane, columns, row, id: keyOf(row), more }} />`)}
+  </table>
+  ${shown.length < rows.length && html`<p class="empty">and ${rows.length - shown.length} more, which the filter finds</p>`}`;
 }
 
 function Title({ pane, column }) {

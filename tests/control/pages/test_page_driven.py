@@ -300,6 +300,39 @@ async def test_a_peer_that_dies_is_a_banner_and_so_is_a_node_that_dies(tmp_path:
             assert tab.errors == []
 
 
+async def test_what_was_shown_stays_while_a_node_that_died_is_asked_for_another_time(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, 1, DEADLINE_S) as place, browser(tmp_path / "profile") as started:
+        process, _, control = await place.addressed_process()
+        tab = await started.tab(f"{control}/")
+        await rows(tab, 1)
+        process.kill()
+        await tab.sees("does not answer")
+        asked_before = len(tab.asked)
+        await tab.press(",")
+        while sum("/past?" in url for url, _ in tab.asked[asked_before:]) < 2:
+            await tab.value("0")
+        assert await tab.value(f"{ROWS}.length") == 1
+        assert await tab.value("document.querySelector('main').ariaBusy") == "true"
+
+
+async def test_of_a_thousand_tenants_the_first_are_shown_and_the_filter_finds_the_others(tmp_path: Path) -> None:
+    async with lab(engines=1, deadline_s=DEADLINE_S) as node, seen(f"{node.control}/", tmp_path) as tab:
+        await rows(tab, 1)
+        await tab.value(
+            "import('/page/state.js').then(({ change, state }) => { const tenant_requests = {};"
+            "for (let n = 0; n < 1000; n++) tenant_requests[`t${n}`.padEnd(100, 'x')] = [1, 0, 2, 1, 1];"
+            "const tenants = { needs_key: true, limited: 0, limits: {} };"
+            "change({ chosenAt: state.at, past: { panes: { tenants, tenant_requests }, of: state.at } }); })"
+        )
+        tenants = "document.querySelectorAll('[data-pane=tenants] tr[data-row]').length"
+        await tab.until(f"{tenants} === 200")
+        assert "and 800 more" in await tab.value("document.querySelector('[data-pane=tenants]').textContent")
+        assert await tab.value(CLIPPED) == []
+        await tab.press("/")
+        await tab.type("t997")
+        await tab.until(f"{tenants} === 1")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_nothing_needs_scrolling_sideways(width: int, tmp_path: Path) -> None:
     async with cluster_lab(tmp_path, 3, DEADLINE_S) as place:
@@ -342,7 +375,7 @@ async def test_tables_fit_into_their_panes_at_all_widths(tmp_path: Path) -> None
         async with seen(f"{node.control}/", tmp_path / "profile", height=6000) as tab:
             await rows(tab, 3)
             await tab.until("document.querySelectorAll('[data-pane=hits] tr[data-row]').length > 0")
-            for width in (320, 600, 721, 800, 861, 1001, 1241, 1920):
+            for width in (320, 600, 751, 800, 861, 1001, 1241, 1920):
                 await tab.size(width, 6000)
                 assert await tab.value(CLIPPED) == [], width
                 assert await tab.value(NO_SCROLLING), width
