@@ -43,9 +43,8 @@ LIBRARIES = {
     "transformers": ("tokenizer", "templates"),
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
+    "httpcore": ("engine_asker", "engine_poller"),
     "httpx": (
-        "engine_asker",
-        "engine_poller",
         "control_client",
         "run_lint",
         "run_status",

@@ -47,6 +47,7 @@ from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
+from ranvier_py.core.engine_cache.sources.server_events import SourceOptions
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
 from ranvier_py.core.peer.router_peer import GossipSettings
@@ -62,7 +63,6 @@ from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.core.routing.processes.ranks import RankOptions
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.proxy.call import PipelineLimits
 from ranvier_py.proxy.connection_pool import UpstreamLimits

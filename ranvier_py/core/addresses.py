@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from ipaddress import ip_address
 from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 GOSSIP_PORT = 7946  # memberlist's, which firewalls may know already
@@ -138,6 +139,21 @@ def without_secrets(url: str) -> str:
 def spelled(where: HostPort) -> str:
     host, port = where
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class UrlParts(NamedTuple):
+    """What is asked over HTTP. `authority` is as the Host field has it: without a port that is the scheme's own."""
+
+    url: str
+    is_secure: bool
+    host: str
+    authority: str
+
+
+def parts_of_url(url: str) -> UrlParts:
+    place = urlsplit(url)
+    authority = place.netloc.removesuffix(f":{DEFAULT_PORTS[place.scheme]}")
+    return UrlParts(url, place.scheme == "https", place.hostname or "", authority)
 
 
 def is_wildcard(host: str) -> bool:

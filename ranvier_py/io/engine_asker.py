@@ -1,4 +1,4 @@
-"""Asks an engine, a peer's public port or another worker one thing over HTTP, with httpx.
+"""Asks an engine, a peer's public port or another worker one thing over HTTP, with httpcore.
 
 Rule: as in `engine_poller`: a connection of its own, no redirects, nothing from the environment, and always a deadline.
 Bound: BYTES_MAX of an answer.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import ssl
 from typing import NamedTuple
 
-import httpx
+import httpcore
 import trio
 
+from ranvier_py.core.addresses import parts_of_url
 from ranvier_py.core.engine_cache.sources.engine_polls import Page
 from ranvier_py.core.errors import words_of
 
 BYTES_MAX = 4 << 20
 CLOSE_S = 1.0  # to close a TLS connection while being cancelled
-LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 
 
 class EngineReply(NamedTuple):
@@ -44,39 +45,36 @@ class EngineAsker:
         limit_s = timeout_s or self._timeout_s
         try:
             with trio.fail_after(limit_s):
-                return await self._asked(httpx.URL(url + path), sent, tls_name)
+                return await self._asked(url + path, sent, tls_name)
         except trio.TooSlowError:
             return EngineReply(Page(0, b""), why=f"no answer within {limit_s:g} s")
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             return EngineReply(Page(0, b""), why=words_of(error))
 
-    async def _asked(self, url: httpx.URL, sent: bytes | None, tls_name: str) -> EngineReply:
+    async def _asked(self, url: str, sent: bytes | None, tls_name: str) -> EngineReply:
         context = self._context
-        if url.scheme == "http":
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
+        parts = parts_of_url(url)
+        if not parts.is_secure:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpcore's own
         elif context is None:
             context = self._context = ssl.create_default_context()
-        transport = httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=LIMITS, retries=0)
-        headers = {"host": url.netloc.decode("ascii"), **self._headers}
+        transport = httpcore.AsyncConnectionPool(context, max_connections=1)
+        headers: dict[bytes | str, bytes | str] = {"host": parts.authority}
+        headers.update(self._headers)
         if sent is not None:
-            headers["content-type"] = "application/json"
-        request = httpx.Request(
-            *("GET" if sent is None else "POST", url),
-            headers=headers,
-            content=sent,
-            extensions={"sni_hostname": tls_name} if tls_name else {},
-        )
+            headers |= {"content-type": "application/json", "content-length": str(len(sent))}
+        method, named = "GET" if sent is None else "POST", {"sni_hostname": tls_name} if tls_name else {}
+        request = httpcore.Request(method, url, headers=headers, content=sent, extensions=named)
         try:
             response = await transport.handle_async_request(request)
             body = bytearray()
-            async for chunk in response.aiter_raw():
+            async for chunk in response.aiter_stream():
                 body += chunk
                 if len(body) > BYTES_MAX:
                     break
             is_cut = len(body) > BYTES_MAX
-            return EngineReply(
-                Page(response.status_code, bytes(body[:BYTES_MAX]), is_cut), response.headers.get("date", "")
-            )
+            date = dict(response.headers).get(b"date", b"").decode("latin-1")
+            return EngineReply(Page(response.status, bytes(body[:BYTES_MAX]), is_cut), date)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
                 await transport.aclose()

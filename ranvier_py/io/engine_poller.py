@@ -1,4 +1,4 @@
-"""Polls every engine over HTTP, with httpx: is it alive, what does it serve, how busy is it, where are its events?
+"""Polls every engine over HTTP, with httpcore: is it alive, what does it serve, how busy is it, where are its events?
 
 Rule: each engine has one task, in which health, metrics and publishers are polled side by side, so that a page that
 hangs delays no other; core/engine_cache/sources/engine_polls.py decides when. Every page has a deadline. Redirects are
@@ -17,9 +17,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import httpx
 import trio
+from httpcore import AsyncConnectionPool, NetworkError, ProtocolError, ReadError, Request, TimeoutException
 
+from ranvier_py.core.addresses import parts_of_url
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
@@ -65,7 +66,8 @@ PUBLISHERS_BYTES_MAX = 512 * 1024  # SGLang lists its whole configuration, some 
 ADDRESSES_MAX = 64  # addresses of a backend's host name
 DETAIL_CHARACTERS_MAX = 300  # of an error's description: enough for OpenSSL's longest text and a host
 CLOSE_S = 1.0  # to close a TLS connection while being cancelled
-LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+Fields = dict[bytes | str, bytes | str]
+FAILURES = (NetworkError, TimeoutException, ProtocolError)
 PUBLISHER_PAGES = (
     ("/kv_event_sources", read_event_sources),
     ("/server_info", read_server_info),
@@ -97,11 +99,11 @@ class Engine:
 
     def __init__(self, id: BackendId, url: str, api_key: str, tls_name: str, options: PollOptions) -> None:  # noqa: A002
         self.id = id
-        self.url = httpx.URL(without_rank(url))
+        self.parts = parts_of_url(without_rank(url))
         self.rank = rank_of(url)
-        own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpx's own
-        self.tls = own, {"sni_hostname": tls_name} if tls_name else {}
-        self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
+        own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpcore's own
+        self.tls: tuple[ssl.SSLContext, dict[str, Any]] = own, {"sni_hostname": tls_name} if tls_name else {}
+        self.headers: Fields = {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier"}
         self.rekey(api_key)
         self.refusals = KeyRefusals()
         self.scope = trio.CancelScope()
@@ -121,74 +123,72 @@ class Engine:
             self.headers["authorization"] = f"Bearer {api_key}"
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+    async def connection(self) -> AsyncIterator[AsyncConnectionPool]:
         """Open one connection for a few pages, one after the other."""
-        transport = httpx.AsyncHTTPTransport(verify=self.tls[0], trust_env=False, limits=LIMITS, retries=0)
+        pool = AsyncConnectionPool(self.tls[0], max_connections=1)
         try:
-            yield transport
+            yield pool
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
-                await transport.aclose()
+                await pool.aclose()
 
-    async def page(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
-        """Get one page, read up to `bytes_max`. Raises httpx.RequestError. The caller sets the deadline."""
-        request = httpx.Request("GET", f"{self.url}{path}", headers=self.headers, extensions=self.tls[1])
-        response = await transport.handle_async_request(request)
+    async def page(self, pool: AsyncConnectionPool, path: str, bytes_max: int) -> Page:
+        """Get one page, read up to `bytes_max`. Raises one of FAILURES. The caller sets the deadline."""
+        request = Request("GET", self.parts.url + path, headers=self.headers, extensions=self.tls[1])
+        response = await pool.handle_async_request(request)
         body, is_cut = bytearray(), False
         try:
-            async for chunk in response.aiter_raw():  # a read may bring thousands
-                await trio.lowlevel.cancel_shielded_checkpoint()  # httpx's generators need a cancellation during a read
+            async for chunk in response.aiter_stream():  # a read may bring thousands
+                await trio.lowlevel.cancel_shielded_checkpoint()  # its generators need a cancellation during a read
                 body += chunk
                 if len(body) > bytes_max and not is_cut:
                     is_cut = True
-                    await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
-        except httpx.ReadError:
+                    await response.aclose()  # the next read fails, which ends its chain of generators in order
+        except ReadError:
             if not is_cut:
                 raise
         finally:
             await response.aclose()
-        self.refusals.answered(path, response.status_code)
-        return Page(response.status_code, bytes(body[:bytes_max]), is_cut)
+        self.refusals.answered(path, response.status)
+        return Page(response.status, bytes(body[:bytes_max]), is_cut)
 
-    async def optional(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int, timeout_s: float) -> Page:
+    async def optional(self, pool: AsyncConnectionPool, path: str, bytes_max: int, timeout_s: float) -> Page:
         """Get a page that may be missing. Failures give an empty page: the engine was alive a moment ago."""
         try:
             with trio.fail_after(timeout_s):
-                return await self.page(transport, path, bytes_max)
-        except (trio.TooSlowError, httpx.RequestError):
+                return await self.page(pool, path, bytes_max)
+        except (trio.TooSlowError, *FAILURES):
             return Page(0, b"", is_cut=True)
 
-    async def check(self, transport: httpx.AsyncHTTPTransport) -> Page:
-        """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
+    async def check(self, pool: AsyncConnectionPool) -> Page:
+        """Get the page that shows whether the engine is alive. Raises one of FAILURES."""
         if self.health.has_health:
-            page = await self.page(transport, "/health", HEALTH_BYTES_MAX)
+            page = await self.page(pool, "/health", HEALTH_BYTES_MAX)
             if page.status not in MISSING_STATUSES:
                 return page
             self.health.has_health = False
-        return await self.page(transport, "/v1/models", MODELS_BYTES_MAX)
+        return await self.page(pool, "/v1/models", MODELS_BYTES_MAX)
 
     async def models(
-        self, transport: httpx.AsyncHTTPTransport, page: Page, timeout_s: float
+        self, pool: AsyncConnectionPool, page: Page, timeout_s: float
     ) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
         """Return the models' names and entries, if it is time to ask; `page` may be the model list itself."""
         if not self.health.has_health:
             return read_models(page)
         if not self.health.wants_models(trio.current_time()):
             return None, ()
-        models, cards = read_models(await self.optional(transport, "/v1/models", MODELS_BYTES_MAX, timeout_s))
+        models, cards = read_models(await self.optional(pool, "/v1/models", MODELS_BYTES_MAX, timeout_s))
         if models is not None:
             self.health.models_known(trio.current_time())
         return models, cards
 
-    async def lacks(
-        self, transport: httpx.AsyncHTTPTransport, cards: tuple[Card, ...], timeout_s: float
-    ) -> frozenset[bytes] | None:
+    async def lacks(self, pool: AsyncConnectionPool, cards: tuple[Card, ...], wait_s: float) -> frozenset[bytes] | None:
         """Return the paths that it does not serve, by its cards or, once for each process, by a page of its own."""
         lacks = lacked_by_cards(cards)
         path = page_for({str(card.get("owned_by")).lower() for card in cards})
         if lacks is not None or path is None or not self.health.wants_apis:
             return lacks
-        page = await self.optional(transport, path, METRICS_BYTES_MAX, timeout_s)
+        page = await self.optional(pool, path, METRICS_BYTES_MAX, wait_s)
         self.health.wants_apis = page.status == 0
         return lacked_by_page(path, page.body) if page.status == 200 and not page.is_cut else None
 
@@ -245,7 +245,7 @@ class EnginePoller:
     def trust(self, context: ssl.SSLContext | None) -> None:
         """Use this TLS context for https engines from the next connection on; None: the system's authorities."""
         self._context = context
-        for engine in [each for each in self._engines.values() if each.url.scheme == "https"]:
+        for engine in [each for each in self._engines.values() if each.parts.is_secure]:
             self._context = self._context or ssl.create_default_context()
             engine.tls = self._context, engine.tls[1]
 
@@ -280,7 +280,7 @@ class EnginePoller:
         asking; without `events` nobody asks for any."""
         self.forget(id)
         engine = self._engines[id] = Engine(id, url, api_key, tls_name, self._options)
-        if engine.url.scheme == "https":
+        if engine.parts.is_secure:
             self.trust(self._context)
         engine.fixed = publishers if events or publishers else None
         if self._nursery is not None:
@@ -328,8 +328,8 @@ class EnginePoller:
                     nursery.start_soon(self._list, engine, listed)
 
     async def _list(self, engine: Engine, listed: Callable[..., object]) -> None:
-        async with self._at_once[0], engine.connection() as transport:
-            page = await engine.optional(transport, "/v1/models", MODELS_BYTES_MAX, self._options.probe_timeout_s)
+        async with self._at_once[0], engine.connection() as pool:
+            page = await engine.optional(pool, "/v1/models", MODELS_BYTES_MAX, self._options.probe_timeout_s)
         names, cards = read_models(page)
         if names is not None and engine.is_watched():
             engine.health.models_known(trio.current_time())
@@ -363,9 +363,9 @@ class EnginePoller:
 
     async def _probe(self, engine: Engine) -> None:
         result = None
-        async with self._at_once[0], engine.connection() as transport:
+        async with self._at_once[0], engine.connection() as pool:
             with suppress(NodeExhausted):  # no verdict: the engine never saw the probe
-                result = await self._probe_result(engine, transport)
+                result = await self._probe_result(engine, pool)
         if result is None:
             self.counters.probes_not_made += 1
         else:
@@ -378,27 +378,27 @@ class EnginePoller:
         interval_s = engine.health.interval_s(len(self._engines))
         await engine.probe_soon.wait(self._options.jittered(interval_s, self._rng), self._options.probe_gap_s)
 
-    async def _probe_result(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> ProbeResult:
+    async def _probe_result(self, engine: Engine, pool: AsyncConnectionPool) -> ProbeResult:
         timeout_s, began = self._options.probe_timeout_s, trio.current_time()
         try:
             with trio.fail_after(timeout_s):
-                page = await engine.check(transport)
+                page = await engine.check(pool)
         except trio.TooSlowError:
             detail = f"no answer within {timeout_s:g} s"
             return ProbeResult(False, latency_s=trio.current_time() - began, detail=detail, timed_out=True)
-        except httpx.RequestError as exc:
+        except FAILURES as exc:
             if is_exhaustion(exc):
                 raise NodeExhausted(words_of(exc)) from exc
-            detail = f"{type(exc).__name__}: {words_of(exc)} ({engine.url.host})"[:DETAIL_CHARACTERS_MAX]
+            detail = f"{type(exc).__name__}: {words_of(exc)} ({engine.parts.host})"[:DETAIL_CHARACTERS_MAX]
             return ProbeResult(False, refused=is_refused(exc), detail=detail)
         latency_s = trio.current_time() - began
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
-        models, cards = await engine.models(transport, page, timeout_s)
-        lacks = await engine.lacks(transport, cards, timeout_s)
+        models, cards = await engine.models(pool, page, timeout_s)
+        lacks = await engine.lacks(pool, cards, timeout_s)
         process = ProcessPage()
         if engine.health.wants_start_time(trio.current_time()):
-            metrics = await engine.optional(transport, METRICS_PATHS[0], METRICS_BYTES_MAX, timeout_s)
+            metrics = await engine.optional(pool, METRICS_PATHS[0], METRICS_BYTES_MAX, timeout_s)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             process = read_process(metrics, engine.rank)
             engine.health.start_read(process.started_at)
@@ -426,9 +426,9 @@ class EnginePoller:
         """Return the figures of an engine's metrics page; None for a failure, a status from 500 on or a timeout."""
         try:
             with trio.fail_after(self._options.metrics_timeout_s):
-                async with engine.connection() as transport:
+                async with engine.connection() as pool:
                     for path in dict.fromkeys((engine.metrics.path, *METRICS_PATHS)):
-                        page = await engine.page(transport, path, METRICS_BYTES_MAX)
+                        page = await engine.page(pool, path, METRICS_BYTES_MAX)
                         self._note_received(engine)
                         if page.status >= 500:
                             return None
@@ -436,29 +436,29 @@ class EnginePoller:
                         if metrics.known:
                             engine.metrics.path = path
                             return metrics
-        except (trio.TooSlowError, httpx.HTTPError):
+        except (trio.TooSlowError, *FAILURES):
             return None
         return EngineMetrics()
 
     async def _discover(self, engine: Engine) -> None:
         options = self._options
-        async with engine.connection() as transport:
-            found = await self._publishers(engine, transport)
+        async with engine.connection() as pool:
+            found = await self._publishers(engine, pool)
         self.counters.discoveries += 1
         if found is not None and engine.is_watched():
             self._report_publishers(engine, found)
         interval_s = options.publishers_unanswered_interval_s if found is None else options.publishers_interval_s
         await engine.discover_soon.wait(self._options.jittered(interval_s, self._rng), options.publishers_gap_s)
 
-    async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> FoundPublishers | None:
+    async def _publishers(self, engine: Engine, pool: AsyncConnectionPool) -> FoundPublishers | None:
         """Return where it publishes; None if it can't or won't answer now, or its host can't be resolved just now."""
         is_sure = True
         for path, read in PUBLISHER_PAGES:
             try:
                 with trio.fail_after(self._options.publishers_timeout_s):
-                    page = await engine.page(transport, path, PUBLISHERS_BYTES_MAX)
+                    page = await engine.page(pool, path, PUBLISHERS_BYTES_MAX)
                 self._note_received(engine)
-            except (trio.TooSlowError, httpx.RequestError):
+            except (trio.TooSlowError, *FAILURES):
                 return None
             if page.status >= 500:
                 return None
@@ -470,8 +470,8 @@ class EnginePoller:
                     self._server_info(engine.id, reuses)
             found = read(body) if page.status == 200 else NOTHING
             if found != NOTHING:
-                addresses = await addresses_of(engine.url.host, self._options.publishers_timeout_s)
-                at = at_home(found, engine.url.host, addresses)
+                addresses = await addresses_of(engine.parts.host, self._options.publishers_timeout_s)
+                at = at_home(found, engine.parts.host, addresses)
                 return None if at.refused and not addresses else at
         return NOTHING if is_sure else None
 
@@ -480,10 +480,10 @@ class EnginePoller:
         before, engine.publishers = engine.publishers, found
         if found.refused != before.refused:
             for problem in found.refused:
-                log.warning(event("publishers.refused", url=str(engine.url), why=problem))
+                log.warning(event("publishers.refused", url=engine.parts.url, why=problem))
         if self._found is not None and found.publishers != before.publishers:
             places = [f"rank {each.rank} at {each.events.endpoint}" for each in found.publishers]
-            log.info(event("publishers.found", url=str(engine.url), places=places))
+            log.info(event("publishers.found", url=engine.parts.url, places=places))
             self._found(engine.id, found.publishers)
 
 

@@ -14,6 +14,7 @@ from ranvier_py.core.addresses import (
     is_address,
     is_loopback,
     parse_host_port,
+    parts_of_url,
     without_secrets,
 )
 from ranvier_py.core.engine_cache.sources.publishers import parse_endpoint
@@ -146,3 +147,17 @@ def test_no_accepted_host_makes_an_encoder_fail_on_the_path_to_a_resolver(text: 
         assert is_address(host)
     except socket.gaierror:  # a name, or an interface that is not here
         assert not is_address(host) or "%" in host
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("http://a.example:80", "a.example"),
+        ("http://a.example:8080", "a.example:8080"),
+        ("http://a.example:443", "a.example:443"),
+        ("https://[2001:db8::80]:443", "[2001:db8::80]"),
+        ("http://[2001:db8::80]", "[2001:db8::80]"),
+    ],
+)
+def test_the_host_field_names_no_port_that_is_the_usual_one(url: str, authority: str) -> None:
+    assert parts_of_url(url).authority == authority

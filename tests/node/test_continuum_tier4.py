@@ -16,11 +16,11 @@ from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Verb
+from ranvier_py.core.engine_cache.sources.server_events import SourceOptions
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.node.engine_cache.index_parts import IndexedBackend, IndexParts
 from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, lab, opened, turn
 

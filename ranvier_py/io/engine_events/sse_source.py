@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from random import Random
 from urllib.parse import urlsplit
 
@@ -27,9 +26,14 @@ from wsproto.utilities import ProtocolError
 from ranvier_py.core.addresses import without_secrets
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
 from ranvier_py.core.engine_cache.quota import Quota
-from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong, event_of
+from ranvier_py.core.engine_cache.sources.server_events import (
+    EVENT_BYTES_MAX,
+    EventReader,
+    SourceOptions,
+    TooLong,
+    event_of,
+)
 from ranvier_py.core.log_events import LogEvent, event
-from ranvier_py.core.options import Options, option
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +52,6 @@ CLOSE_S = 1.0
 
 class StreamFailed(Exception):
     """The stream ended or never began; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions(Options):
-    """`idle_s`: after so many seconds of silence everything that the stream published has expired."""
-
-    SECTION = "Index"
-    PREFIX = "kv_index_"
-
-    reconnect_s: float = option(
-        1.0, "First wait before a lost event stream is connected again; it doubles up to 60 s.", above=0.0, most=60.0
-    )
-    idle_s: float = inf
 
 
 @dataclass(slots=True)

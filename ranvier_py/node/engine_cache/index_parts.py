@@ -30,6 +30,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.engine_cache.sources.server_events import SourceOptions
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, samples
@@ -37,7 +38,6 @@ from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.redis_commands import RedisCommands
 from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, KvScoreOptions
-from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.node.asked import Route
 from ranvier_py.node.part import Handler, Node, Part
@@ -46,6 +46,7 @@ from ranvier_py.proxy.call import PromptTokenizer
 from ranvier_py.supervision import Faults
 
 if TYPE_CHECKING:
+    from ranvier_py.io.engine_events.sse_source import EventSource
     from ranvier_py.io.redis_pool import RedisPool
 
 log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class IndexParts(Part):
         self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
-        made = partial(EventSource, options=options, rng=rng, api_key=api_key)
+        made = partial(event_source, options=options, rng=rng, api_key=api_key)
         self._stream = partial(IndexedStream, index=self.index, engine_caches=engine_caches, find=find, make=made)
         self.streams: dict[BackendId, IndexedStream] = {}
         self._urls: dict[BackendId, str] = {}
@@ -387,6 +388,12 @@ def index_parts_of(node: Node, engine_caches: EngineCaches, pool: RedisPool | No
     if pool is not None:
         made.share(pool, config.redis.prefix)
     return made
+
+
+def event_source(url: str, **given: Any) -> EventSource:
+    from ranvier_py.io.engine_events.sse_source import EventSource  # noqa: PLC0415  # where a backend publishes one
+
+    return EventSource(url, **given)
 
 
 def source_options(config: Config) -> SourceOptions:

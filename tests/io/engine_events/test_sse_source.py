@@ -19,7 +19,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Verb
-from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
+from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, SourceOptions
 from ranvier_py.io.engine_events import sse_source as kv_sse
 from ranvier_py.io.engine_events.sse_source import (
     LOG_LINES_MAX,
@@ -27,7 +27,6 @@ from ranvier_py.io.engine_events.sse_source import (
     REST,
     SLICE_BYTES,
     EventSource,
-    SourceOptions,
 )
 from tests.io.engine_events.kv_fakes import until
 

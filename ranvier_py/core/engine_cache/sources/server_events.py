@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
 
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import KINDS, IndexEvent
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.body_json import excess, object_of
 
 EVENT_BYTES_MAX = 1 << 20  # Continuum's MAX_SSE_BUFFER_SIZE
@@ -23,6 +26,19 @@ LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
 EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 COMMENTS = re.compile(rb"(?::[^\r\n]*(?:\r\n|\n|\r(?!\n)))+")
 PREFIX = re.compile(r"(?:0x)?[0-9A-Fa-f]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions(Options):
+    """`idle_s`: after so many seconds of silence everything that the stream published has expired."""
+
+    SECTION = "Index"
+    PREFIX = "kv_index_"
+
+    reconnect_s: float = option(
+        1.0, "First wait before a lost event stream is connected again; it doubles up to 60 s.", above=0.0, most=60.0
+    )
+    idle_s: float = inf
 
 
 class TooLong(ValueError):
