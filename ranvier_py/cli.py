@@ -122,9 +122,10 @@ def make_parser(called: str) -> argparse.ArgumentParser:
     for name, meaning in COMMANDS.items():
         command = commands.add_parser(name, help=meaning)
         if name == called:
-            gc.disable()  # modules stay: they would be looked through in vain, again and again
+            gc.disable()  # modules stay: they would be looked through in vain, again and again, or once at the end
             module = import_module(f"ranvier_py.commands.{MODULES.get(name, f'run_{name}')}")
             module.add_flags(command)
+            gc.freeze()
             gc.enable()
             command.set_defaults(run=module.run, flags=partial(flags_of, command))
     return parser

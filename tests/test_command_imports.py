@@ -59,7 +59,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 begin, start = TokenizerProcess.begin, TokenizerProcess.start
 
 def show():
-    print("\\n", *(each["collections"] for each in gc.get_stats()), *sys.modules, flush=True)
+    print("\\n", gc.get_stats()[2]["collections"], gc.get_freeze_count(), *sys.modules, flush=True)
 
 async def begun(self):
     await begin(self)
@@ -94,19 +94,21 @@ FEW_NEED = (
 """What is imported where it is configured, or by other commands."""
 
 MODULES_MAX = 1300  # a third of them ours, and what the environment of tests adds: each costs a millisecond of a core
+EXEMPT_MIN = 30_000  # objects of modules: of the command line, then of the parts
 
 
 def test_a_node_loads_its_parts_while_its_tokenizer_process_does_and_no_library_that_few_need() -> None:
     """Until it is ready; processor time is what modules cost, and no test can count on that."""
     done = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=True, cwd=ROOT)
     began, waited, ready = (line.split() for line in done.stdout.splitlines() if len(line) > 1000)
-    assert int(waited[2]) - int(began[2]) <= 1, "modules were looked through for garbage while others were added"
+    assert waited[0] == began[0], "modules were looked through for garbage"
+    assert EXEMPT_MIN < int(began[1]) < int(waited[1]) - EXEMPT_MIN, "modules would be looked through"
     assert [name for name in ready for unneeded in FEW_NEED if house.is_in(name, unneeded)] == []
-    assert len(ready[3:]) <= MODULES_MAX
+    assert len(ready[2:]) <= MODULES_MAX
     later = [name for name in began if name.partition(".")[0] in ("quart", "hypercorn", "flask", "jinja2")]
     assert later == []
     assert not {"ranvier_py.node.node", "ranvier_py.control.control_port"} & {*began}
-    assert {*ready[3:]} - {*waited} <= {"encodings.idna", "stringprep"}  # of names
+    assert {*ready[2:]} - {*waited} <= {"encodings.idna", "stringprep"}  # of names
 
 
 @pytest.mark.parametrize(

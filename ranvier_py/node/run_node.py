@@ -27,7 +27,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.fingerprints import fingerprint_key, tokenizer_process
-from ranvier_py.node.garbage import collected_in_waits, collected_once_made
+from ranvier_py.node.garbage import collected_in_waits, exempt_once_made
 from ranvier_py.node.part import Node, Part
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def run(
     tokenizer = tokenizer_of(config, key)
     try:
         await tokenizer.begin()
-        with collected_once_made():  # the parts and the control port load while the tokenizer process does
+        with exempt_once_made():  # the parts and the control port load while the tokenizer process does
             from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
             from ranvier_py.node.parts.request_parts import (  # noqa: PLC0415
                 PublicPort,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import trio
 
-from ranvier_py.node.garbage import YOUNG_S, collected_in_waits, collected_once_made
+from ranvier_py.node.garbage import YOUNG_S, collected_in_waits, exempt_once_made
 from tests.proxy.wire import CHUNKED_HEAD, TEST_S, Wire, answer, chunk, post, proxying
 
 
@@ -27,15 +28,17 @@ async def test_cycles_are_collected_before_waits_and_never_by_the_interpreter() 
     assert gc.isenabled()
 
 
-def test_what_is_made_at_once_is_looked_through_at_its_end_alone() -> None:
-    with collected_once_made():
-        assert not gc.isenabled()
-        cycle = Cycle()
-        cycle.itself = cycle
-        freed = weakref.ref(cycle)
-        del cycle
-    assert freed() is None
+def test_what_is_made_at_once_is_exempt_without_being_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/test_command_imports.py has that of the modules of a node."""
+    monkeypatch.setattr(gc, "freeze", lambda: exempted.append(gc.isenabled()))
+    exempted, before = list[bool](), gc.get_stats()
+    with exempt_once_made():
+        made = [Cycle() for _ in range(2 * gc.get_threshold()[0])]
+        after = gc.get_stats()
+    assert exempted == [False]
+    assert after == before
     assert gc.isenabled()
+    assert made
 
 
 async def test_what_a_node_exempted_in_a_process_of_tests_is_freed_when_it_is_gone() -> None:
