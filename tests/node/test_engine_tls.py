@@ -67,7 +67,12 @@ async def tls_node(context: ssl.SSLContext, fields: str = "", **settings: Any) -
         url = await listening(place, context)
         given = {"backend": [f"{url}{fields}"], "probe_interval_s": 0.05, **settings}
         yield await place.start(**given)
-    with warnings.catch_warnings():  # httpcore leaves a socket whose handshake was cancelled to the collector
+    collect_handshakes()
+
+
+def collect_handshakes() -> None:
+    """Httpcore leaves a socket whose handshake was cancelled to the collector."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
@@ -114,6 +119,7 @@ async def test_a_backend_added_on_one_node_has_the_name_of_its_certificate_on_al
         await second.until("/admin/backends", lambda answer: answer["backends"])
         await second.until_backend(lambda backend: backend["health"] == "healthy" and backend["models"])
         assert await status_of(second) == 200
+    collect_handshakes()
 
 
 async def test_an_engine_that_wants_to_know_its_nodes_gets_their_certificate(tmp_path: Path) -> None:
