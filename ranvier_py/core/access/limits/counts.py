@@ -61,7 +61,9 @@ class Counters:
             for row, index in tally.rows:
                 amount = AMOUNT[index]
                 took = sum(map(amount, used)) if row.count.span else 0.0  # what was in flight is over
-                self.add(row, sum(map(amount, reserved)), sum(map(amount, settled)), took, now)
+                numbers = sum(map(amount, reserved)), sum(map(amount, settled)), took
+                if any(numbers):
+                    self.add(row, *numbers, now)
             self.granted += int(sum(map(REQUESTS, reserved)))
             tally.is_late = False
             reserved.clear()

@@ -70,9 +70,17 @@ class LimitRoom:
         return ends_at(meter.span, self.counts.window(meter.span, now)) - now - self.counts.wall_offset_s
 
     def look(self, group: MeterGroup, now: float) -> None:
-        """Find out how much a group may take in this slot without a look, and how much is left of what it shows."""
+        """Find out how much a group may take in this slot without a look, and how much is left of what it shows. Those
+        that count the same requests are looked at as well, if how much these vary is known, so that one booking does
+        for all."""
+        self.counts.book(now)
+        self._look(group, now)
+        for each in group.together:
+            if now >= each.until and each.excess.variance:
+                self._look(each, now)
+
+    def _look(self, group: MeterGroup, now: float) -> None:
         counts, slot = self.counts, int(now / SLOT_S)
-        counts.book(now)
         found = [counts.count(meter, now) for meter in group.meters]
         group.left, group.back, group.cost_left, free = inf, 0.0, inf, inf
         for meter, count in zip(group.meters, found, strict=True):
@@ -81,9 +89,10 @@ class LimitRoom:
                 group.left = room
                 if group.shown is not count or group.amount != meter.amount:
                     group.shown, group.amount, group.line = count, meter.amount, b""
-            count.loans.begin(slot)
+            loans = count.loans
+            loans.begin(slot)
             room -= group.excess.margin(count.unsettled)
-            may = max(0.0, (self._free(room, count, now) - count.loans.lent) / 2)
+            may = max(0.0, (self._free(room, count, now) - loans.lent) / 2)
             if meter.measure is Measure.COST:
                 group.cost_left = min(group.cost_left, may)
             else:
@@ -98,6 +107,8 @@ class LimitRoom:
     def _free(self, room: float, count: Count, now: float) -> float:
         """Return what may be taken in this slot of so much room, far from a limit, while others may take as much."""
         others = len(self.peers.live)
+        if not others:
+            return room / (2 * MARGIN)
         room -= 2 * count.rate(now) * self.peers.staleness(now)
         return min((room - others * count.unsent) / SOON, room / (2 * MARGIN)) / (1 + others)
 

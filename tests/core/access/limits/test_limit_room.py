@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Unit
-from ranvier_py.core.access.limits.limiter import Grant
-from ranvier_py.core.access.limits.meter_groups import MeterGroup
+from ranvier_py.core.access.identity import Identity, Tenant
+from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Unit
+from ranvier_py.core.access.limits.count import SLOT_S
+from ranvier_py.core.access.limits.limiter import NOTHING, Grant
+from ranvier_py.core.access.limits.meter_groups import Excess, MeterGroup, Meters
 from ranvier_py.core.access.limits.meters import Amounts
 from tests.core.access.limits.limit_net import LimitNet, meters
 
@@ -58,3 +60,13 @@ def test_cost_is_lent_apart_since_a_token_may_cost_more_than_one() -> None:
     group = MeterGroup((*meters(tokens_per_minute=1_000_000), *meters(budget=(BUDGET,))))
     grants = [limiter.reserve(group, Amounts(1.0, 1.0, 30.0), net.now) for _ in range(50)]
     assert sum(isinstance(one, Grant) for one in grants) == 33
+
+
+def test_the_first_look_in_a_slot_is_for_all_limits_of_a_request_once_it_is_known_how_much_these_vary() -> None:
+    net = LimitNet(1)
+    limiter, limits = net.nodes[1].limiter, Limits(requests_per_minute=9999, tokens_per_minute=99_999)
+    found = Meters().of(Identity(Tenant("a", limits)))
+    for now in (net.now, net.now + SLOT_S):
+        assert isinstance(head := limiter.reserve(found.first, NOTHING, now), Grant)
+        assert (found.rest.until > now) == (now > net.now)
+        assert limiter.grow(head, found.rest, Amounts(100.0, 100.0), now, Excess(50.0**2, 200.0))
