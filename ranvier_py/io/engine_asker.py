@@ -33,9 +33,9 @@ class EngineAsker:
     """Asks with one key. `context`: for https; None: the system's authorities are trusted."""
 
     def __init__(self, api_key: str, context: ssl.SSLContext | None, timeout_s: float, *, accept: str = "*/*") -> None:
-        self._headers = {"accept": accept, "user-agent": "ranvier"}
+        self._headers: dict[bytes | str, bytes | str] = {"accept": accept, "user-agent": "ranvier"}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers["authorization"] = f"Bearer {api_key}".encode()
         self._context, self._timeout_s = context, timeout_s
 
     async def ask(

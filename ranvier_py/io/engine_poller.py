@@ -120,7 +120,7 @@ class Engine:
     def rekey(self, api_key: str) -> None:
         self.headers.pop("authorization", None)
         if api_key:
-            self.headers["authorization"] = f"Bearer {api_key}"
+            self.headers["authorization"] = f"Bearer {api_key}".encode()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnectionPool]:

@@ -307,13 +307,14 @@ async def test_forgetting_a_backend_ends_its_probe_even_while_it_waits_for_an_an
         assert reports.receive.statistics().current_buffer_used == 0
 
 
-async def test_the_key_of_a_backend_goes_to_that_backend_alone() -> None:
+@pytest.mark.parametrize("word", ["word", "Schlüssel"])
+async def test_the_key_of_a_backend_goes_to_that_backend_alone(word: str) -> None:
     guarded, open_ = healthy("m"), healthy("m")
     async with serving(guarded), probing(open_) as (poller, reports):
-        poller.watch(B, guarded.url, api_key="word")
+        poller.watch(B, guarded.url, api_key=word)
         await reports.next()
         await reports.next()
-    assert all(b"authorization: Bearer word" in head for head in guarded.heads)
+    assert all(b"authorization: Bearer " + word.encode() in head for head in guarded.heads)
     assert not any(b"authorization" in head.lower() for head in open_.heads)
 
 
