@@ -91,10 +91,10 @@ def test_a_node_that_gets_no_answer_asks_ever_more_rarely_until_one_comes() -> N
     net.run(1.0)
     net.drop = lambda source, target, message: is_part(net, target, message, side=True)
     newcomer = net.add(3)
-    net.run(HOUR_S / 4)
+    net.run(HOUR_S / 9)
     asked = len(wanted(net, 3, side=True))
     rare_s = FAILED_MAX_S + TRY_S
-    assert asked <= 8 + HOUR_S / 4 / FAILED_MAX_S
+    assert asked <= 8 + HOUR_S / 9 / FAILED_MAX_S
     net.run(4 * rare_s)
     assert 3 <= len(wanted(net, 3, side=True)) - asked <= 5
     net.drop = lambda *_: False
