@@ -191,11 +191,12 @@ async def browser(folder: Path) -> AsyncIterator[Browser]:
         os.close(its_in)
         os.close(its_out)
         to, from_ = trio.lowlevel.FdStream(to_fd), trio.lowlevel.FdStream(from_fd)
-        async with to, from_:
-            made = Browser(to, from_, nursery)
-            nursery.start_soon(made.read)
-            try:
-                yield made
-            finally:
-                process.kill()
-                nursery.cancel_scope.cancel()
+        made = Browser(to, from_, nursery)
+        nursery.start_soon(made.read)
+        try:
+            yield made
+        finally:  # without a checkpoint: Cancelled would take the place of what a test raises
+            process.kill()
+            nursery.cancel_scope.cancel()
+            to.close()
+            from_.close()

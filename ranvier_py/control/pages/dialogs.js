@@ -11,7 +11,7 @@ function close() {
 
 function Dialog({ title, children }) {
   const open = (element) => element.open || element.showModal();
-  return html`<${Drawn} tag="dialog" draw=${open} aria-label=${title} onCancel=${(event) => { event.preventDefault(); close(); }}>
+  return html`<${Drawn} tag="dialog" draw=${open} end=${(element) => element.close()} aria-label=${title} onCancel=${(event) => { event.preventDefault(); close(); }}>
     <h2>${title}</h2>${children}</${Drawn}>`;
 }
 

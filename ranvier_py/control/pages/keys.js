@@ -43,7 +43,7 @@ const DO = {
   l: goLive,
   t: nextTheme,
   '?': () => change({ dialog: { kind: 'help' } }),
-  Escape: () => change({ dialog: null, filter: '' }),
+  Escape: () => change(state.dialog ? { dialog: null } : { filter: '' }),
 };
 
 export function followKeys() {

@@ -74,7 +74,7 @@ export function move(by) {
   const before = keys.indexOf(state.selected[pane]);
   const place = before < 0 ? 0 : Math.min(keys.length - 1, Math.max(0, before + by));
   change({ selected: { ...state.selected, [pane]: keys[place] } });
-  document.querySelector(`[data-pane="${pane}"] tr[aria-selected="true"]`)?.scrollIntoView({ block: 'nearest' });
+  document.querySelector(`[data-pane="${pane}"] tr[data-row="${CSS.escape(keys[place])}"]`)?.scrollIntoView({ block: 'nearest' });
 }
 
 function sortBy(pane, column) {
