@@ -28,7 +28,7 @@ HEAD_BYTES, ENGINE_BYTES, FINDING_BYTES = 90, 24, 20  # of a packet, an engine a
 LIFE_S = 100.0
 ENGINES_MAX = 512  # of one sender: an eighth of all that there can be
 TROUBLES_MAX = 16
-WORDS_BYTES_MAX = 300
+WORDS_BYTES_MAX = 255  # as the length of a text is sent
 UNKNOWN = 0xFFFF_FFFF
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ranvier_py.core.mesh.mesh_values import Outgoing
@@ -83,6 +83,7 @@ def test_a_peers_report_is_kept_until_it_is_old_or_the_peer_gone() -> None:
     assert not [*machine.of_peers(20.0)]
 
 
+@example("a" * 600, None)
 @given(st.text(max_size=600), st.one_of(st.none(), st.floats(-1e12, 1e12)))
 def test_whatever_is_shown_can_be_sent(words: str, count: float | None) -> None:
     sent = words_of(words)
