@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import trio
 
+from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.core.prompts.body_json import MARKS_MAX
 from tests.core.routing.hostile_bodies import filled, numbered
 from tests.io.test_engine_poller import FakeEngine, models, page
@@ -137,7 +141,19 @@ def in_chunks(data: bytes, size: int) -> bytes:
     return b"".join([chunk(data[at : at + size]) for at in range(0, len(data), size)]) + b"0\r\n\r\n"
 
 
+@pytest.fixture
+def reading_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have answers read beside the event loop, as by the tokenizer's process of a node outside the lab."""
+    ask = LocalTokenizer.ask
+
+    async def asked(*arguments: Any, first: bool) -> Any:
+        return await trio.to_thread.run_sync(trio.run, partial(ask, *arguments, first=first))
+
+    monkeypatch.setattr(LocalTokenizer, "ask", asked)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("reading_elsewhere")
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("size", [7, 100_000_000])
 async def test_no_stream_of_an_engine_holds_up_the_event_loop(path: str, size: int) -> None:

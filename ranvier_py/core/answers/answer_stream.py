@@ -8,13 +8,13 @@ plain text, event by event if it is not. From an answer that cannot be read noth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from ranvier_py.core.answers.answer_events import EVENT_END, AnswerEvent, event_at
+from ranvier_py.core.answers.answer_events import AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
@@ -36,6 +36,7 @@ FINISHED = {
 }
 """By API, CHAT_FINISHED for the others. In the last event of every choice, message or response; null before it."""
 
+BETWEEN_EVENTS = re.compile(rb"(?:\n\r?\n|\r\r)[\r\n]*")  # an engine may send a million empty lines
 STRING = rb'"((?:[^"\\]++|\\.)*+)"'  # possessive: no backtracking into what was matched
 DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
 CHUNK_TEXT = re.compile(rb'"text"\s*:\s*' + STRING)
@@ -129,7 +130,11 @@ def read_stream(body: bytes, kind: str) -> Answer:
 
 def stream_events(body: bytes) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of all events. Raises ValueError for one that is no object."""
-    for event in map(AnswerEvent.of, EVENT_END.split(body)):
+    return objects_of(BETWEEN_EVENTS.split(body))
+
+
+def objects_of(events: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    for event in map(AnswerEvent.of, events):
         if event.fields is not None:
             yield event.fields
         elif event.data.strip() not in (b"", b"[DONE]"):
@@ -221,7 +226,7 @@ def read_generated(body: Any) -> Answer:
 
 
 def last_event(body: bytes) -> Mapping[str, Any]:
-    return list(stream_events(body))[-1]
+    return next(objects_of(reversed(BETWEEN_EVENTS.split(body))), {})
 
 
 def merged_response(body: bytes) -> Mapping[str, Any]:

