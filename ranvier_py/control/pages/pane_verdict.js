@@ -20,7 +20,7 @@ function Group({ found }) {
   const [first] = found, names = found.map((each) => each.about).filter(Boolean);
   return html`<li class=${first.severity}>
     <details open=${first.severity !== 'notice'}>
-      <summary><b>${MARKS[first.severity]} ${first.kind}</b> ${found.length > 1 ? `${found.length} × ` : ''}${first.what}
+      <summary><b>${MARKS[first.severity]} ${first.kind}</b> ${first.what}${found.length > 1 ? `, and ${found.length - 1} more` : ''}
         <small> for ${age(first.since_s)}</small></summary>
       ${found.length > 1 && html`<p>also ${found.slice(1).map((each) => each.about || each.what).join(', ')}</p>`}
       ${first.whom && html`<p>touches ${first.whom}</p>`}
