@@ -8,7 +8,14 @@ from typing import Any
 
 from ranvier_py.core.findings import Dated, Finding, Severity
 from ranvier_py.core.peer.router_peer import RouterPeer
-from ranvier_py.core.routing.backend_state.status_reports import EngineReport, Trouble, count_of, known, words_of
+from ranvier_py.core.routing.backend_state.status_reports import (
+    NAME_BYTES_MAX,
+    EngineReport,
+    Trouble,
+    count_of,
+    known,
+    words_of,
+)
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts, hit_share
 from ranvier_py.node.part import Node
@@ -40,8 +47,9 @@ def engine_reports(peer: RouterPeer, calibration: CalibrationParts) -> Iterator[
 
 def trouble_of(dated: Dated, now: float) -> Trouble:
     found = dated.finding
-    words = map(words_of, (found.kind, found.about, found.what, found.remedy))
-    return Trouble(int(found.severity), count_of(now - dated.since), *words)
+    kind, about = (words_of(each, NAME_BYTES_MAX) for each in (found.kind, found.about))
+    since_s = count_of(now - dated.since)
+    return Trouble(int(found.severity), since_s, kind, about, words_of(found.what), words_of(found.remedy))
 
 
 def engines_of_peers(cluster: ClusterParts | None, now: float) -> dict[str, Mapping[str, Any]]:

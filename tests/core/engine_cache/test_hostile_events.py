@@ -58,10 +58,10 @@ SHAPES: Mapping[str, Callable[[], bytes]] = {
         for name, item in ITEMS.items()
         for field in ("block_hashes", "token_ids", "extra_keys", "unknown")
     },
-    **{f"events that are {name}": partial(message, *[item] * 65_000) for name, item in ITEMS.items()},
-    "four long events": lambda: message(*[event("token_ids", many(1_250_000, b"\x01"))] * 4),
-    "many lists of empty maps": lambda: message(*[many(75, b"\x80")] * 65_000),
-    "removals, as an engine sends them": lambda: message(*map(removal, range(65_000))),
+    **{f"events that are {name}": partial(message, *[item] * 32_000) for name, item in ITEMS.items()},
+    "eight long events": lambda: message(*[event("token_ids", many(500_000, b"\x01"))] * 8),
+    "many lists of empty maps": lambda: message(*[many(120, b"\x80")] * 32_000),
+    "removals, as an engine sends them": lambda: message(*map(removal, range(32_000))),
     "members of one name": lambda: message(b"\xdf" + (600_000).to_bytes(4, "big") + b"\xa1a\0" * 600_000),
     "lists of false lengths": lambda: b"\x92\x01\x91" + b"\xdd\x00\x01\x00\x00" * 25_000,
 }

@@ -18,13 +18,13 @@ from msgpack.exceptions import UnpackException  # type: ignore[import-untyped]
 
 from ranvier_py.core.errors import RanvierError
 
-PAYLOAD_BYTES_MAX = 5 << 20
-"""Longest message that is read, at worst walked in 35 ms. A step of 100,000 removals is 4 MB."""
+PAYLOAD_BYTES_MAX = 4 << 20
+"""Longest message that is read, at worst walked in 30 ms. A step of 32,000 removals is 1.7 MB."""
 
 AT_ONCE_BYTES_MAX = 128 << 10
 """Longest message unpacked at once. A step of 8,192 tokens is 50 kB. At worst each byte is an empty map: 10 MB."""
 
-CONTAINERS_MAX, ELEMENTS_MAX = 32_768, 1 << 20
+CONTAINERS_MAX, ELEMENTS_MAX = 32_768, 1 << 19
 """Lists and maps that are built at once, and elements of one list: 10 to 30 ms. A prompt of 500k tokens has 32,000
 lists of extra keys, if an adapter is in each; a short message of 128 kB has 3,000 events."""
 
@@ -33,7 +33,7 @@ UNCOUNTED_BYTES_MAX = 4096
 
 FIELDS_MAX = 16  # of a batch, which has three, or of a LoadStat
 MAP_MEMBERS_MAX = 256  # of an event, which has some twenty, or of its metadata
-EVENTS_MAX = 65_536  # of one batch: a step touches some thousand blocks
+EVENTS_MAX = 32_768  # of one batch: a step touches some thousand blocks
 SCALAR_BYTES_MAX = 64
 
 LOAD_STAT = "LoadStat"  # SGLang's report of its load: `[LoadStat, …]`

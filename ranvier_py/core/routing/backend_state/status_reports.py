@@ -28,7 +28,7 @@ HEAD_BYTES, ENGINE_BYTES, FINDING_BYTES = 90, 24, 20  # of a packet, an engine a
 LIFE_S = 100.0
 ENGINES_MAX = 512  # of one sender: an eighth of all that there can be
 TROUBLES_MAX = 16
-WORDS_BYTES_MAX = 255  # as the length of a text is sent
+NAME_BYTES_MAX, WORDS_BYTES_MAX = 255, 300  # the length of a name is one byte on the wire
 UNKNOWN = 0xFFFF_FFFF
 
 
@@ -70,10 +70,10 @@ def known(count: int) -> int | None:
     return None if count == UNKNOWN else count
 
 
-def words_of(sentence: str) -> str:
-    """Return as much of a sentence as is sent, without what could not be shown."""
+def words_of(sentence: str, bytes_max: int = WORDS_BYTES_MAX) -> str:
+    """Return as much of a sentence, or of a name, as is sent, without what could not be shown."""
     shown = "".join(each if each.isprintable() else "?" for each in sentence)
-    return shown.encode()[:WORDS_BYTES_MAX].decode(errors="ignore")
+    return shown.encode()[:bytes_max].decode(errors="ignore")
 
 
 def read_trouble(severity: int, since_s: int, kind: bytes, about: bytes, what: bytes, remedy: bytes) -> Trouble:

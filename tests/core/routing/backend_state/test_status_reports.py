@@ -13,6 +13,7 @@ from ranvier_py.core.routing.backend_state.status_reports import (
     BYTES_PER_S,
     ENGINES_MAX,
     LIFE_S,
+    NAME_BYTES_MAX,
     REPEAT_S,
     SENT_S,
     TROUBLES_MAX,
@@ -90,7 +91,8 @@ def test_whatever_is_shown_can_be_sent(words: str, count: float | None) -> None:
     assert len(sent.encode()) <= WORDS_BYTES_MAX
     machine, outbox = made(1)
     engine = EngineReport(1, *[count_of(count)] * 4)
-    troubles = [Trouble(2, count_of(count), "kind", sent, sent, sent)] * (TROUBLES_MAX + 1)
+    about = words_of(words, NAME_BYTES_MAX)
+    troubles = [Trouble(2, count_of(count), "kind", about, sent, sent)] * (TROUBLES_MAX + 1)
     machine.show([engine] * (ENGINES_MAX + 1), troubles)
     machine.tick(100.0)
     kind, body = CODEC.encode(outbox[0].message)
