@@ -72,8 +72,8 @@ def excess(data: bytes) -> str:
 def marks_in(data: bytes, most: int) -> int:
     """Count the marks (`marks_of`) of `data`, or some of them if there are more than `most`."""
     found = 0
-    for start in range(0, len(data), COUNTED_BYTES):
-        found += marks_of(np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - start), start))
+    for piece in pieces_of(data):
+        found += marks_of(piece)
         if found > most:
             break
     return found
@@ -81,11 +81,12 @@ def marks_in(data: bytes, most: int) -> int:
 
 def bytes_in(data: bytes, wanted: bytes) -> int:
     """Count the bytes of `data` that are one of these: a quarter of the time of `data.count` where there are many."""
-    found = 0
+    return sum([int(np.count_nonzero(piece == each)) for piece in pieces_of(data) for each in wanted])
+
+
+def pieces_of(data: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
     for start in range(0, len(data), COUNTED_BYTES):
-        piece = np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - start), start)
-        found += sum([int(np.count_nonzero(piece == each)) for each in wanted])
-    return found
+        yield np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - start), start)
 
 
 def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
