@@ -6,7 +6,7 @@ A first try may find caches, or the host of a virtual machine, at their worst: w
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from math import inf
 
@@ -15,6 +15,7 @@ import trio
 OCCUPIED_S_MAX = 0.050
 TRIES = 8
 DEADLINE_S = 60.0
+OVER = object()
 
 
 def least_s(measured: Callable[[], float], enough_s: float = OCCUPIED_S_MAX) -> float:
@@ -25,6 +26,17 @@ def least_s(measured: Callable[[], float], enough_s: float = OCCUPIED_S_MAX) -> 
         if least <= enough_s:
             break
     return least
+
+
+def longest_step_s(steps: Iterator[object]) -> float:
+    """The longest step of an iterator, of which the last is the one that ends it."""
+    longest = 0.0
+    while True:
+        began = time.thread_time()
+        is_over = next(steps, OVER) is OVER
+        longest = max(longest, time.thread_time() - began)
+        if is_over:
+            return longest
 
 
 class Turns(trio.abc.Instrument):

@@ -109,6 +109,7 @@ def added_to(
 
 
 def shifted(column: list[float | None], late_s: float) -> list[float | None]:
-    """Move a history that ended so much earlier, or later, to the end of another."""
+    """Move a history that ended so much earlier, or later, to the end of another. Its last value stands meanwhile."""
     late = round(late_s)
-    return [*column, *(None for _ in range(late))] if late >= 0 else column[:late]
+    standing = column[-1:] if late <= LATE_S else []
+    return [*column, *((standing or [None]) * late)] if late >= 0 else column[:late]

@@ -18,14 +18,15 @@ from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, UNCOUNTED_BYTES_
 from ranvier_py.core.prompts.reserved_members import NAME_ESCAPE
 
 WALKED_BYTES_MAX = PARSED_BYTES_MAX  # one text of that length is one step
-PORTION = 20_000  # texts and brackets: names of members, which take longest, in 25 ms
+PORTION = 8_000  # texts and brackets: names of members, which take longest, in 10 to 20 ms
 NEAR_BYTES = 1024
 SCALAR_BYTES_MAX = 8192  # longer texts are no name of a model
 
+PLAIN = rb'"[^"]*+'  # up to the first quote: if that is not escaped, this is all, found in a tenth of the time
 TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+'
-TOKEN = re.compile(TEXT + rb'(?:"|\Z)|[{}\[\]]', re.DOTALL)
+TOKEN = re.compile(PLAIN + rb'(?:(?<!\\)"|\Z)|' + TEXT + rb'(?:"|\Z)|[{}\[\]]', re.DOTALL)
 COLON = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+")
-SCALAR = re.compile(TEXT + rb'"|[-+0-9.eE]++|true|false|null', re.DOTALL)
+SCALAR = re.compile(PLAIN + rb'(?<!\\)"|' + TEXT + rb'"|[-+0-9.eE]++|true|false|null', re.DOTALL)
 
 Made = TypeVar("Made")
 
@@ -64,7 +65,8 @@ class OuterValues:
         return (yield from self._walked(name))
 
     def _scalar(self, place: int) -> Scalar | None:
-        found = SCALAR.match(self.body, place) if place else None
+        # a longer text is not looked through, but has no end within these bytes
+        found = SCALAR.match(self.body, place, place + SCALAR_BYTES_MAX + 1) if place else None
         if found is None or found.end() - found.start() > SCALAR_BYTES_MAX:
             return None
         try:

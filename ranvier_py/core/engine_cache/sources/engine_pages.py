@@ -14,13 +14,11 @@ from ranvier_py.core.routing.processes.engine_marks import EngineMarks, digest_o
 from ranvier_py.core.routing.processes.ranks import rank_in
 
 CREATED = re.compile(
-    rb"^vllm:(?:prompt_tokens|generation_tokens|prefix_cache_queries|request_success)_created(?=[{ \t])", re.MULTILINE
+    rb"\nvllm:(?:prompt_tokens|generation_tokens|prefix_cache_queries|request_success)_created(?=[{ \t])"
 )
 """When counters of an engine began."""
 
-SECONDS = re.compile(
-    rb"^(?:vllm|sglang):(?:time_to_first_token|e2e_request_latency)_seconds_sum(?=[{ \t])", re.MULTILINE
-)
+SECONDS = re.compile(rb"\n(?:vllm|sglang):(?:time_to_first_token|e2e_request_latency)_seconds_sum(?=[{ \t])")
 """Sums of seconds that no two engines have alike once they have served a request."""
 
 SERIES_MAX = 512  # of each kind that are read of one page: some ten for each rank
@@ -32,6 +30,7 @@ def read_marks(page: bytes, metrics: EngineMetrics, rank: int | None) -> EngineM
     """Return the marks of an engine, or of one rank, by its page, of which `metrics` are the figures."""
     if page.count(b"\n") > LINES_MAX:
         return EngineMarks()
+    page = b"\n" + page  # each line begins with one, as the patterns have it
     started_at, created = read_start_time(page), min(numbers(CREATED, page, rank), default=None)
     cache = (metrics.capacity_tokens, metrics.block_tokens, rank)
     identity = digest_of(started_at, created, *cache) if started_at or created else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.access.limits.background import in_background
 from ranvier_py.core.prompts.outer_values import WALKED_BYTES_MAX, finished
-from tests.examples import whole
+from tests.node.turns import OCCUPIED_S_MAX, least_s, longest_step_s
 
-STEP_S = 0.05
 DENSE = b'"input":[%b1]' % (b"[]," * 60_000)
 LONG = b'"input":"%b"' % (b"word " * (WALKED_BYTES_MAX // 5 + 1))
 TOOL = b'"tools":[{"parameters":{"properties":{"background":{"type":"boolean","default":true}}}}]'
@@ -76,9 +74,5 @@ def test_any_body_is_read_as_a_parser_reads_it(fields: dict[str, Any], indent: i
     lambda: b'{"q":"%b","background":true,"z":[%b1]}' % (b"\\u0062 " * 4_000_000, b'{"background":0},' * 1_000_000),
 ], ids=["brackets", "names", "objects", "escapes", "large"])  # fmt: skip
 def test_no_body_occupies_the_loop_for_long(made: Callable[[], bytes]) -> None:
-    longest, steps, is_over = 0.0, in_background(made()), False
-    while not is_over:
-        started = time.process_time()
-        is_over = next(steps, 1) is not None
-        longest = max(longest, time.process_time() - started)
-    assert longest < STEP_S * whole(1, 3)
+    body = made()
+    assert least_s(lambda: longest_step_s(in_background(body))) <= OCCUPIED_S_MAX
