@@ -201,9 +201,40 @@ def test_an_address_that_is_no_control_port_is_named_so(
     assert f"{place.url} answers, but not as the control port of a node" in capsys.readouterr().err
 
 
-def test_a_missing_body_file_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["explain", str(tmp_path / "none")]) == exit_codes.EXIT_FAILED
-    assert "No such file" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["explain", "lint", "replay"])
+def test_a_file_that_can_not_be_read_is_named_once_with_the_reason(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, why in ((tmp_path / "none", "no"), (tmp_path, "directory")):
+        assert cli.main([command, str(name)]) == exit_codes.EXIT_CONFIG
+        shown = capsys.readouterr().err
+        assert (shown.count(str(name)), why in shown.lower(), "Errno" in shown) == (1, True, False), shown
+
+
+@pytest.mark.parametrize("word", ["http://ann:secret@127.0.0.1:9180", "ann:secret@127.0.0.1", "http://ann:secret@[bad"])
+def test_a_password_in_the_address_of_a_control_port_is_refused_and_not_shown(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL", word)
+    for command in (["status"], ["access"], ["backend", "list", "--control", word], ["lint", "--url", word]):
+        assert cli.main(command) in (exit_codes.EXIT_CONFIG, exit_codes.EXIT_STATUS_UNKNOWN)
+        assert "secret" not in capsys.readouterr().err
+
+
+NO_JSON = [
+    ["access", "revoke", "red", "--hours", "nan"],
+    ["backend", "weight", "a", "1e999"],
+    ["backend", "add", "http://a:1", "weight=NaN"],
+    ["backend", "drain", "\udcff"],
+]
+
+
+@pytest.mark.parametrize("words", NO_JSON, ids=repr)
+def test_an_argument_that_json_lacks_is_refused_by_a_sentence(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--control", "http://127.0.0.1:1"]) == exit_codes.EXIT_CONFIG
+    assert capsys.readouterr().err.startswith("ranvier: what was given can't be sent to a node: ")
 
 
 @pytest.mark.parametrize("header", ["foo", ":x", "a b: x", "", "a: x\ny: z"])

@@ -93,7 +93,9 @@ def trusted(options: argparse.Namespace) -> ssl.SSLContext | bool:
 
 
 def control_url(address: str) -> httpx.URL:
-    """Parse "HOST:PORT" or a URL. Raises CommandError."""
+    """Parse "HOST:PORT" or a URL. Raises CommandError, which shows no password."""
+    if "@" in address:
+        raise CommandError("a control port takes no name and password in its URL, but --control-key-file", EXIT_CONFIG)
     with suppress(httpx.InvalidURL, ValueError):
         url = httpx.URL(address if "://" in address else f"http://{address}")
         if url.scheme in ("http", "https") and url.host:
@@ -107,6 +109,8 @@ def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent:
         response = client.request(method, path, **sent)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"{client.base_url} can't be reached: {error}", EXIT_UNREACHABLE) from error
+    except ValueError as error:  # a number that is none or too large, or an argument that is no text
+        raise CommandError(f"what was given can't be sent to a node: {error}", EXIT_CONFIG) from error
     if response.status_code not in (httpx.codes.OK, also):
         raise CommandError(f"{response.status_code}: {refusal(response)}", EXIT_FAILED)
     return response

@@ -21,18 +21,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with control_client(options) as client:
+    with control_client(options) as client, of_a_node(client):
         if options.action == "show":
-            with of_a_node(client):
-                print("\n".join(lines_of(asked(client, "GET", "/admin/access?limit=1000").json())))
+            print("\n".join(lines_of(asked(client, "GET", "/admin/access?limit=1000").json())))
             return EXIT_OK
         if options.id is None:
             raise CommandError(f"access {options.action} needs the id of a key", EXIT_CONFIG)
         hours = {"hours": options.hours} if options.action == "revoke" and options.hours is not None else {}
         answer = asked(client, "POST", f"/admin/access/{options.action}", json={"id": options.id, **hours}).json()
-        print(
-            f"{answer['id']} is refused until {answer['until']}" if answer["until"] else f"{answer['id']} is restored"
-        )
+        done = f"is refused until {answer['until']}" if answer["until"] else "is restored"
+        unknown = "" if answer.get("known", True) else "; the file of this node has no key of that id"
+        print(f"{answer['id']} {done}{unknown}")
     return EXIT_OK
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ranvier_py.commands.control_client import add_control_flags, asked, control_client, of_a_node
-from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, CommandError
+from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_OK, CommandError
 from ranvier_py.control.explain_page import explain_page
 
 HEADER = re.compile(r"\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([^\r\n\0]*)")
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         body = options.file.read_bytes() if options.file else sys.stdin.buffer.read()
     except OSError as error:
-        raise CommandError(str(error), EXIT_FAILED) from error
+        raise CommandError(f"{options.file or 'stdin'} can't be read: {error.strerror}", EXIT_CONFIG) from error
     with control_client(options) as client, of_a_node(client):
         answer = asked(client, "POST", "/explain", content=body, headers=fields)
         print(answer.text if options.json else "\n".join(explain_page(answer.json())))

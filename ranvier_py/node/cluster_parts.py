@@ -238,15 +238,14 @@ class ClusterParts(Part):
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning(event("gossip.other_routes", peer=record.name, why=why))
 
-    async def revoke(self, key_id: str, until_ms: int) -> bool:
-        """Revoke a client's key on all nodes until this time of day; 0 takes that back. Returns False if that needs an
-        admin key, or there are too many."""
-        is_shared = self.peer.features.revocations.give(key_id, until_ms, time.monotonic())
-        if is_shared:
+    async def revoke(self, key_id: str, until_ms: int) -> str:
+        """Revoke a client's key on all nodes until this time of day; 0 takes that back. Returns why that can't be."""
+        why_not = self.peer.features.revocations.give(key_id, until_ms, time.monotonic())
+        if not why_not:
             self.port.poke()
             if self.state_file is not None:
                 await self.state_file.save(self.peer.state())
-        return is_shared
+        return why_not
 
     def unready(self) -> str:
         """Return why it waits, unless this node has its peers' routes, or has waited for them long enough."""

@@ -192,8 +192,8 @@ def trace_options(given: argparse.Namespace, seed: int) -> TraceOptions:
 
 def existing(flag: str, path: Path) -> Path:
     if not path.is_file():
-        other = " (it is no regular file, which is read twice)" if path.exists() else ""
-        raise RequestRefused(f"{flag}: there is no file {path}{other}")
+        kind = "a directory" if path.is_dir() else "no regular file, and it is read twice" if path.exists() else ""
+        raise RequestRefused(f"{flag}: {path} is {kind}" if kind else f"{flag}: there is no file {path}")
     return path
 
 

@@ -43,6 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.action == "list":
+        if options.backend is not None:
+            raise CommandError("backend list takes no name: it lists all engines", EXIT_CONFIG)
         path = "/admin/backends" + ("?cluster=true" if options.cluster else "")
         with control_client(options) as client, of_a_node(client):
             answer = asked(client, "GET", path).json()
@@ -68,10 +70,22 @@ def order_of(action: str, backend: str | None, values: Sequence[str]) -> dict[st
             raise CommandError("backend weight needs one number", EXIT_CONFIG)
         return {**named, "weight": value_of(values[0])}
     if action in ("add", "set"):
-        return {**named, **dict(map(option_of, values))}
+        return {**named, **options_of(values, fixed=("url",) if action == "add" else ("url", "name"))}
     if values:
         raise CommandError(f"backend {action} takes no more than a name or a URL", EXIT_CONFIG)
     return {**named, "draining": action == "drain"} if "drain" in action else named
+
+
+def options_of(words: Sequence[str], *, fixed: Sequence[str]) -> dict[str, Any]:
+    """Return each option with its value. Raises CommandError for one that stands twice, or says which engine it is."""
+    found: dict[str, Any] = {}
+    for name, value in map(option_of, words):
+        if name in fixed:
+            raise CommandError(f"{name} is what the engine goes by: remove it, and add it anew", EXIT_CONFIG)
+        if name in found:
+            raise CommandError(f"{name} stands twice", EXIT_CONFIG)
+        found[name] = value
+    return found
 
 
 def option_of(word: str) -> tuple[str, Any]:

@@ -48,6 +48,11 @@ class KeyTable:
                 self._made[digest] = found = self._identity(row)
         return found
 
+    def has_id(self, key_id: str) -> bool:
+        """Whether there is a key of this id, which takes a look at all."""
+        named = b'"id":' + orjson.dumps(key_id)
+        return any(named in row for row in self.keys.values())
+
     def named(self, tenant: str) -> Identity:
         """Return whom a trusted proxy names by a tenant alone."""
         found = self._made.get(tenant)

@@ -57,6 +57,11 @@ def read_revocation(clock: int, until_ms: int, holds: int, key_id: bytes, signat
 ROWS = parts_field("revocation", "Q Q B *B 32s", ROWS_PER_MESSAGE, read_revocation)
 
 
+UNSIGNED = (
+    "revoking needs a keys_file, and gossip with a gossip_admin_key; without, set disabled = true in each node's file"
+)
+
+
 @dataclass(slots=True)
 class RevocationCounters:
     ids: int = gauge("Ids of clients' keys that are revoked, or were, and whose time is not over.")
@@ -102,18 +107,23 @@ class Revocations(ClockedTable[str, Revocation]):
         rows = [row for row in self._known.values() if row.holds and wall_ms < row.until_ms]
         return sorted(rows, key=by_clock, reverse=True)
 
-    def give(self, key_id: str, until_ms: int, now: float) -> bool:
-        """Revoke a key until that time; 0 takes a revocation back. False: it is not shared, and so does not hold."""
+    def give(self, key_id: str, until_ms: int, now: float) -> str:
+        """Revoke a key until that time; 0 takes a revocation back. Returns why not: it is not shared then, and so does
+        not hold."""
         wall_ms, before = self._wall_ms(now), self._known.get(key_id)
-        if not self._key or (before is None and (not until_ms or not self._has_room(now))):
-            return False
+        if not self._key:
+            return UNSIGNED
+        if before is None and not until_ms:
+            return f"{key_id} is not revoked"
+        if before is None and not self._has_room(now):
+            return f"{REVOKED_MAX} keys are revoked, and no more can be: take keys out of the file"
         clock = max(wall_ms, before.clock + 1 if before is not None else 0)
         ends = max(until_ms, before.until_ms if before is not None and not until_ms else 0)
         row = Revocation(clock, min(ends, wall_ms + YEAR_MS), int(until_ms > 0), key_id, bytes(SIGNATURE_BYTES))
         row = row._replace(signature=signature_of(self._key, row))
         read_revocation(*row[:3], key_id.encode(), row.signature)
         self._take(row)
-        return True
+        return ""
 
     def receive(self, _peer: Peer, message: Revoked, now: float) -> None:
         for row in message.rows:

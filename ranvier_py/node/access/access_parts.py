@@ -20,6 +20,7 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
+from ranvier_py.core.access.revocations import UNSIGNED
 from ranvier_py.core.errors import BadRequest, RanvierError
 from ranvier_py.core.history.joined_panes import limited
 from ranvier_py.core.log_events import event
@@ -46,11 +47,6 @@ SCOPES_SHOWN = 200  # on the page of the control port
 
 REVOKED_HOURS, REVOKED_HOURS_MAX = 30 * 24, 365 * 24
 """How long a revocation holds: time to take the key's line out of all files."""
-
-NOT_SHARED = (
-    "revoking needs a keys_file, and gossip with a gossip_admin_key; without, set disabled = true in the file. With "
-    "them there are too many revocations, or there is none to take back"
-)
 
 OTHER_MODELS = "the key may not use this model any more"
 """Ends a WebSocket that its key opened before its models changed."""
@@ -186,11 +182,13 @@ class Access(KeyedPart):
 
     async def _order(self, key_id: str, until: float, by: str) -> Mapping[str, Any]:
         clustering = self._clustering
-        if clustering is None or self.file is None or not await clustering.revoke(key_id, int(1000 * until)):
-            raise BadRequest(NOT_SHARED)
+        if clustering is None or self.file is None or self.gate is None:
+            raise BadRequest(UNSIGNED)
+        if why_not := await clustering.revoke(key_id, int(1000 * until)):
+            raise BadRequest(why_not)
         log.warning(event("access.revoked" if until else "access.restored", key_id=key_id, by=by))
         self._part()
-        return {"id": key_id, "until": moment(until) if until else None}
+        return {"id": key_id, "until": moment(until) if until else None, "known": self.gate.table.has_id(key_id)}
 
     def _revoked(self) -> Sequence[Mapping[str, Any]]:
         if self._clustering is None:

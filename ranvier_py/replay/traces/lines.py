@@ -93,13 +93,18 @@ def shown(value: object) -> str:
     return text if len(text) <= FOUND_CHARACTERS_MAX else text[: FOUND_CHARACTERS_MAX - 1] + "…"
 
 
+def why(error: Exception) -> str:
+    """Return why a file can't be read, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (number, bytes) of each line that is not blank, numbered from 1 on. Raises TraceError."""
     try:
         with path.open("rb") as file:
             yield from lines_of(str(path), file)
     except UNREADABLE as error:
-        raise TraceError(f"{path}: can't be read: {error}") from error
+        raise TraceError(f"{path}: can't be read: {why(error)}") from error
 
 
 def lines_of(name: str, source: BufferedReader) -> Iterator[tuple[int, bytes]]:
@@ -119,7 +124,7 @@ def lines_of(name: str, source: BufferedReader) -> Iterator[tuple[int, bytes]]:
                 yield number, data
     except UNREADABLE as error:
         where = f"{name}:{number}" if number else name
-        raise TraceError(f"{where}: can't be read: {error}") from error
+        raise TraceError(f"{where}: can't be read: {why(error)}") from error
 
 
 class BodyFile(RawIOBase):

@@ -66,15 +66,15 @@ def test_one_that_nobody_signed_or_that_is_over_is_refused_and_counted(one: r.Re
 
 def test_without_the_admin_key_none_is_given_or_taken() -> None:
     table, _ = node(b"")
-    assert not table.give("ann", NOON_MS + HOUR_MS, 0.0)
+    assert table.give("ann", NOON_MS + HOUR_MS, 0.0) == r.UNSIGNED
     assert not taken(row(), b"").is_revoked("ann", NOON_MS)
 
 
 def test_one_outlives_a_restart_of_all_nodes_until_it_is_over_and_so_does_that_it_was_taken_back() -> None:
     table, _ = node()
-    assert table.give("ann", NOON_MS + HOUR_MS, 0.0)
-    assert table.give("bob", NOON_MS + HOUR_MS, 0.0)
-    assert table.give("bob", 0, 1.0)
+    assert not table.give("ann", NOON_MS + HOUR_MS, 0.0)
+    assert not table.give("bob", NOON_MS + HOUR_MS, 0.0)
+    assert not table.give("bob", 0, 1.0)
     later, _ = node(wall_ms=NOON_MS + 60_000, stored=table.stored())
     assert [later.is_revoked(each, NOON_MS + 60_000) for each in ("ann", "bob")] == [True, False]
     later.receive(PEER, r.Revoked((row()._replace(id="bob"),)), 0.0)
@@ -88,11 +88,11 @@ def test_one_outlives_a_restart_of_all_nodes_until_it_is_over_and_so_does_that_i
 def test_they_are_bounded_and_what_is_over_makes_room() -> None:
     table, _ = node()
     for number in range(r.REVOKED_MAX):
-        assert table.give(f"k{number}", NOON_MS + HOUR_MS, 0.0)
-    assert not table.give("one more", NOON_MS + HOUR_MS, 0.0)
+        assert not table.give(f"k{number}", NOON_MS + HOUR_MS, 0.0)
+    assert "keys are revoked, and no more can be" in table.give("one more", NOON_MS + HOUR_MS, 0.0)
     table.receive(PEER, r.Revoked((row(),)), 0.0)
     assert table.counters.refused["full"] == 1
     assert len(node(stored=table.stored())[0].held(0.0)) == r.STORED_MAX
     assert len(table.stored()) < 1 << 16
-    assert table.give("one more", NOON_MS + 2 * HOUR_MS, 3600.0)
-    assert not table.give("never revoked", 0, 3600.0), "there is nothing to take back"
+    assert not table.give("one more", NOON_MS + 2 * HOUR_MS, 3600.0)
+    assert table.give("never revoked", 0, 3600.0) == "never revoked is not revoked"

@@ -52,7 +52,7 @@ async def test_a_key_revoked_on_one_node_is_refused_on_all_even_after_all_have_r
         again = await place.start(**settings, gossip_state_file=states[0])
         assert await statuses(again) == [401, 200]
         answer = await again.http.post(f"{again.control}/admin/access/restore", json={"id": "red"})
-        assert answer.json() == {"id": "red", "until": None}
+        assert answer.json() == {"id": "red", "until": None, "known": True}
         assert await statuses(again) == [200, 200]
 
 
@@ -81,11 +81,15 @@ async def test_the_command_shows_revokes_and_restores(tmp_path: Path, capsys: py
     async with cluster_lab(tmp_path, engines=1) as place:
         node = await place.start(keys_file=keys_file(tmp_path), gossip_admin_key=ADMIN_KEY)
         printed = []
-        for words in (["revoke", "red", "--hours", "2"], [], ["restore", "red"], ["revoke"]):
+        orders = [["revoke", "red", "--hours", "2"], [], ["restore", "red"]]
+        orders += [["revoke"], ["revoke", "rde"], ["restore", "x"]]
+        for words in orders:
             code = await trio.to_thread.run_sync(partial(main, ["access", *words, "--control", node.control]))
             printed.append((code, *capsys.readouterr()))
         assert printed[0][1].startswith("red is refused until 20")
         assert "red  red  revoked until" in printed[1][1]
         assert printed[2][1] == "red is restored\n"
         assert printed[3][::2] == (2, "ranvier: access revoke needs the id of a key\n")
-        assert [code for code, *_ in printed] == [0, 0, 0, 2]
+        assert printed[4][1].endswith("; the file of this node has no key of that id\n"), "a typo revokes nothing"
+        assert printed[5][2] == "ranvier: 400: x is not revoked\n"
+        assert [code for code, *_ in printed] == [0, 0, 0, 2, 0, 1]

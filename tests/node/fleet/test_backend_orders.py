@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ranvier_py.cli import main
+from ranvier_py.commands.exit_codes import EXIT_CONFIG
 from ranvier_py.commands.fleet.run_backend import compared
 from tests.node.access.key_lab import bearer, value_of
 from tests.node.node_lab import Lab, Node, cluster_lab, opened, printed
@@ -163,3 +166,18 @@ async def test_the_nodes_of_a_cluster_are_listed(tmp_path: Path) -> None:
 def test_a_worker_that_has_the_same_backend_has_one_backend() -> None:
     place = {"place": "worker 1", "why": "", "backends": [{"name": "one"}], "differences": []}
     assert list(compared({"places": [place]})) == ["worker 1: 1 backend, as here"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["list", "one"], "backend list takes no name"),
+        (["set", "one", "url=http://x", "weight=2"], "url is what the engine goes by"),
+        (["set", "http://a:1", "name=two"], "name is what the engine goes by"),
+        (["add", "http://a:1", "url=http://b:1"], "url is what the engine goes by"),
+        (["add", "http://a:1", "weight=1", "weight=2"], "weight stands twice"),
+    ],
+)
+def test_no_word_of_an_order_is_passed_over(words: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backend", *words, "--control", "http://127.0.0.1:1"]) == EXIT_CONFIG
+    assert why in capsys.readouterr().err
