@@ -111,6 +111,19 @@ def test_a_node_loads_its_parts_while_its_tokenizer_process_does_and_no_library_
     assert {*ready[2:]} - {*waited} <= {"encodings.idna", "stringprep"}  # of names
 
 
+CHILD = """
+import sys
+from ranvier_py.node.tokenizer_child import TokenizerChild
+print("\\n", *sys.modules)
+"""
+
+
+def test_a_tokenizer_process_loads_nothing_of_a_node() -> None:
+    loaded = {".".join(name.split(".")[:3]) for name in loaded_by(program=CHILD)}
+    assert "ranvier_py.io.tokenizer" in loaded
+    assert loaded & {"trio", "pydantic", "ranvier_py.config", "ranvier_py.proxy", "ranvier_py.core.routing"} == set()
+
+
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [

@@ -62,6 +62,12 @@ def anchor_below(blocks: int) -> int:
     return max((depth for depth in ANCHOR_BLOCKS_DENSE if depth < blocks), default=0)
 
 
+def anchor_at(tokens: int, block_tokens: int) -> int:
+    """Return the deepest anchor, in tokens, that is at most `tokens` deep; 0 for less than a block."""
+    blocks = tokens // block_tokens
+    return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
+
+
 def depths_of(dones: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.uint64]:
     """Return the depths of the `counts[i]` blocks after the first `dones[i]`, of all jobs one after another."""
     if len(counts) == 1:

@@ -4,7 +4,7 @@ Rule: nothing is assumed about a template. The probe learns the affixes of plain
 tries to refute them with others; a shortcut that is refuted is not used. What a template refuses proves nothing.
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
 tokens(start) + tokens(pieces). It is no proof: test_tokenizer.py compares the two on random conversations.
-Cost: about two thousand renderings of short conversations, once at start.
+Cost: hundreds of renderings of short conversations, each once (`remembered`), at start.
 """
 
 from __future__ import annotations
@@ -131,6 +131,25 @@ def thinking_chats() -> Iterator[list[dict[str, Any]]]:
         ]
 
 
+def remembered(render: Render) -> Render:
+    """Return what renders no conversation twice: of thousands that a probe asks for, most begin others."""
+    texts: dict[str, str | TemplateRefused] = {}
+
+    def text_of(chat: Chat) -> str:
+        named = repr(chat)
+        if named not in texts:
+            try:
+                texts[named] = render(chat)
+            except TemplateRefused as refused:
+                texts[named] = refused
+        text = texts[named]
+        if isinstance(text, TemplateRefused):
+            raise text
+        return text
+
+    return text_of
+
+
 class TemplateProbe:
     """Probes one template with one tokenizer. `profile()` runs it.
 
@@ -146,7 +165,7 @@ class TemplateProbe:
         variables: Sequence[str] = (),
         trailers: Sequence[str] = ("",),
     ) -> None:
-        self._render = render
+        self._render = remembered(render)
         self._encode = encode
         self._profile = known
         self._variables = variables

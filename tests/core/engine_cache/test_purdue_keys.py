@@ -10,17 +10,42 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.sources.push_keys import HEAD_IDS_MAX, KeyedPrefix, KeyHasher, Link, Links, key_of
+from ranvier_py.core.engine_cache.sources.push_keys import (
+    HEAD_IDS_MAX,
+    KeyedPrefix,
+    KeyHasher,
+    Link,
+    Links,
+    key_of,
+    prefix_hash,
+)
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, anchor_at
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.placement.sticky_least_loaded import anchor_at
 from tests.examples import examples
 
 KEY = b"k" * 32
 GOLDEN_64 = 0x5F3006CAB71F62DE6D308E4FCE785CAF2A1CB0739E863BA7812739A91C930E5A
 GOLDEN_5 = 0x666AA17826AD39129D061F3C3467D1B7139904B3448383EC9861B51C7522E553
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "key"),
+    [
+        (range(64), 0, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
+        (range(900), 64, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
+        ([5], 64, "666aa17826ad39129d061f3c3467d1b7139904b3448383ec9861b51c7522e553"),
+    ],
+)
+def test_the_key_is_that_of_the_reports_listing(ids: range, length: int, key: str) -> None:
+    assert prefix_hash(ids, length) == key
+
+
+def test_the_key_ends_with_the_64th_token() -> None:
+    ids = list(range(100))
+    assert prefix_hash([*ids[:64], 7, 7], 64) == prefix_hash(ids, 64)
+    assert prefix_hash([*ids[:63], 7, *ids[64:]], 64) != prefix_hash(ids, 64)
 
 
 def noted_of(*turns: list[int], lengths: tuple[int, ...] = (64,), short: int = 0) -> list[KeyedPrefix]:

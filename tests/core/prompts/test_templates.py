@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,19 @@ def test_a_plain_template_is_incremental() -> None:
     assert profile.windows
     assert profile.starter == "<s>"
     assert piece_of_plain(plain("user", " a "), profile) == "<s>user\n a </s>"
+
+
+def test_a_probe_renders_no_conversation_twice_nor_what_is_refused() -> None:
+    rendered: Counter[str] = Counter()
+
+    def counting(chat: Chat) -> str:
+        rendered[repr(chat)] += 1
+        return tools_in_second(chat)
+
+    profile = probed(counting, ("thinking",))
+    assert profile == probed(tools_in_second, ("thinking",))
+    assert profile.incremental
+    assert {*rendered.values()} == {1}
 
 
 @pytest.mark.parametrize(

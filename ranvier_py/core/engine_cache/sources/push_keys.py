@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
-from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState
-from ranvier_py.core.routing.placement.sticky_least_loaded import anchor_at, prefix_hash
+from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, anchor_at
 
 PREFIX_TOKENS = 64
 """The report's «smart default»."""
@@ -51,6 +51,12 @@ class _Head(NamedTuple):
     root: int
     ids: tuple[int, ...]
     anchors: tuple[tuple[int, Fingerprint], ...]
+
+
+def prefix_hash(token_ids: Sequence[int], length: int = 0) -> str:
+    """Return the paper's key: SHA-256 in hex of the first `length` (0: all) token ids as Python writes their tuple."""
+    kept = tuple(token_ids[:length] if length else token_ids)
+    return sha256(str(kept).encode()).hexdigest()
 
 
 def key_of(token_ids: Sequence[int], length: int = 0) -> int:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from random import Random
 
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
+from ranvier_py.core.prompts.fingerprint import anchor_at
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import median_of_all, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, relative_loads
@@ -64,18 +63,6 @@ class StickyLeastLoaded(Policy):
         bearable = self.options.sticky_limit_factor * median_of_all(loads)
         floor = self.options.sticky_limit_floor
         return [one for one in positions if loads[one] <= bearable + floor / candidates[one].weight]
-
-
-def prefix_hash(token_ids: Sequence[int], length: int = 0) -> str:
-    """Return the paper's key: SHA-256 in hex of the first `length` (0: all) token ids as Python writes their tuple."""
-    kept = tuple(token_ids[:length] if length else token_ids)
-    return sha256(str(kept).encode()).hexdigest()
-
-
-def anchor_at(tokens: int, block_tokens: int) -> int:
-    """Return the deepest anchor, in tokens, that is at most `tokens` deep; 0 for less than a block."""
-    blocks = tokens // block_tokens
-    return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
 
 
 def prefix_depth(length: int, block_tokens: int) -> int:

@@ -10,31 +10,9 @@ import pytest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement import Choice, Match
-from ranvier_py.core.routing.placement.sticky_least_loaded import (
-    StickyLeastLoaded,
-    StickyLeastLoadedOptions,
-    prefix_hash,
-)
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from tests.core.routing.placement.engines import engines, match_of
 from tests.core.routing.test_router import chat, make_router, start_attempt
-
-
-@pytest.mark.parametrize(
-    ("ids", "length", "key"),
-    [
-        (range(64), 0, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
-        (range(900), 64, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
-        ([5], 64, "666aa17826ad39129d061f3c3467d1b7139904b3448383ec9861b51c7522e553"),
-    ],
-)
-def test_the_key_is_that_of_the_reports_listing(ids: range, length: int, key: str) -> None:
-    assert prefix_hash(ids, length) == key
-
-
-def test_the_key_ends_with_the_64th_token() -> None:
-    ids = list(range(100))
-    assert prefix_hash([*ids[:64], 7, 7], 64) == prefix_hash(ids, 64)
-    assert prefix_hash([*ids[:63], 7, *ids[64:]], 64) != prefix_hash(ids, 64)
 
 
 def choose(match: Match, *loads: int, options: StickyLeastLoadedOptions | None = None) -> Choice:
