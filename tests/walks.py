@@ -1,4 +1,5 @@
 """Through which files of `ranvier_py` gossip packets and engine events go: a simulated cluster with each call noted.
+What a chat's turn takes is recorded by `benchmarks.request_cost`.
 
 A packet's fixed price is what nine of ten packets go through, whatever they are about. Of the others the median run
 counts; an event is applied when it comes and becomes routes at a later tick.
@@ -6,6 +7,7 @@ counts; an event is applied when it comes and becomes routes at a later tick.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,8 @@ from typing import Any
 from unittest.mock import patch
 
 import ranvier_py
+from benchmarks.harness.bench import RESULTS
+from benchmarks.harness.report import TURN_MOST
 from cluster.scenario import Cluster, Load, Scenario
 from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import Run
@@ -85,6 +89,14 @@ def walked() -> dict[str, set[str]]:
     return dict(zip(FILES_MAX, (fixed, median(packets, "UpdateLogs.extend"), event), strict=True))
 
 
+def recorded() -> dict[str, int]:
+    """What the last record of `benchmarks.request_cost` has of a chat's turn of 3 kB."""
+    turn = json.loads((RESULTS / "request_cost.json").read_text())["cases"]["chat_3kB"]
+    return {what: len(turn[what]) if what == "files" else turn[what] for what in TURN_MOST}
+
+
 if __name__ == "__main__":
+    for what, count in recorded().items():
+        sys.stdout.write(f"{count:6} of {TURN_MOST[what]} {what}  a chat's turn\n")
     for name, files in walked().items():
-        sys.stdout.write(f"{len(files):4} of {FILES_MAX[name]} files  {name}\n")
+        sys.stdout.write(f"{len(files):6} of {FILES_MAX[name]} files  {name}\n")

@@ -21,6 +21,11 @@ from benchmarks.harness.report_rows import Result, Row, named, rows
 
 PAGE = ROOT / "benchmarks" / "README.md"
 SMG, SGLANG, NODE = "smg 1.13.0", "sglang-router 0.3.2", "ranvier_py"
+SPENT_MOST = (("chat_3kB", 1.0, (SMG, SGLANG)), ("chat_60kB", 0.6, (SMG,)), ("stream_100_chunks", 0.5, (SMG,)))
+"""How much processor time a request may take beside each of these routers in the same run."""
+
+TURN_MOST = {"calls": 400, "instructions": 8330, "switches": 220, "files": 40}
+"""Of a warm turn of 3 kB: three quarters of the instructions that it took when this was first counted."""
 
 
 def data_plane(result: Result) -> Iterator[Row]:
@@ -35,9 +40,11 @@ def data_plane(result: Result) -> Iterator[Row]:
                 f"{least[0]} x and {least[1]} x",
                 smg >= least[0] and sglang >= least[1],
             )
-    for case, goal_us in (("chat_3kB", 130), ("chat_60kB", 240), ("stream_100_chunks", 220)):
+    for case, share, others in SPENT_MOST:
         spent = {name: cases[case][name]["processor_us"] for name in (NODE, SMG, SGLANG)}
-        yield Row(f"{case}: processor time of a request", beside(spent), f"{goal_us} µs", spent[NODE] <= goal_us)
+        times = spent[NODE] / min(spent[name] for name in others)
+        goal = f"{share:g} x {' and '.join(others)}"
+        yield Row(f"{case}: processor time of a request", f"{beside(spent)}: {times:.3g} x", goal, times <= share)
     for key in ("p50_us", "p99_us"):
         added = {name: compared["added_latency_us"][name][key] for name in (NODE, SMG, SGLANG)}
         met = added[NODE] < min(added[SMG], added[SGLANG])
@@ -49,10 +56,12 @@ def data_plane(result: Result) -> Iterator[Row]:
 
 def request_cost(result: Result) -> Iterator[Row]:
     for name, case in result["cases"].items():
-        figure = f"{case['calls']} calls, {case['instructions']} instructions, {case['switches']} switches between "
-        figure += f"{len(case['files'])} files"
-        met = case["calls"] <= 400 if name == "chat_3kB" else None
-        yield Row(f"{name}: a warm turn until its answer's end", figure, "400 calls" if met is not None else "", met)
+        turn, found = "a warm turn until its answer's end", {**case, "files": len(case["files"])}
+        if name == "chat_3kB":
+            for what, most in TURN_MOST.items():
+                yield Row(f"{name}: {what} of {turn}", f"{found[what]:,}", f"{most:,}", found[what] <= most)
+        else:
+            yield Row(f"{name}: {turn}", ", ".join(f"{found[what]:,} {what}" for what in TURN_MOST))
 
 
 def held_heads(result: Result) -> Iterator[Row]:
@@ -65,9 +74,9 @@ def held_heads(result: Result) -> Iterator[Row]:
 def response_cache(result: Result) -> Iterator[Row]:
     misses, hits, once = result["misses"], result["hits"], result["equal_at_once"]
     more_us, hit_us = misses["more_us"], hits["on"]["processor_us"]
-    yield Row("processor time that a miss costs beside a chat of 3 kB", f"{more_us} µs", "20 µs", more_us <= 20)
+    yield Row("processor time that a miss costs beside a chat of 3 kB", f"{more_us} µs", "30 µs", more_us <= 30)
     without = f"{hits['off']['processor_us']} µs by an engine"
-    yield Row("processor time of a hit", f"{hit_us} µs; {without}", "60 µs", hit_us <= 60)
+    yield Row("processor time of a hit", f"{hit_us} µs; {without}", "70 µs", hit_us <= 70)
     per_s = ", ".join(
         f"{name} {hits[key]['per_s']:.0f}" for key, name in (("off", "forwarded"), ("direct", "no router"))
     )

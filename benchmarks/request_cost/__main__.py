@@ -6,7 +6,7 @@ The node is a process of its own, wired as `ranvier serve` wires it, in lockstep
 client and its engine: it sends a turn, answers it piece by piece, and begins again. A tokenizer that cuts text every
 four bytes learns during the warm-up, and then stops. Counted is what `ranvier_py` runs from the arrival of a turn until
 the end of its answer, generated code included, by file: the least of some turns, the same within 1 % on every machine
-with the same Python. A generator that goes on counts as a call. Goal: 400 calls for a chat of 3 kB.
+with the same Python. A generator that goes on counts as a call. Goals: `TURN_MOST` in `benchmarks/harness/report.py`.
 """
 
 from __future__ import annotations
