@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import orjson
 import pytest
 
 from benchmarks import policies
@@ -26,9 +27,10 @@ from benchmarks.harness.policies_goals import (
     ratio,
 )
 from benchmarks.workloads import anew, traffic, workloads
-from benchmarks.workloads.reported import REPORTED
+from benchmarks.workloads.reported import A100, REPORTED, questions
 from benchmarks.workloads.workloads import AMPLE, OWN, TIGHT, WORKLOADS, Workload, alone, sessions
-from ranvier_py.replay.jobs import execute_all
+from ranvier_py.replay.jobs import Task, execute, execute_all, make_ready
+from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.traces.trace import Trace
 
 
@@ -200,6 +202,21 @@ def test_reported_traffic_differs_by_its_draw_and_fits_its_engines(workload: Wor
     assert [each.blocks for each in trace.requests] != [each.blocks for each in other.requests]
     longest = max(each.prompt_tokens + each.answer_tokens for each in trace.requests)
     assert longest < min(limits.cache_tokens for limits in workload.engines(OWN, trace.block_tokens))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("policy", ["affinity", "ttft"])
+def test_an_engine_that_joins_empty_has_its_share_within_15_s_of_prompts_that_begin_alike(
+    policy: str, stream: bool
+) -> None:
+    """All others hold what the prompts share; that they cost less there must not leave it without work for ever."""
+    joins_at, trace = 5.0, questions(1, 500, 20.0, shared=6000, question=200, answer=100)
+    plan = Plan(policy, 1, (A100,) * 4, restarts=(Restart(joins_at, 2),), per_request=True, regret=False)
+    lines = execute(Task(make_ready(trace, stream=stream), plan), lambda: 0.0).lines.splitlines()
+    rows = [orjson.loads(line) for line in lines]
+    later = [each["engine"] == 2 for each in rows if each["at"] > joins_at + 15.0]
+    assert len(later) > 50
+    assert 0.15 < later.count(True) / len(later) < 0.35
 
 
 def test_a_workload_drawn_anew_keeps_sessions_whole_and_is_has_the_load_of_its_name() -> None:
