@@ -65,7 +65,9 @@ async def load(node: Node, each: int, clients: int = 6) -> list[int]:
 
 @pytest.mark.parametrize("policy", ["affinity", "least_loaded"])
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_one_that_refuses_what_others_serve_gets_hardly_any_request(refusal: str, policy: str) -> None:
+async def test_one_that_refuses_what_others_serve_gets_hardly_any_request(
+    refusal: str, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engines = [Scripted(REFUSALS[refusal]), Busy(), Busy(), Busy()]
     async with lab(*engines, policy=policy) as node:
         statuses = await load(node, 24)
@@ -75,6 +77,9 @@ async def test_one_that_refuses_what_others_serve_gets_hardly_any_request(refusa
     code = int(refusal[:3])
     assert len([status for status in statuses if status != 200]) <= (refusal not in OF_KEYS_AND_MODELS)
     assert refusing == [code, None, None, None]
+    assert [text.split(" (")[0] for text in caplog.messages if text.startswith("backend.answers ")] == [
+        f"backend.answers {names[0]} serves -> refuses with {code}"
+    ]
     assert f'ranvier_backend_refusing_status{{backend="{names[0]}"}} {code}.0' in page
     asked_twice = 2 if code in (400, 422) else 1  # the question for counts is taken back first
     assert len(engines[0].bodies) <= 10 * asked_twice  # a few, and those of other clients meanwhile

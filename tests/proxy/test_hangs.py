@@ -174,3 +174,26 @@ async def test_a_lone_engine_keeps_its_requests() -> None:
         assert (await until(node, "without_room", 4))["moved"] == 0
         hanging.free.set()
     assert len(hanging.bodies) == 1
+
+
+async def test_a_request_that_was_moved_is_not_moved_again() -> None:
+    """The second engine hangs as well, and a third one has room: it may be the request that makes them hang."""
+    hanging, good = [Hanging(), Hanging()], Scripted(GOOD)
+    async with lab(*hanging, good, **FAST) as node, trio.open_nursery() as nursery:
+        await drained(node, 2, draining=True)
+        nursery.start_soon(answered, node, question(b"/v1/chat/completions"))
+        assert (await until(node, "moved"))["moved"] == 1
+        await drained(node, 2, draining=False)
+        found = await until(node, "found", 2)
+        looks = [engine.probes for engine in hanging]
+        await waiting.until(lambda: all(engine.probes > before for engine, before in zip(hanging, looks, strict=True)))
+        assert (found["moved"], (await figures(node))["moved"]) == (1, 1)
+        assert (await answered(node, question(b"/v1/chat/completions")))[0] == 200, "there was room"
+        for engine in hanging:
+            engine.free.set()
+    assert [len(engine.bodies) for engine in hanging] == [1, 1]
+
+
+async def drained(node: Node, number: int, *, draining: bool) -> None:
+    order = {"url": node.engines[number], "draining": draining}
+    assert (await node.http.post(f"{node.control}/admin/backends/drain", json=order)).is_success
