@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import trio
 
 from tests.late_import import Late
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
-from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
-from tests.proxy.wire import HANG, Scripted, answer
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
+from tests.node.test_cached_responses import until_in_flight
+from tests.proxy.wire import HANG, STREAM_HEAD, Scripted, answer, chunk, post
 
 anthropic, openai = Late("anthropic"), Late("openai")
 
@@ -114,6 +117,7 @@ async def test_a_stream_is_settled_by_counts_or_by_its_events(tmp_path: Path, ki
     async with limited(tmp_path, engine, tokens_per_minute=100_000) as node:
         response = await asked(node, bearer(RED), stream=True)
         assert b"usage" not in response.content
+        assert 0 < left(response) < 100_000
         (limit,) = (await node.ask("/admin/access"))["limits"]["key red"]["limits"]
         prompt = limit["used"] - 21
         assert limit["used"] == tokens if tokens else 100 < prompt < 400
@@ -124,9 +128,20 @@ async def test_a_stream_is_settled_by_counts_or_by_its_events(tmp_path: Path, ki
 async def test_what_an_engine_refuses_takes_no_tokens(tmp_path: Path, status: bytes) -> None:
     engine = Scripted(answer(b'{"error":{"message":"no"}}', status=status))
     async with limited(tmp_path, engine, tokens_per_minute=100_000) as node:
-        await asked(node, bearer(RED))
+        response = await asked(node, bearer(RED))
+        assert (b"%d" % response.status_code, 0 < left(response) < 100_000) == (status[:3], True)
         (limit,) = (await node.ask("/admin/access"))["limits"]["key red"]["limits"]
         assert (limit["used"], limit["reserved"]) == (0, 0)
+
+
+async def test_a_request_that_is_tried_at_several_engines_counts_once(tmp_path: Path) -> None:
+    turns = iter([[answer(b"{}", status=503)], [answer(b"{}", status=503)], [answer(counted(100, 50))]])
+    engines = [Scripted(turns=turns) for _ in range(3)]
+    file = keys_file(tmp_path, key_lines(RED, requests_per_minute=9, tokens_per_minute=100_000))
+    async with lab(*engines, keys_file=file) as node:
+        assert (await asked(node, bearer(RED))).status_code == 200
+        assert used(await node.ask("/admin/access")) == {"requests per minute": (1, 0), "tokens per minute": (150, 0)}
+    assert sum(len(engine.heads) for engine in engines) == 3
 
 
 async def test_a_tenants_limit_holds_for_all_its_keys_and_for_its_models(tmp_path: Path) -> None:
@@ -246,9 +261,13 @@ async def test_room_is_held_for_all_answers_wherever_a_body_asks_for_them(tmp_pa
 
 async def test_a_request_larger_than_its_limit_is_refused_for_good_only_if_that_is_sure(tmp_path: Path) -> None:
     async with limited(tmp_path, Scripted(answer(counted(5, 5))), tokens_per_minute=50) as node:
+        await asked(node, bearer(BLUE))
+        await node.until_routes(lambda view: view["tokenizer_worker"]["learned"] >= 1)
         found = await asked(node, bearer(RED))
-        assert found.status_code in (200, 400)  # whether its tokens are known yet
-        assert found.status_code == 200 or found.json()["error"]["code"] == "request_larger_than_limit"
+        assert (found.status_code, found.json()["error"]["code"]) == (400, "request_larger_than_limit")
+        assert "50 tokens per minute of key red" in found.json()["error"]["message"]
+        unread = await asked(node, {**bearer(RED), "content-encoding": "gzip"}, CHAT, gzip.compress(chat()))
+        assert unread.status_code == 200
 
 
 async def test_a_limit_in_the_shadow_refuses_nobody(tmp_path: Path) -> None:
@@ -273,6 +292,25 @@ async def test_hits_of_the_response_cache_are_requests_without_tokens(tmp_path: 
     assert len(engine.heads) == 1
 
 
+async def test_who_waits_for_an_equal_request_is_a_request_without_tokens(tmp_path: Path) -> None:
+    go_on = trio.Event()
+    engine = Scripted(go_on, answer(counted(100, 50)))
+    limits = {"requests_per_minute": 9, "tokens_per_minute": 100_000}
+    async with limited(tmp_path, engine, settings={"response_cache": True}, **limits) as node:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(partial(asked, node, bearer(RED), temperature=0))
+            await until_in_flight(node, 4)
+            go_on.set()
+        assert used(await node.ask("/admin/access")) == {"requests per minute": (4, 0), "tokens per minute": (150, 0)}
+    assert len(engine.heads) == 1
+
+
+def used(view: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """What is used, and reserved, of each limit of RED."""
+    return {each["limit"]: (each["used"], each["reserved"]) for each in view["limits"]["key red"]["limits"]}
+
+
 async def test_requests_at_a_time_are_bounded_and_free_when_a_client_leaves(tmp_path: Path) -> None:
     engine = Scripted(HANG)  # it never answers
     async with limited(tmp_path, engine, concurrent=1) as node, trio.open_nursery() as nursery:
@@ -295,6 +333,20 @@ async def test_a_client_that_leaves_pays_for_its_prompt(tmp_path: Path) -> None:
         view = await node.until("/admin/access", lambda view: view["limits"] and not reserved(view))
         used = view["limits"]["key red"]["limits"][0]["used"]
         assert 50 < used < 500
+
+
+async def test_a_client_that_leaves_amid_its_answer_pays_for_what_came_too(tmp_path: Path) -> None:
+    engine = Scripted(turns=iter([[HANG], [STREAM_HEAD + chunk(EVENT * 30), HANG]]))
+    async with limited(tmp_path, engine, tokens_per_minute=100_000) as node:
+        with trio.move_on_after(0.5):
+            await asked(node, bearer(RED), stream=True)
+        await node.until("/admin/access", lambda view: view["limits"] and not reserved(view))
+        ((prompt, _),) = used(await node.ask("/admin/access")).values()
+        async with await node.wire() as wire:
+            await wire.send(post(chat(stream=True), b"x-api-key: " + RED.encode()))
+            await wire.until(EVENT * 30)
+        await node.until("/admin/access", lambda view: not reserved(view))
+        assert used(await node.ask("/admin/access")) == {"tokens per minute": (2 * prompt + 30, 0)}
 
 
 @pytest.mark.slow
@@ -327,3 +379,25 @@ async def test_the_libraries_see_their_own_errors_with_the_time_to_wait(tmp_path
                 await trio.to_thread.run_sync(call)
             passed_s = time.monotonic() - began
             assert 59 - passed_s <= int(caught.value.response.headers["retry-after"]) <= 61
+
+
+async def test_the_libraries_do_not_try_again_where_a_budget_is_spent(tmp_path: Path) -> None:
+    """As they do by default, twice."""
+    tenant = 'budget = [{amount = 160, window = "month"}]'
+    async with limited(tmp_path, Scripted(answer(counted(100, 50))), tenant=tenant) as node:
+        assert (await asked(node, bearer(RED), messages=SHORT)).status_code == 200
+        messages: Any = SHORT
+
+        def with_openai() -> Any:
+            client = openai.OpenAI(base_url=f"{node.url}/v1", api_key=RED)
+            return client.chat.completions.create(model="lab-model", messages=messages)
+
+        def with_anthropic() -> Any:
+            client = anthropic.Anthropic(base_url=node.url, api_key=RED)
+            return client.messages.create(model="lab-model", max_tokens=99, messages=messages)
+
+        for number, (call, library) in enumerate(((with_openai, openai), (with_anthropic, anthropic)), 1):
+            with pytest.raises(library.RateLimitError) as caught:
+                await trio.to_thread.run_sync(call)
+            assert "insufficient_quota" in caught.value.response.text or library is anthropic
+            assert (await node.ask("/admin/access"))["limits"]["tenant acme"]["refused"] == number
