@@ -222,15 +222,16 @@ class Config(Options):
     load_factor: float = key(
         default_of(AffinityOptions, "divert_factor"),
         "Routing",
-        "affinity leaves the best holder when its load is above this times the median plus load_floor.",
+        "affinity leaves a chat's best holder if more than this times the median of the others' work, in seconds, is "
+        "ahead there, and another would answer sooner. While no speeds are known, requests count, with load_floor.",
         least=1,
         most=1000,
     )
     load_floor: int = key(
         default_of(AffinityOptions, "divert_floor"),
         "Routing",
-        "Requests beyond load_factor times the median that affinity accepts at the best holder: they delay a first "
-        "token less than computing the prefix elsewhere. Set it lower for engines that run few requests at a time.",
+        "Requests beyond load_factor times the median that affinity accepts at the best holder while no speeds are "
+        "known: they delay a first token less than computing the prefix elsewhere.",
     )
     placement_compatibility: Literal["off", "ranvier"] = key(
         "off",
