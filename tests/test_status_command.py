@@ -55,7 +55,7 @@ def test_status_is_one_page_about_the_node(
     assert {key for _, key, _ in control.asked} == {f"Bearer {KEY}"}
     assert capsys.readouterr().out.splitlines() == [
         f"WELL  n1 {__version__}, not ready: no backend can be asked",
-        "1 engine, 0 requests, 0 peers; policy affinity, predicted 88%, cached -",
+        "1 engine, 0 in flight, 0 peers; policy affinity, predicted 88%, cached -",
         "",
         "",
         "ENGINE              STATE     CACHE      RUN/WAIT   TOK/S  HITS    PRED/COUNT",

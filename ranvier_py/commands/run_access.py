@@ -8,6 +8,7 @@ from typing import Any
 
 from ranvier_py.commands.control_client import add_control_flags, asked, control_client, of_a_node
 from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_OK, CommandError
+from ranvier_py.core.findings import counted
 
 HEADS = ("limit", "amount", "used", "reserved", "remaining")
 
@@ -40,7 +41,7 @@ def lines_of(access: Mapping[str, Any]) -> Iterator[str]:
         yield "nobody needs a key: there is no keys_file"
         return
     keys = access["keys"]
-    yield f"{access['file']}: {keys['count']} keys, {access['tenants']} tenants"
+    yield f"{access['file']}: {counted(keys['count'], 'key')}, {counted(access['tenants'], 'tenant')}"
     if access["trouble"]:
         yield f"not read, going on with the keys before: {access['trouble']}"
     for kind in ("refused", "claims"):

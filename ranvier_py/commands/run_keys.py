@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from math import isinf
 from pathlib import Path
 
-from ranvier_py.commands.exit_codes import EXIT_OK
+from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_OK, CommandError
 from ranvier_py.config.key_files import read_key_file
 from ranvier_py.core.access.identity import AccessKey
 from ranvier_py.core.access.key_table import KeyTable, digest_of
 from ranvier_py.core.access.keys_file import ROLES, KeyTables
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.findings import counted
 
 KEY_BYTES = 32  # twice of what nobody can guess
 PREFIX = "rk-"  # so that people, and scanners of what is published, recognise one
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "list":
         print("\n".join(lines_of(table)))
     else:
-        print(f"good: {len(table)} keys, {len(table.tenants)} tenants")
+        print(f"good: {counted(len(table), 'key')}, {counted(len(table.tenants), 'tenant')}")
     return EXIT_OK
 
 
@@ -51,11 +52,15 @@ def print_new_key(options: argparse.Namespace) -> None:
     Raises ConfigError."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     members = {"id": options.what, "sha256": digest_of(key.encode()).hex()}
-    members |= {name: value for name in ("tenant", "models", "expires", "role") if (value := getattr(options, name))}
+    given = ((name, getattr(options, name)) for name in ("tenant", "models", "expires", "role"))
+    members |= {name: value for name, value in given if value is not None}
     tables = KeyTables("control_keys_file" if options.role else "keys_file", lambda _: "ranvier keys make")
     tables.take({"key": [members]})
     if tables.problems:
         raise ConfigError(tables.problems)
+    (made,) = tables.table().identities(0, 1)
+    if made.key is not None and made.key.expires <= time.time():
+        raise CommandError("--expires: that time is over, so the key would never be valid", EXIT_CONFIG)
     print("\n[[key]]", *[f"{name} = {json.dumps(value)}" for name, value in members.items()], sep="\n")
     sys.stdout.flush()
     print(key, file=sys.stderr)

@@ -47,11 +47,21 @@ KUBERNETES_LINK = re.compile(
 """Variables that Kubernetes sets in every pod beside a Service whose name begins with «ranvier»; they are ignored."""
 
 WORDS = {
+    "Input should be a valid tuple": "must be a list",
     "Input should be": "must be",
     "String should have": "must have",
     "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
 }
 """Phrases of Pydantic -> ours."""
+
+PRINTABLE = "printable characters of ASCII, without blanks"
+PATTERNS = {
+    r"^[\x21-\x7e]*$": PRINTABLE,
+    r"^[\x21-\x7e]+$": PRINTABLE,
+    r"^[A-Za-z0-9._:-]*$": "letters, digits and . _ : -",
+    r"^(?:/[A-Za-z0-9._~-]+)*$": "parts such as /v2, of letters, digits and . _ ~ -, without a slash at the end",
+}
+"""What the values of the configuration may consist of (test_a_value_of_other_characters_is_refused_in_words)."""
 
 
 @dataclass(slots=True)
@@ -371,6 +381,8 @@ def reworded(item: Mapping[str, Any]) -> str:
         return "no such key" + did_you_mean(str(item["loc"][-1]), (*BackendSpec.model_fields, *ModelSpec.model_fields))
     if item["type"] == "missing":
         return "is missing"
+    if item["type"] == "string_pattern_mismatch":
+        return f"must consist of {PATTERNS[item['ctx']['pattern']]}"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     for theirs, ours in WORDS.items():
         message = message.replace(theirs, ours)

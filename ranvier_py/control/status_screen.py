@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ranvier_py.control.status_page import CELL_CHARACTERS_MAX, word
+from ranvier_py.core.findings import counted
 
 Row = Mapping[str, Any]
 Status = Mapping[str, Any]
@@ -180,7 +181,7 @@ def header(status: Status, address: str, width: int) -> list[str]:
     )
     totals = status["requests"]
     load = sum(each["load"] or 0 for each in status["engines"])
-    size = counted(len(status["engines"]), "engine"), counted(load, "request"), counted(len(status["peers"]), "peer")
+    size = counted(len(status["engines"]), "engine"), f"{load:,} in flight", counted(len(status["peers"]), "peer")
     shares = f"predicted {percent(totals['predicted_share'])}, cached {percent(totals['cached_share'])}"
     second = f"{', '.join(size)}; policy {word(totals['policy'])}, {shares}"
     return [fitted(first, width), fitted(second, width)]
@@ -310,10 +311,6 @@ def since(finding: Row) -> str:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def short(number: float | None) -> str:

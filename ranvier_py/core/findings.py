@@ -18,6 +18,11 @@ GONE_S = 5.0
 """As long as a probe of an engine and gossip's word of it take to agree."""
 
 
+def counted(number: int, thing: str) -> str:
+    """Return "1 engine", "1,024 engines"."""
+    return f"{number:,} {thing}" + "s" * (number != 1)
+
+
 class Severity(IntEnum):
     """How bad a finding is: it takes nothing from requests, something, or all."""
 

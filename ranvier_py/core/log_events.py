@@ -68,7 +68,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def word(value: object, default: str | None, form: str) -> str:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):  # one with names has a text
         value = (form or ", ").join(map(str, value))
         form = ""
     if default is not None and value in (None, ""):

@@ -370,7 +370,9 @@ def within(value: object) -> object:
     """Return a field's value, cut if it is longer than a log should keep."""
     if isinstance(value, str):
         return cut(value, FIELD_CHARACTERS_MAX)
-    return [within(each) for each in value[:FIELD_ITEMS_MAX]] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):  # one with names has a text
+        return [within(each) for each in value[:FIELD_ITEMS_MAX]]
+    return value
 
 
 def json_request(summary: RequestSummary) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
+from ranvier_py.core.findings import counted
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
-from ranvier_py.replay.sentences import counted, duration, findings, percent
+from ranvier_py.replay.sentences import duration, findings, percent
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 

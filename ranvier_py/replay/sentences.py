@@ -12,6 +12,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ranvier_py.core.findings import counted
 from ranvier_py.replay.results import RunResult, TraceSummary
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
@@ -244,10 +245,6 @@ def duration(seconds: float) -> str:
 
 def percent(value: float) -> str:
     return f"{value:.1%}"
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" + "s" * (count != 1)
 
 
 def change(now: float, before: float) -> str:

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.cli import main
+from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_OK
 from ranvier_py.config.key_files import TOML_BYTES_MAX, read_key_file
 from ranvier_py.core.access.key_table import KeyTable, unpacked
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode, Unit
@@ -182,6 +184,19 @@ def test_what_is_no_file_or_too_large_is_refused(tmp_path: Path) -> None:
         file.truncate(TOML_BYTES_MAX + 1)
     with pytest.raises(ConfigError, match="is larger than"):
         read_key_file(path, "keys_file")
+
+
+def test_a_key_that_would_never_be_valid_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = f'[[key]]\nid = "a"\nsha256 = "{A}"\n'
+    (line,) = problems(tmp_path / "keys.toml", f"{key}expires = 2030-01-01\nnot_before = 2030-01-01\n")
+    assert line.startswith("4: key[0].expires: must be later than not_before")
+    assert main(["keys", "make", "old", "--expires", "2020-01-01"]) == EXIT_CONFIG
+    assert "that time is over" in capsys.readouterr().err
+    assert main(["keys", "make", "ann", "--tenant", ""]) == EXIT_CONFIG, "an empty name is none"
+    (tmp_path / "keys.toml").write_text(key)
+    capsys.readouterr()
+    assert main(["keys", "check", str(tmp_path / "keys.toml")]) == EXIT_OK
+    assert capsys.readouterr().out == "good: 1 key, 0 tenants\n"
 
 
 def test_a_key_that_is_in_the_file_itself_is_not_repeated_in_an_error(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ranvier_py.config.config_loader import config_of, load
+from ranvier_py.config.config_loader import PATTERNS, config_of, load
 from ranvier_py.config.config_reference import as_toml, toml_value
+from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.errors import ConfigError
@@ -140,3 +141,23 @@ api_key_file = "nowhere"
 def test_no_problem_shows_a_key(tmp_path: Path) -> None:
     for wrong in ('api_key = ["sk-secret"]', 'api_key = "sk-secret\\nmore"', 'api_key = "sk-secret"\nnope = 1'):
         assert "sk-secret" not in "".join(problems(tmp_path, f'[[model]]\nname = "a"\n{wrong}\n'))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (name, PATTERNS[found.pattern])
+        for name, field in BackendSpec.model_fields.items()
+        for found in field.metadata
+        if getattr(found, "pattern", None)
+    ],
+)
+def test_a_value_of_other_characters_is_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"backend[0].{name}: must consist of {words}")):
+        config_of(backend=[{"url": "http://a:1", name: "a b"}])
+
+
+@pytest.mark.parametrize("values", [{"model": 5}, {"model": [{"name": "a", "fallback": "b"}]}])
+def test_a_value_that_is_no_list_is_refused_in_words(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be a list"):
+        config_of(**values)

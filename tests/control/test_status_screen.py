@@ -92,7 +92,7 @@ def test_a_page_has_every_engine_in_one_line_of_80_columns_and_every_finding_wit
 
 
 @pytest.mark.parametrize(
-    ("peers", "size"), [(0, "1 engine, 1 request, 0 peers;"), (1, "1 engine, 1 request, 1 peer;"), (2, "2 peers;")]
+    ("peers", "size"), [(0, "1 engine, 1 in flight, 0 peers;"), (1, "1 engine, 1 in flight, 1 peer;"), (2, "2 peers;")]
 )
 def test_one_of_a_kind_is_named_as_one(peers: int, size: str) -> None:
     assert size in page({**status(0, peers=peers), "engines": [engine(1)]}, "http://a:1")[1]

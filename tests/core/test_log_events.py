@@ -9,6 +9,7 @@ import pytest
 
 from cluster.pages.logs_page import logs_page
 from ranvier_py.core.log_events import EVENTS, INFO, event
+from ranvier_py.core.routing.wanted.found_backend import SourceName
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ranvier_py"
@@ -115,6 +116,12 @@ def test_lists_defaults_and_what_was_not_logged_are_shown() -> None:
     assert str(reloaded) == "config.reloaded by SIGHUP: applied x, y; restart needed for nothing"
     assert str(event("unexpected.error", place="polls", more=2)).endswith("in polls (2 more since the last line)")
     assert str(event("node.stopped")) == "node.stopped"
+
+
+def test_a_value_of_several_named_parts_is_shown_as_one() -> None:
+    assert str(event("backends.source_failing", source=SourceName("file"), why="x")).startswith(
+        "backends.source_failing file, which"
+    )
 
 
 def test_a_value_with_braces_or_brackets_stays_as_it_is() -> None:

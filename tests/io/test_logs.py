@@ -22,6 +22,7 @@ from benchmarks.harness.processes import free_port, stub_engines, wait_for_answe
 from cluster.processes.commands import serve_argv
 from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.io.logs import (
     ENTRY_BYTES,
     QUEUE_BYTES_MAX,
@@ -138,6 +139,11 @@ def test_a_request_is_one_object_of_json(json_log: Log) -> None:
         12.346,
     )
     assert json_log.text.count("\n") == 1
+
+
+def test_a_field_of_several_named_parts_is_one_text_in_json(json_log: Log) -> None:
+    json_log.logger.warning(event("backends.source_failing", source=SourceName("dns", "a:1"), why="x"))
+    assert json.loads(json_log.text)["source"] == "dns a:1"
 
 
 @pytest.mark.usefixtures("restored_logging")

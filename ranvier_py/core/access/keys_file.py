@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, time
+from math import inf
 from typing import Any
 
 from orjson import dumps
@@ -226,6 +227,8 @@ class KeyTables:
                 first = self._seen.setdefault((kind, member, row[member]), f"{at}.{member}")
                 if first != f"{at}.{member}":
                     wrong[member] = f"stands twice, first in {self._place(first)}"
+            if row.get("not_before", -inf) >= row.get("expires", inf):
+                wrong["expires"] = "must be later than not_before: the key would never be valid"
             for member, words in wrong.items():
                 self._wrong(f"{at}.{member}" if member else at, words)
             if not wrong:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ranvier_py.core.findings import counted
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backend import Backend, Card, ProbeResult, RegistryCounters, Transition, in_short
 from ranvier_py.core.routing.backend_ids import BackendIds
@@ -90,7 +91,7 @@ class BackendChanges:
             vitals.doubt(now)
             return ()
         vitals.condemn(now)
-        return self.settle(backend, before, f"{observers} peers say so")
+        return self.settle(backend, before, f"{counted(observers, 'peer')} said so")
 
     def received(self, id: BackendId, now: float) -> Sequence[Transition]:  # noqa: A002
         """Note that something came from the engine just now: a page, an event. Answers note it themselves."""

@@ -18,7 +18,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.discovery_settings import DiscoveryOptions
 from ranvier_py.config.source_targets import DnsTarget, KubernetesTarget
 from ranvier_py.core.addresses import parse_host_port, spelled
-from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.findings import Finding, Severity, counted
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.engine_findings import SOURCES
 from ranvier_py.core.routing.wanted.found_backend import SourceName
@@ -135,7 +135,7 @@ class DiscoveryParts(Part):
 
 def failing(source: SourceSet[Any]) -> Finding:
     """Return that a source fails: what it found before still serves, if it found anything."""
-    what = f"the source of backends {source.name} fails, and keeps {len(source.found)} engines: {source.why}"
+    what = f"the source {source.name} of engines fails, and keeps {counted(len(source.found), 'engine')}: {source.why}"
     severity = Severity.NOTICE if source.found else Severity.DEGRADED
     whom = "engines that come or go there" if source.found else "all engines that it would name"
     remedy = "Mend what it names; it is tried again by itself."

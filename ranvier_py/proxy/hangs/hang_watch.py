@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import trio
 
 from ranvier_py.core.errors import RanvierError, UpstreamHangs
+from ranvier_py.core.findings import counted
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backends import Backend, Transition
@@ -92,7 +93,7 @@ class HangWatch:
         if silence is Silence.HANGS and not backend.vitals.silent:
             self.hangs.counters.found += 1
             quiet_s = now - max(sent_at, backend.seen.received_at)
-            why = f"hangs: not a byte for {quiet_s:.1f} s, {len(waiting)} requests in flight"
+            why = f"hangs: not a byte for {quiet_s:.1f} s, {counted(len(waiting), 'request')} in flight"
             self._changed(self._router.registry.changes.hangs(backend, why, now))
         return silence is Silence.HANGS
 

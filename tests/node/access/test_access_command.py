@@ -21,7 +21,7 @@ async def test_the_command_shows_what_is_left_and_why_the_last_request_was_refus
         for _ in range(2):
             await asked(node, bearer(RED))
         shown = await output(node.control)
-    assert "\nkey red, 1 refused, last: the limit is reached: 1 requests per minute of key red\n" in shown
+    assert "\nkey red, 1 refused, last: the limit is reached: 1 request per minute of key red\n" in shown
     (tokens,) = [line.split() for line in shown.splitlines() if line.startswith("  tokens per minute")]
     assert tokens == ["tokens", "per", "minute", "100000", "150", "0", "99850"]
 

@@ -44,7 +44,8 @@ class Refusal(NamedTuple):
     never: bool = False
 
     def __str__(self) -> str:
-        limit = f"{self.meter.amount:g} {self.meter.name} of {self.meter.scope}"
+        name = self.meter.name if self.meter.amount != 1 else self.meter.name.replace("requests", "request")
+        limit = f"{self.meter.amount:g} {name} of {self.meter.scope}"
         return f"the request is larger than the limit: {limit}" if self.never else f"the limit is reached: {limit}"
 
 
