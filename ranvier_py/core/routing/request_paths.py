@@ -72,6 +72,12 @@ FORM_PATHS = frozenset((b"/v1/audio/transcriptions", b"/v1/audio/translations"))
 """Those whose bodies are forms; all others take JSON."""
 
 
+COUNTING_PATHS = frozenset(
+    (b"/v1/messages/count_tokens", b"/v1/tokenize", b"/tokenize", b"/v1/detokenize", b"/detokenize")
+)
+"""Those by which clients count or look at tokens, for which an engine computes none."""
+
+
 def meant_path(path: bytes) -> bytes:
     """Return the path under /v1/ that a client means which has lost, doubled or misplaced that; b"" if it is none."""
     names = path.rstrip(b"/").rsplit(b"/", SEGMENTS_MAX)[1:]

@@ -25,7 +25,7 @@ from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Meas
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import BudgetSpent, Forbidden, LargerThanLimit, LimitReached
 from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.request_paths import MESSAGES_PATH, PATHS, RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import COUNTING_PATHS, MESSAGES_PATH, PATHS, RESPONSES_PATH
 from ranvier_py.proxy.admission.seen_head import HeadLimits, SeenHead
 from ranvier_py.proxy.call import Call, Reservation
 from ranvier_py.proxy.driver import Steps, in_portions
@@ -141,6 +141,9 @@ class ReserveStage:
     def _reserve_for(
         self, call: Call, held: Reservation, group: MeterGroup, asked: AskedAnswers | None
     ) -> Steps[None] | None:
+        if call.request.path in COUNTING_PATHS:
+            found = self.limiter.reserve(group, NOTHING, time.monotonic(), held=held.grant)
+            return None if found is held.grant else self._hold(call, held.limits, found)
         read, limits, holders = call.read, held.limits, call.match.holders
         cached = holders[0].tokens if holders else 0
         cost = cost_of_model(call) if limits.meters.counts_cost else None
@@ -249,12 +252,12 @@ def line_of(group: MeterGroup) -> bytes:
 
 def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:
     if refusal.never:
-        return LargerThanLimit(str(refusal))
+        return LargerThanLimit(refusal.sentence)
     wait_s = max(refusal.retry_after_s, 0.001)
     fields = [(b"retry-after", b"%d" % ceil(wait_s)), (b"retry-after-ms", b"%d" % ceil(1000 * wait_s))]
     if refusal.meter.span > LimitSpan.MINUTE:
-        return BudgetSpent(str(refusal), [*fields, (b"x-should-retry", b"false")])
-    return LimitReached(str(refusal), fields)
+        return BudgetSpent(refusal.sentence, [*fields, (b"x-should-retry", b"false")])
+    return LimitReached(refusal.sentence, fields)
 
 
 def cost_of_model(call: Call) -> ModelCost:

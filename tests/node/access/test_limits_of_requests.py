@@ -15,6 +15,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.core.routing.request_paths import COUNTING_PATHS
 from tests.late_import import Late
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
@@ -172,6 +173,28 @@ async def test_a_request_that_is_refused_for_its_tokens_is_none_that_counts(tmp_
         answers = [await asked(node, bearer(RED), messages=SHORT) for _ in range(2)]
         assert [one.status_code for one in answers] == [200, 429]
         assert left(answers[-1], "requests") == 9
+
+
+async def test_a_refusal_for_tokens_names_what_is_left_and_what_the_request_needs(tmp_path: Path) -> None:
+    """Of 160 tokens 10 are left, which is no reason that a client sees."""
+    engine = Scripted(answer(counted(100, 50)))
+    async with limited(tmp_path, engine, tokens_per_minute=160) as node:
+        await asked(node, bearer(RED), messages=SHORT)
+        refused = (await asked(node, bearer(RED), messages=SHORT, max_tokens=20)).json()["error"]["message"]
+    assert "160 tokens per minute of key red; 10 are left, and this request needs " in refused
+    needed = int(refused.partition("needs ")[2].partition(" ")[0])
+    assert 20 < needed <= 160
+
+
+@pytest.mark.parametrize("path", sorted(COUNTING_PATHS))
+async def test_asking_for_the_number_of_tokens_takes_none(tmp_path: Path, path: bytes) -> None:
+    """Agents ask before each turn: a long chat would be paid for twice."""
+    async with limited(tmp_path, Scripted(answer(b'{"input_tokens":9}')), tokens_per_minute=10_000) as node:
+        body = json.dumps({"model": "lab-model", "messages": SHORT, "prompt": "word " * 500}).encode()
+        counted_by_engine = await asked(node, bearer(RED), path.decode(), body)
+        assert counted_by_engine.status_code == 200
+        shown = (await node.ask("/admin/access"))["limits"]
+        assert [limit["used"] for one in shown.values() for limit in one["limits"]] in ([], [0.0])
 
 
 async def test_uncached_tokens_leave_out_what_the_engine_had_cached(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ranvier_py.core.access.limits.count import LimitRow, SlotTally
+from ranvier_py.core.access.limits.count import Count, LimitRow, SlotTally
 from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.homes import AskRow, LimitHome, SilentHomes
 from ranvier_py.core.access.limits.limit_room import Fit, LimitRoom
@@ -37,16 +37,29 @@ COUNTED_BY_HEAD = Amounts(requests=-1.0, places=-1.0)  # beside a need that has 
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused, and when it would fit. `never`: it is larger than the whole limit."""
+    """Why a request is refused, and when it would fit. `never`: it is larger than the whole limit. `wants`: how much it
+    may take, with what those that run may take more; `left`: what there is."""
 
     meter: Meter
     retry_after_s: float = 0.0
     never: bool = False
+    wants: float = 0.0
+    left: float = 0.0
 
     def __str__(self) -> str:
         name = self.meter.name if self.meter.amount != 1 else self.meter.name.replace("requests", "request")
         limit = f"{self.meter.amount:g} {name} of {self.meter.scope}"
         return f"the request is larger than the limit: {limit}" if self.never else f"the limit is reached: {limit}"
+
+    @property
+    def sentence(self) -> str:
+        """Return the same with its numbers, for the client."""
+        if self.never:
+            return f"{self}; its prompt alone takes {rounded(self.wants)}"
+        if self.meter.measure in (Measure.REQUESTS, Measure.CONCURRENT):
+            return str(self)
+        needs = f"this request needs {rounded(self.wants)} to be free: a smaller max_tokens needs fewer"
+        return f"{self}; {rounded(max(self.left, 0.0))} are left, and {needs}"
 
 
 class ReservedRow(NamedTuple):
@@ -211,14 +224,18 @@ class Limiter:
         full: list[Refusal] = []
         for place, meter in enumerate(group.meters):
             if meter.measure is Measure.TOKENS and sure > meter.amount:
-                full.append(Refusal(meter, never=True))
+                full.append(Refusal(meter, never=True, wants=sure))
                 continue
             amount = min(need[meter.index], meter.amount)  # what is only feared is no reason to refuse it for ever
             count = self.counts.count(meter, now)
             margin = min(excess.margin(count.unsettled + amount), meter.amount - amount)
             fit = self.room.fit(meter, count, amount, margin, now)
             if fit is Fit.FULL:
-                full.append(Refusal(meter, self.room.wait_s(meter, count, amount + margin, now)))
+                wait_s, room = (
+                    self.room.wait_s(meter, count, amount + margin, now),
+                    self.room.of(meter.amount, count, now),
+                )
+                full.append(Refusal(meter, wait_s, wants=amount + margin, left=room))
             elif fit is Fit.SEND:
                 self.unseen = True
                 self.hurry()
@@ -381,10 +398,20 @@ class Limiter:
         if full is None:
             question.outcome = self._granted(question.grant, now)
         else:
-            wait_s = self.room.wait_s(full.meter, full.row.count, full.amount + full.margin, now)
-            question.outcome = self._refused(Refusal(full.meter, wait_s), now)
+            wants = full.amount + full.margin
+            question.outcome = self._refused(lacking(self.room, full.meter, full.row.count, wants, now), now)
         question.decided()
         return question.outcome
+
+
+def lacking(room: LimitRoom, meter: Meter, count: Count, wants: float, now: float) -> Refusal:
+    wait_s, left = room.wait_s(meter, count, wants, now), room.of(meter.amount, count, now)
+    return Refusal(meter, wait_s, wants=wants, left=left)
+
+
+def rounded(number: float) -> str:
+    """Return tokens as a whole number, and costs to three digits."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def part_of(took: Amounts, grant: Grant) -> Amounts:
