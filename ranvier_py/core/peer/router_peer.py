@@ -8,24 +8,25 @@ from time to time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from random import Random
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 from ranvier_py.core.access.limits.limit_gossip import LimitGossip
 from ranvier_py.core.access.revocations import Revocations
 from ranvier_py.core.clients.rule_verdicts import VerdictGossip
 from ranvier_py.core.engine_cache.peers.reader_claims import ReaderClaimTable
 from ranvier_py.core.engine_cache.peers.shared_streams import SharedStreams
+from ranvier_py.core.engine_cache.peers.snapshot_transfer import SnapshotTransfers
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.mesh.machine import Machine, Machines
 from ranvier_py.core.mesh.membership.own_record import first_epoch
 from ranvier_py.core.mesh.mesh import Mesh, MeshSettings
 from ranvier_py.core.mesh.transfer import Transfers
-from ranvier_py.core.mesh.wire.codec import Codec
+from ranvier_py.core.mesh.wire.codec import Codec, Kind
 from ranvier_py.core.mesh.wire.frame import BadFrame
 from ranvier_py.core.mesh.wire.keyring import KeyRing
 from ranvier_py.core.mesh.wire.messages import Members, Record
@@ -45,14 +46,6 @@ from ranvier_py.core.routing.peers.route_gossip import RouteGossip
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
 from ranvier_py.core.routing.router import Router
-
-MACHINES: Sequence[type[Machine]] = (
-    *(RouteGossip, RegistrySync, BackendLists, SignedCommands, ReaderClaimTable),
-    *(PrefillGossip, PeerAnswers, Transfers, VerdictGossip, BackendSets, LimitGossip, Revocations),
-    *(WorkerCommands, OrderNotes, StatusReports),
-)
-CODEC = Codec(kind for machine in MACHINES for kind in machine.kinds)
-"""The protocol: all messages between nodes."""
 
 FLUSH_INTERVAL_S = 0.05
 """A learned route becomes a route update within this time. Equal to the intervals at which a busy node sends route
@@ -87,42 +80,47 @@ class GossipSettings(MeshSettings):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What one router shares with its peers: the machine of each feature, and the tables that these keep."""
+    """What one router shares with its peers. Each field that is a machine is called by the mesh, in this order."""
 
     router: Router
-    facts: BackendFacts
-    backends: RegistrySync
-    signed_commands: SignedCommands
-    worker_commands: WorkerCommands
-    order_notes: OrderNotes
-    backend_lists: BackendLists
     route_sync: RouteSync
     routes: RouteGossip
+    backends: RegistrySync
+    order_notes: OrderNotes
+    backend_lists: BackendLists
+    signed_commands: SignedCommands
+    worker_commands: WorkerCommands
+    revocations: Revocations
     streams: SharedStreams
+    reader_claims: ReaderClaimTable
+    snapshots: SnapshotTransfers
     answers: PeerAnswers
     verdicts: VerdictGossip
     prefills: PrefillGossip
     backend_sets: BackendSets
     limits: LimitGossip
-    revocations: Revocations
     status_reports: StatusReports
+    transfers: Transfers
+
+    @property
+    def facts(self) -> BackendFacts:
+        """What all nodes know of backends; a machine that `backends` calls."""
+        return self.backends.facts
 
     def machines(self) -> Sequence[Machine]:
-        """Return them in the order in which they are called."""
-        return (
-            *(
-                self.routes,
-                self.backends,
-                self.order_notes,
-                self.backend_lists,
-                self.signed_commands,
-                self.worker_commands,
-            ),
-            *(self.revocations, self.streams, self.streams.claims, self.streams.transfers),
-            *(self.answers, self.verdicts, self.prefills, self.backend_sets, self.limits),
-            self.status_reports,
-            Transfers(self.routes.transfer, self.streams.transfers.transfer, self.answers.fetches.transfer),
-        )
+        shared = [getattr(self, each.name) for each in fields(self)]
+        return [each for each in shared if isinstance(each, Machine)]
+
+
+def kinds_of(features: type[Features]) -> Iterator[Kind]:
+    """Yield the messages that these features declare."""
+    for made in get_type_hints(features).values():
+        if issubclass(made, Machine):
+            yield from made.kinds
+
+
+CODEC = Codec(kinds_of(Features))
+"""The protocol: all messages between nodes."""
 
 
 class FlushTimes:
@@ -274,22 +272,24 @@ def features_of(
     answers = PeerAnswers(settings.answers, secrets, outbox, rng, now, round_trip_s=round_trip_s, room=routes.room)
     return Features(
         router=router,
-        facts=facts,
-        backends=backends,
-        signed_commands=commands,
-        worker_commands=workers,
-        order_notes=notes,
-        backend_lists=BackendLists(backends, outbox),
         route_sync=route_sync,
         routes=routes,
+        backends=backends,
+        order_notes=notes,
+        backend_lists=BackendLists(backends, outbox),
+        signed_commands=commands,
+        worker_commands=workers,
+        revocations=revocations,
         streams=streams,
+        reader_claims=streams.claims,
+        snapshots=streams.transfers,
         answers=answers,
         verdicts=VerdictGossip(settings.name, outbox, rng, now),
         prefills=PrefillGossip(router.holders.speculation, backends, outbox, now),
         backend_sets=BackendSets(backends, outbox, rng, now),
         limits=LimitGossip(session, outbox, rng, now, left=peer.has_left, name_of=peer.name_of),
-        revocations=revocations,
         status_reports=StatusReports(outbox, rng, now),
+        transfers=Transfers(routes.transfer, streams.transfers.transfer, answers.fetches.transfer),
     )
 
 
