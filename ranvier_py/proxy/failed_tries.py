@@ -31,7 +31,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import tokens_in
 from ranvier_py.core.routing.attempt import Attempt, PoolMatch
-from ranvier_py.core.routing.backends import Registry, Transition
+from ranvier_py.core.routing.backends import Backend, Registry, Transition
 from ranvier_py.core.routing.blame.context_lengths import not_longer, too_short
 from ranvier_py.core.routing.blame.judgements import (
     ERROR_BYTES_MAX,
@@ -130,6 +130,8 @@ class FailedTries:
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
         """Return whom to ask instead of the backend that gave this answer; None if the client is to have it."""
+        if attempt.reply.is_blank:
+            return self._after_blank(attempt)
         if judgement.outcome is Outcome.REFUSED:
             return (
                 self._after_refusal(attempt, judgement) if attempt.judged and not attempt.prompt.response_key else None
@@ -152,18 +154,44 @@ class FailedTries:
             for each in earlier:
                 refusals.shared(each.target, kind, each.reply.status)
             return None
-        tried = (*self._budget.tried, attempt.target.id)
-        others = [backend for backend in registry if backend.id not in tried and backend.catalog.serves(model)]
+        others = self._others(attempt)
         is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
         is_alike = any(each.reply.status == attempt.reply.status for each in earlier)
         refusals.refused(target, kind, attempt.reply.status, time.monotonic())
         if is_alike or not is_doubtful:
             return None
         earlier.append(attempt)
-        worse = refusals.worse_opinions(kind, others)
-        unfit = registry.pools.names.unfit(self._request.path, model)
+        return self._second_opinion(attempt, others)
+
+    def _after_blank(self, attempt: Attempt) -> PoolMatch | None:
+        """Return whom to ask instead of a backend that answered without a word; None if the client is to have that."""
+        refusals, kind, target = self._router.registry.refusals, self._kind(attempt), attempt.target
+        if not attempt.judged or attempt.prompt.response_key:
+            return None
+        blank = [each for each in self._refused if each.reply.is_blank]
+        self._refused = [each for each in self._refused if not each.reply.is_blank]
+        for each in blank:
+            refusals.shared_blank(each.target, kind)
+        others = self._others(attempt)
+        if blank or not refusals.blank(target, kind, others, time.monotonic()):
+            return None
+        elsewhere = self._second_opinion(attempt, others)
+        if elsewhere is not None:
+            self._refused.append(attempt)
+        return elsewhere
+
+    def _others(self, attempt: Attempt) -> Sequence[Backend]:
+        """Return the backends that may serve a request and were not asked yet."""
+        tried, model = (*self._budget.tried, attempt.target.id), attempt.prompt.model
+        return [each for each in self._router.registry if each.id not in tried and each.catalog.serves(model)]
+
+    def _second_opinion(self, attempt: Attempt, others: Sequence[Backend]) -> PoolMatch | None:
+        """Ask another backend, of these the ones whose word counts most."""
+        registry = self._router.registry
+        worse = registry.refusals.worse_opinions(self._kind(attempt), others)
+        unfit = registry.pools.names.unfit(self._request.path, attempt.prompt.model)
         attempt.prompt.avoid = tuple(sorted({*worse, *unfit, *known_short(registry, attempt.prompt)}))
-        return self.elsewhere(attempt, judgement.outcome)
+        return self.elsewhere(attempt, Outcome.REFUSED)
 
     def _kind(self, attempt: Attempt) -> int:
         return kind_of(self._request.path, attempt.prompt.model)

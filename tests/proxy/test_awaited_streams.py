@@ -352,3 +352,16 @@ async def test_all_who_ask_the_same_get_the_comments_and_the_end(last: list[Step
     assert got[0] == got[1]
     assert (b"word" in got[0], b"error" in got[0]) == (last != [CLOSE], last == [CLOSE])
     assert len(engine.bodies) == 1
+
+
+async def test_a_part_that_an_engine_begins_without_a_word_is_kept_until_it_has_one() -> None:
+    block = event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+    fails = trio.Event()
+    opening = STREAM_HEAD + OPENINGS[MESSAGES] + block
+    backends = engines([opening, fails, CLOSE], [opening + FIRST[MESSAGES] + END])
+    async with lab(*backends, sse_keepalive_s=0.05) as node, await node.wire() as wire:
+        await wire.send(question(MESSAGES, stream=True))
+        await wire.until(chunk(OURS))
+        fails.set()
+        payload = without_ours(await ended(wire))
+    assert payload == payload_of(OPENINGS[MESSAGES] + block + FIRST[MESSAGES] + END)

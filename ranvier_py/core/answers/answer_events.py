@@ -3,8 +3,9 @@
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
 part of what was asked for. What lacks the member that every answer of its API has is one, whatever its words, and so is
-a page. Comments, pings, roles and what announces an answer begin none. Invariant: an error counts as the status that it
-names, and teaches nothing (test_errors_inside.py).
+a page. Comments, pings, roles and what announces an answer begin none. One that finishes without a word, for no reason
+that explains it, is blank: engines may mean that. Invariant: an error counts as the status that it names, and teaches
+nothing (test_errors_inside.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,24 @@ ANNOUNCING = frozenset(
     ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")
 )
 """Types of events after which another engine may still answer."""
+
+PARTS = ("content_block", "item", "part", "delta", "response")
+"""Members of typed events that have the words of an answer, if any."""
+
+FRAMES = frozenset(
+    (
+        *("content_block_start", "content_block_stop", "message_delta", "message_stop"),
+        *("response.output_item.added", "response.output_item.done", "response.content_part.added"),
+        *("response.content_part.done", "response.output_text.done", "response.completed", "response.incomplete"),
+    )
+)
+"""Types of events that begin and end an answer, and its parts."""
+
+UNEXPLAINED = (None, "stop", "length", "eos", "eos_token", "end_turn", "max_tokens", "stop_sequence")
+"""Reasons to finish that do not say why an answer has no words, as a filter or a call of a tool would."""
+
+PARTS_LEVELS_MAX = 8  # of lists and objects in the last event of a response, down to its text
+WORDLESS = (None, "text", "message", "thinking", "reasoning", "output_text")  # types of parts that are text, or nothing
 
 STATUSES: Mapping[str, int] = {
     "overloaded": 529,
@@ -61,6 +80,7 @@ class Failure(NamedTuple):
 
 
 EMPTY = Failure(500, b"an answer without any output")
+BLANK = Failure(200, b"an answer that has finished without a word")  # until somebody believes that it is one
 NO_ANSWER = Failure(500, b"what is no answer of this API")
 
 
@@ -110,6 +130,16 @@ class AnswerEvent(NamedTuple):
             return False
         return ANNOUNCING.isdisjoint(self.kinds)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it begins, or ends, an answer or a part of one, and has no word of it."""
+        fields = self.fields or {}
+        if str(fields.get("type")) in FRAMES:
+            delta = fields.get("delta")
+            reason = delta.get("stop_reason") if type(delta) is dict else None
+            return reason in UNEXPLAINED and all(is_wordless(fields.get(part)) for part in ("text", *PARTS))
+        return is_blank(fields)
+
 
 def end_of_events(data: bytes, start: int, stop: int) -> int:
     """Return where the last event that ends between these places ends; `start` if there is none."""
@@ -138,6 +168,32 @@ def has_words(choice: Mapping[str, Any]) -> bool:
     )
 
 
+def is_blank(fields: Mapping[str, Any]) -> bool:
+    """Whether an answer that is an object has finished without a word, and for no reason that explains it."""
+    if type(choices := fields.get("choices")) is list:
+        finished = [type(each) is dict and each.get("finish_reason") in UNEXPLAINED for each in choices]
+        return all(finished) and not any(map(has_words, choices))
+    if type(meta := fields.get("meta_info")) is dict:  # SGLang's /generate
+        reason = meta.get("finish_reason")
+        kind = reason.get("type") if type(reason) is dict else reason
+        return kind in UNEXPLAINED and fields.get("text") == "" and not fields.get("output_ids")
+    if fields.get("status") not in (None, "completed", "incomplete"):
+        return False
+    items = fields.get("content", fields.get("output"))
+    return type(items) is list and fields.get("stop_reason") in UNEXPLAINED and is_wordless(items)
+
+
+def is_wordless(part: Any, levels: int = PARTS_LEVELS_MAX) -> bool:
+    """Whether a part of an answer is text without a word."""
+    if not part or levels == 0:
+        return not part
+    if type(part) is dict:
+        if part.get("type") not in WORDLESS:
+            return False
+        part = [part.get(name) for name in ("text", "thinking", "content", "summary", "output")]
+    return type(part) is list and all(is_wordless(each, levels - 1) for each in part)
+
+
 def failure_in_whole(body: bytes, api: str) -> Failure | None:
     """Return the failure that a whole answer is; None if it is none."""
     try:
@@ -146,12 +202,14 @@ def failure_in_whole(body: bytes, api: str) -> Failure | None:
         is_cut = api not in GENERATING or any(b'"%b"' % name.encode() in body for name in OUTPUT)
         return None if is_cut else NO_ANSWER
     failure = failure_of_choices(fields.get("choices"))
-    if failure is None and any(fields.get(name) for name in OUTPUT):
-        return None
-    failure = failure or failure_of(fields)
-    if failure is None and fields.get("status") == "failed":
+    failure = failure or (None if any(fields.get(name) for name in OUTPUT) else failure_of(fields))
+    if failure is not None or (fields.get("error") and not lacks_output(fields)):
+        return failure
+    if fields.get("status") == "failed":
         return failed(fields.get("incomplete_details") or {})
-    return failed(fields) if failure is None and api in GENERATING and lacks_output(fields) else failure
+    if lacks_output(fields):
+        return failed(fields) if api in GENERATING else None
+    return BLANK if is_blank(fields) else None
 
 
 def lacks_output(fields: Mapping[str, Any]) -> bool:

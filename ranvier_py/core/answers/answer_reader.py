@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 
 from ranvier_py.core.answers.answer_events import (
+    BLANK,
     EMPTY,
     EVENT_END,
     FRAMED_BYTES,
@@ -25,7 +26,7 @@ from ranvier_py.core.answers.answer_events import (
     failure_in_whole,
     is_no_answer,
 )
-from ranvier_py.core.answers.answer_stream import ResponseName, has_token
+from ranvier_py.core.answers.answer_stream import ResponseName, has_finished, has_token
 from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
 from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
@@ -33,7 +34,14 @@ ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted 
 RESPONSE_FAILED = b"response.failed"
 QUOTED_ERROR, QUOTED_ABORT = b'"error"', b'"abort"'  # also what an answer ends with that was not computed
 OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
-OUTPUT_BEGINS = re.compile(rb'"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[')
+OUTPUT_BEGINS = re.compile(
+    rb'(?:"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[)(?s:.{0,512}?)'
+    rb'(?:"(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*"[^"]'
+    rb'|"tool_calls"\s*:\s*\[\s*\{|"tool_use")|\A\{"text"\s*:\s*"[^"]'
+)
+"""With its first word, in nearly all answers that are one object; what has none of these is looked at."""
+
+WORDED = GENERATING | {"generate"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER = b"."  # held of what is no object any more
 CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
@@ -94,6 +102,10 @@ class AnswerReader:
             self.captured[:] = payload_of(bytes(self.captured))
         self.chunks = None
 
+    def believe(self) -> None:
+        """Take a blank answer for what the client should have."""
+        self.failure, self.begun = None, True
+
     def _payload(self, data: bytes) -> bytes:
         return data if self.chunks is None else self.chunks.payload(data)
 
@@ -129,7 +141,7 @@ class WholeReader(AnswerReader):
         """Whether an object names no error, and has output if its API is one of those that generate."""
         if QUOTED_ERROR in text or QUOTED_ABORT in text:
             return False
-        return OUTPUT_BEGINS.search(text) is not None or self.api not in GENERATING
+        return OUTPUT_BEGINS.search(text) is not None or self.api not in WORDED
 
     def _judge_object(self, text: bytes, complete: bool) -> None:
         """Judge an object by what is here of it."""
@@ -154,7 +166,7 @@ class WholeReader(AnswerReader):
 class StreamReader(AnswerReader):
     """Reads a stream of events."""
 
-    __slots__ = ("_aligned", "_end", "_mark", "_opening", "_over", "_passing", "removal")
+    __slots__ = ("_aligned", "_end", "_finished", "_mark", "_opening", "_over", "_passing", "removal")
 
     def __init__(self, api: str, chunks: ChunkedReader | None, *, streams: bool, names: bool, captures: bool) -> None:
         super().__init__(api, chunks, streams=streams, names=names, captures=captures)
@@ -165,6 +177,7 @@ class StreamReader(AnswerReader):
         self._passing = False  # the first part of this event was too long to be looked at
         self._opening = True  # every event is looked at
         self._over = False  # only what ends a chunked message is to come
+        self._finished = False  # an event said that it ends, without a word so far
 
     def unframe(self) -> None:
         super().unframe()
@@ -223,7 +236,7 @@ class StreamReader(AnswerReader):
         events, self.held = data[:end], data[end:]
         kept = passed + self._sifted(events)
         if is_last and self.failure is None and not self.begun:
-            self.failure = EMPTY
+            self.failure = BLANK if self._finished else EMPTY
         return kept + self._pass_on(self.held) if len(self.held) > HELD_BYTES_MAX else kept
 
     def _pass_on(self, data: bytes) -> bytes:
@@ -272,5 +285,7 @@ class StreamReader(AnswerReader):
             self.failure = found.failure
         if self._opening and self.failure is None:
             self.has_output = has_token(event, self.api)
-            self.begun = self.begun or self.has_output or found.begins
+            is_blank = found.is_blank and not self.has_output
+            self._finished = self._finished or (is_blank and has_finished(event, self.api))
+            self.begun = self.begun or self.has_output or (found.begins and not is_blank)
         self._opening = not (self.has_output or self.failure)

@@ -120,6 +120,7 @@ class BackendReply:
     completion_tokens: int = 0  # by the engine's count; 0: not known
     outcome: Outcome | None = None  # set at the attempt's end
     complaint: str = ""  # why it failed, for the operator
+    is_blank: bool = False  # it finished without a word
     decoded: Decoded | None = None  # set at the attempt's end: how long it took; its tokens once they are known
     ended_at: float = 0.0  # 0: not yet
 

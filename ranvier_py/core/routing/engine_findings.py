@@ -14,6 +14,7 @@ from dataclasses import replace
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.blame.refusals import BLANK
 from ranvier_py.core.routing.health import Circuit, Outcome
 
 DETAIL_CHARACTERS_MAX = 160  # of what an engine answered: what names the cause comes first
@@ -144,10 +145,14 @@ def refusals(backend: Backend, registry: Registry) -> Finding | None:
     status = registry.refusals.status_of(backend.id)
     if not status:
         return None
+    whom, command = served_by_others(backend), shown_by(backend)
+    if status == BLANK:
+        what = f"engine {backend.name} answers without a word where others have words"
+        remedy = "Compare its weights, chat template and stop words with those of the others."
+        return of_engine("engine_answers_nothing", Severity.DEGRADED, backend, what, whom, remedy, command)
     what = f"engine {backend.name} refuses with {status} what others serve"
     remedy = "Compare its model, key and version with those of the others."
-    whom = served_by_others(backend)
-    return of_engine("engine_refuses", Severity.DEGRADED, backend, what, whom, remedy, shown_by(backend))
+    return of_engine("engine_refuses", Severity.DEGRADED, backend, what, whom, remedy, command)
 
 
 def pause(backend: Backend, registry: Registry, now: float) -> Finding | None:

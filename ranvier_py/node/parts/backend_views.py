@@ -80,7 +80,11 @@ def backend_metrics(backend: Backend, registry: Registry) -> Iterator[Sample]:
         ("silent", "1 while the backend is unhealthy by time-outs alone.", backend.vitals.silent),
         ("circuit_closed", "1 while the backend's circuit breaker lets every request through.", is_closed),
         ("draining", "1 while the backend is drained: it gets no new requests.", backend.draining),
-        ("refusing_status", "Status with which the backend refuses what others serve; 0: none.", refusing),
+        (
+            "refusing_status",
+            "Status with which the backend refuses what others serve; 200: its answers are blank; 0: none.",
+            refusing,
+        ),
         (
             "key_refused",
             "1 while the backend answers probes of this node with 401 or 403.",

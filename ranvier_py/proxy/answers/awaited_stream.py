@@ -63,7 +63,8 @@ class AwaitedStream:
     def pass_on(self) -> None:
         """Send what is held and begins nothing, if the head is out."""
         if self.is_open and self._held:
-            end = end_of_events(self._held, 0, len(self._held))
+            events = self._held[: end_of_events(self._held, 0, len(self._held))]
+            end = len(events) - len(without_announcement(events))  # a part without a word waits for its words
             events, self._held = self._held[:end], self._held[end:]
             comments = comments_in(events)
             if comments != events and self._announcer is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ranvier_py.core.answers.answer_events import EMPTY, Failure
+from ranvier_py.core.answers.answer_events import BLANK, EMPTY, Failure
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
 from ranvier_py.core.answers.inflated_reader import InflatedReader
@@ -20,6 +20,7 @@ from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, Resp
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
+from ranvier_py.core.routing.blame.judgements import BLANK as BLANK_ANSWER
 from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
@@ -96,10 +97,12 @@ class ForwardStage:
             if status >= 300 or (reader.failure is not None and not reader.begun):
                 judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)
                 status = attempt.reply.status
-                elsewhere = self._failed_tries(call).after_answer(attempt, judgement)
+                is_enough = judgement is BLANK_ANSWER and leg.read is not None  # nobody needs its words
+                elsewhere = None if is_enough else self._failed_tries(call).after_answer(attempt, judgement)
                 if elsewhere is not None or self._falls_back(call, judgement):
                     outcome = judgement.outcome
                     return elsewhere
+                judgement = believed(reader, judgement)
             if status == 101:
                 yield from self.relay.websocket(call, attempt, exchange)
             elif leg.read is not None and status < 300:
@@ -126,6 +129,9 @@ class ForwardStage:
     ) -> Steps[Judgement]:
         """Return what an answer shows of its backend. `inside`: the failure that one of status 200 is. Raises
         UpstreamEmpty instead of one without any output, which some clients would repeat without a pause."""
+        if inside is BLANK:
+            attempt.reply.is_blank = True
+            return BLANK_ANSWER
         if inside is not None:
             attempt.reply.status = inside.status
         if held is not None:
@@ -190,7 +196,11 @@ class ForwardStage:
     def _falls_back(self, call: Call, judgement: Judgement) -> bool:
         """Whether another model is asked instead of the one whose last answer, or error, is judged so."""
         named = call.named
-        if named is None or not self._failed_tries(call).may_repeat_after(judgement.outcome):
+        if (
+            named is None
+            or judgement is BLANK_ANSWER
+            or not self._failed_tries(call).may_repeat_after(judgement.outcome)
+        ):
             return False
         named.following = self.resolve.following(call, named, judgement)
         return named.following > 0
@@ -276,3 +286,11 @@ class ForwardStage:
             elif fields.streams and not fields.readable:
                 self.edits.asking.unreadable(attempt.target.id, attempt.generation)
         return reader
+
+
+def believed(reader: AnswerReader, judgement: Judgement) -> Judgement:
+    """Return the judgement on an answer that the client gets."""
+    if judgement is not BLANK_ANSWER:
+        return judgement
+    reader.believe()
+    return SERVED

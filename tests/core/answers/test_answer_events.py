@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_events import EMPTY, Failure
+from ranvier_py.core.answers.answer_events import BLANK, EMPTY, Failure
 from tests.core.answers.feeding import event_reader, through, whole_reader
 
 FULL = {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}
@@ -105,7 +105,7 @@ def test_a_choice_that_was_aborted_before_any_output_is_a_failure(reason: str, a
         assert failure.status == 500
     assert failure_of_whole(whole_of(choice, beside), api) is None
     assert failure_in(stream(TOKEN, {"choices": [{**choice, "finish_reason": "abort"}]}), api) is None
-    assert failure_of_whole(whole_of({**choice, "finish_reason": "stop"}), api) is None
+    assert failure_of_whole(whole_of({**choice, "finish_reason": "stop"}), api) is BLANK
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -136,17 +136,38 @@ def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes
 @pytest.mark.parametrize(
     "fields",
     [
-        {"error": None, "output": [{"type": "message"}]},
+        {"error": None, "output": [{"type": "function_call"}]},
         {"choices": [{"index": 0}], "error": FULL},
         {"data": [{"embedding": [1.0]}], "error": "one of two"},
         {"choices": [{"message": {"content": 'say {"error": {"code": 500}}'}}]},
         {"content": [{"type": "tool_use", "input": {"error": {"code": 500}}}], "type": "message"},
         {"object": "response", "status": "queued", "output": [], "error": None},
-        {"type": "message", "content": []},
+        {"type": "message", "content": [], "stop_reason": "refusal"},
+        {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}},
+        {"choices": [{"text": "", "finish_reason": "stop"}, {"text": "a", "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": []}, "finish_reason": "content_filter"}]},
+        {"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "no"}]}]},
+        {"output": json.loads("[" * 900 + "]" * 900)},
     ],
 )
 def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
     assert failure_of_whole(json.dumps(fields).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output": [{"type": "message"}], "status": "completed"},
+        {"output": [{"type": "message", "content": [{"type": "output_text", "text": ""}]}]},
+        {"type": "message", "content": [], "stop_reason": "end_turn"},
+        {"type": "message", "content": [{"type": "text", "text": ""}]},
+        {"text": "", "meta_info": {"finish_reason": {"type": "stop", "matched": 2}}},
+        {"choices": [{"text": "", "finish_reason": "stop"}, {"text": "", "finish_reason": "length"}]},
+        {"choices": [{"message": {"role": "assistant", "content": []}, "finish_reason": "stop"}]},
+    ],
+)
+def test_what_finishes_without_a_word_and_without_a_reason_is_blank(fields: Any) -> None:
+    assert failure_of_whole(json.dumps(fields).encode()) is BLANK
 
 
 @pytest.mark.parametrize("fields", [{"error": None}, {"result": {"error": {"code": 500}}}, [{"error": FULL}], {}])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_events import EMPTY
+from ranvier_py.core.answers.answer_events import BLANK, EMPTY
 from ranvier_py.core.answers.answer_reader import (
     CAPTURE_BYTES_MAX,
     WHOLE_BYTES_MAX,
@@ -43,6 +43,7 @@ class Known(NamedTuple):
     has_output: bool = False
     status: int = 0
     left: bytes | None = None  # of counts that we asked for
+    finishes: bool = False  # without a word
 
 
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
@@ -50,7 +51,8 @@ NOTHING = [Known(b": ping\n\n"), Known(b"\n\n"), Known(DONE)]
 CHAT = [
     *NOTHING,
     Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
-    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), begins=True),
+    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), finishes=True),
+    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}), begins=True),
     Known(delta("a"), begins=True, has_output=True),
     Known(delta('an error: {"error": 1}, event: error, "prompt_tokens": 3'), begins=True, has_output=True),
     Known(b'data: no json "prompt_tokens"\n\n', begins=True),
@@ -64,16 +66,18 @@ MESSAGES = [
     *NOTHING,
     Known(b'event: message_start\ndata: {"type":"message_start","message":{"content":[]}}\n\n'),
     Known(b'event: ping\ndata: {"type": "ping"}\n\n'),
-    Known(
-        b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"text"}}\n\n', True
-    ),
+    Known(b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"text"}}\n\n'),
+    Known(event({"type": "content_block_start", "content_block": {"type": "redacted_thinking", "data": "x"}}), True),
+    Known(event({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}), finishes=True),
     Known(event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}), True, True),
     Known(b"event: error\n" + event({"type": "error", "error": {"type": "overloaded_error"}}), status=529),
 ]
 RESPONSES = [
     *NOTHING,
     *[Known(event({"type": f"response.{kind}", "response": {"error": None}})) for kind in ("created", "in_progress")],
-    Known(event({"type": "response.output_item.added", "item": {}}), begins=True),
+    Known(event({"type": "response.output_item.added", "item": {}})),
+    Known(event({"type": "response.output_item.added", "item": {"type": "web_search_call"}}), begins=True),
+    Known(event({"type": "response.completed", "response": {"output": []}}), finishes=True),
     Known(event({"type": "response.output_text.delta", "delta": "a"}), begins=True, has_output=True),
     Known(event({"type": "response.failed", "response": {}}), status=500),
     Known(event({"type": "error", "code": "rate_limit_exceeded"}), status=429),
@@ -86,14 +90,15 @@ class Reference:
     """What a reader has to find: the events one by one, as they are known."""
 
     def __init__(self, events: list[Known], *, removes: bool) -> None:
-        self.begun = self.has_output = False
+        self.begun = self.has_output = finished = False
         self.status = 0
         for one in events:
             self.status = self.status or one.status
             self.begun |= one.begins and not self.status
             self.has_output |= one.has_output and not self.status
+            finished |= one.finishes
         if not (self.begun or self.status):
-            self.status = EMPTY.status
+            self.status = BLANK.status if finished else EMPTY.status
         self.left = b"".join(one.data if one.left is None or not removes else one.left for one in events)
         self.removed = sum(one.left is not None for one in events)
 
@@ -143,8 +148,10 @@ def test_pieces_of_whole_events_pass_in_their_own_chunks_once_there_is_output(ap
 
 
 WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
-    "an answer": ([b'{"choices":[{}]}'], True, True, 0),
-    "in pieces": ([b'{"id":"x",', b'"choices":[{}]', b"}"], True, True, 0),
+    "an answer": ([b'{"choices":[{"text":"a"}]}'], True, True, 0),
+    "in pieces": ([b'{"id":"x",', b'"choices":[{"text":"a"}]', b"}"], True, True, 0),
+    "without a word": ([b'{"id":"x",', b'"choices":[{"text":""}]', b"}"], False, False, 200),
+    "with its first word far behind": ([b'{"choices":[{"x":"%b","text":"a"}]}' % (b"y" * 5_000)], True, True, 0),
     "an error": ([json.dumps(FULL).encode()], False, False, 503),
     "an error, in pieces": ([b'{"obj', b'ect":"x","err', b'or":"y"}'], False, False, 500),
     "an error behind blanks": ([b"\n", b" ", b'{"error":"y"}'], True, False, 500),
@@ -184,7 +191,7 @@ def test_nothing_waits_for_more_than_decides() -> None:
     assert begun(delta("a"))
     assert begun(event(FULL))
     assert not begun(event(FULL)[:-1])
-    assert begun(b'{"choices":[{', stream=False)
+    assert begun(b'{"choices":[{"text":"a', stream=False)
     assert begun(b" ", stream=False)
     assert not begun(b'{"error":' + b" " * 9000, stream=False)
     assert begun(b'{"error":' + b" " * WHOLE_BYTES_MAX, stream=False)

@@ -9,7 +9,7 @@ import pytest
 
 from ranvier_py.core.findings import Severity
 from ranvier_py.core.routing.backends import Backend, Outcome, ProbeResult, Registry
-from ranvier_py.core.routing.blame.refusals import kind_of
+from ranvier_py.core.routing.blame.refusals import BLANK, kind_of
 from ranvier_py.core.routing.engine_findings import engine_findings
 from tests.core.routing.test_backends import REFUSED, UP, cluster, serving
 
@@ -27,11 +27,11 @@ def finish(registry: Registry, backend: Backend, outcome: Outcome, times: int = 
         registry.finished(backend, outcome, 0.0)
 
 
-def refuse(registry: Registry, backend: Backend) -> None:
+def refuse(registry: Registry, backend: Backend, status: int = 404) -> None:
     kind = kind_of(b"/v1/chat/completions", "m")
     for _ in range(8):
-        registry.refusals.refused(backend, kind, 404, 0.0)
-        registry.refusals.contradicted(backend, kind, 404, 0.0)
+        registry.refusals.refused(backend, kind, status, 0.0)
+        registry.refusals.contradicted(backend, kind, status, 0.0)
 
 
 def without_caching(registry: Registry, backend: Backend) -> None:
@@ -47,6 +47,7 @@ STATES: dict[str, Callable[[Registry, Backend], object]] = {
     ),
     "engine_fails": lambda registry, backend: finish(registry, backend, Outcome.SERVER_ERROR, 5),
     "engine_refuses": refuse,
+    "engine_answers_nothing": lambda registry, backend: refuse(registry, backend, BLANK),
     "engine_busy": lambda registry, backend: registry.pauses.begin(backend.id, 200.0),
     "engine_reuses_nothing": without_caching,
 }

@@ -105,6 +105,8 @@ class Judgement(NamedTuple):
 
 
 SERVED = Judgement(Outcome.SUCCESS)
+BLANK = Judgement(Outcome.REFUSED)
+"""Of an answer without a word, as long as nobody believes it (`refusals.blank`)."""
 
 
 def wants_body(status: int) -> bool:

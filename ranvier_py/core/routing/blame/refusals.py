@@ -3,9 +3,9 @@ and would get most requests.
 
 Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests that
 are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all the
-same if no other can be, and by a probe now and then; once it serves one, it is as others. Invariant: what a second one
-refuses as well counts for nothing (test_black_holes.py).
-Bounds: ROWS_MAX rows, of which the oldest goes, and AVOIDED_MAX avoided, of which the newest; both are counted.
+same if no other can be, and by a probe now and then; once it serves one, it is as others. A BLANK answer may be right:
+the first in a row is believed, and more the more were shared. Invariant: what a second one refuses as well counts for
+nothing (test_black_holes.py, test_blank_answers.py). Bounds: ROWS_MAX rows, of which the oldest goes; AVOIDED_MAX.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ PROBE_REQUESTS, PROBE_S, PROBE_IDLE_S = 32, 5.0, 60.0
 ROWS_MAX, AVOIDED_MAX = 4096, 1024
 """1 MB. Clients choose the models that they name."""
 
+BLANK = 200  # the status of a refusal that is an answer without a word
+PATIENCE_MAX = 1024  # blank answers in a row, of which every other one was shared
 ABOUT_ALL = 0
 OF_KEYS = (401, 403)
 SERVES = "serves"
@@ -51,6 +53,7 @@ class Row:
     since: float
     status: int = 0  # of the latest
     contradicted: int = 0  # of requests that another backend served
+    blanks: int = 0  # of them without a word
     probed_at: float = 0.0
     passed: int = 0  # requests that avoided it since then
 
@@ -63,12 +66,13 @@ def kind_of(path: bytes, model: str) -> int:
 class Refusals:
     """The refusals of all backends. A `kind` is that of the request (`kind_of`)."""
 
-    __slots__ = ("_avoided", "counters", "rows")
+    __slots__ = ("_avoided", "_patience", "counters", "rows")
 
     def __init__(self) -> None:
         self.counters = RefusalCounters()
         self.rows: BoundedDict[tuple[int, BackendId], Row] = BoundedDict(ROWS_MAX)
         self._avoided: dict[int, dict[BackendId, Row]] = {}  # by kind
+        self._patience: BoundedDict[int, int] = BoundedDict(ROWS_MAX)  # blank answers in a row that are believed
 
     def __bool__(self) -> bool:
         """Whether any backend is avoided."""
@@ -132,6 +136,26 @@ class Refusals:
                 self.counters.dropped += self.rows.dropped
                 self.rows.dropped = 0
             row.status = status
+            row.blanks += status == BLANK
+
+    def blank(self, backend: Backend, kind: int, others: Iterable[Backend], now: float) -> bool:
+        """Take in an answer without a word. Returns whether the request should be tried elsewhere, once."""
+        others, is_doubtful = list(others), False
+        if self.is_proven(backend, kind):  # so it may be what such requests get
+            for scope, each in [(scope, each) for scope in scopes_of(kind, BLANK) for each in others]:
+                if (row := self.rows.get((scope, each.id))) is not None and row.status == BLANK:
+                    del self.rows[scope, each.id]
+        else:
+            is_doubtful = self.is_doubtful(backend, kind, others)
+        self.refused(backend, kind, BLANK, now)
+        row = self.rows.get((kind, backend.id))
+        return is_doubtful and (row is None or row.blanks > self._patience.get(kind, 0))
+
+    def shared_blank(self, backend: Backend, kind: int) -> None:
+        """Take back an answer without a word, since a second backend gave one to the same request, and believe more of
+        them in a row of such requests."""
+        self.shared(backend, kind, BLANK)
+        self._patience[kind] = min(PATIENCE_MAX, 2 * self._patience.get(kind, 1))
 
     def shared(self, backend: Backend, kind: int, status: int) -> None:
         """Take back a refusal, since a second backend, which has served others, refuses the request as well: that is
@@ -146,6 +170,8 @@ class Refusals:
         """Take in that another backend served what this one refused."""
         increment(self.counters.contradicted, str(status))
         before = self.status_of(backend.id)
+        if status == BLANK:
+            self._patience.pop(kind, None)
         for scope in scopes_of(kind, status):
             row = self.rows.get((scope, backend.id))
             if row is None:  # it has served another request meanwhile, or is avoided already
@@ -162,7 +188,7 @@ class Refusals:
             self._avoided.setdefault(scope, {})[backend.id] = row
         after = self.status_of(backend.id)
         why = "another backend serves what it refuses"
-        return () if before or not after else [changed(backend, SERVES, f"refuses with {after}", why)]
+        return () if before or not after else [changed(backend, SERVES, answering(after), why)]
 
     def served(self, backend: Backend, kind: int, sent_at: float) -> Sequence[Transition]:
         """Take in that it serves a request that was sent then."""
@@ -174,7 +200,7 @@ class Refusals:
             self._release(backend.id, each, sent_at)
         if not before or self.status_of(backend.id):
             return ()
-        return [changed(backend, f"refuses with {before}", SERVES, "it served a request")]
+        return [changed(backend, answering(before), SERVES, "it served a request")]
 
     def forget(self, backend: BackendId) -> None:
         """Forget its refusals: another process is behind it, or another backend has its id."""
@@ -194,6 +220,11 @@ class Refusals:
 def scopes_of(kind: int, status: int) -> Sequence[int]:
     """Return what a refusal counts for: requests of one path and model, and all; one of keys for all alone."""
     return (ABOUT_ALL,) if status in OF_KEYS else (ABOUT_ALL, kind)
+
+
+def answering(status: int) -> str:
+    """Return how a backend does not serve what others serve, in words."""
+    return "answers nothing" if status == BLANK else f"refuses with {status}"
 
 
 def changed(backend: Backend, before: str, after: str, why: str) -> Transition:
