@@ -24,13 +24,13 @@ from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.replay.jobs import Task, execute, make_ready
 
-READY = make_ready(chat_threads(1, threads=40))
 CACHE_TOKENS = 1_000_000
 
 
 def runs_of(nodes: Sequence[int]) -> list[Run]:
-    plans = plans_of(CACHE_TOKENS, READY.summary.block_tokens, nodes, 1)
-    return [Run(each.nodes, each.gossip_delay_s is None, execute(Task(READY, each), lambda: 0.0)) for each in plans]
+    ready = make_ready(chat_threads(1, threads=40))
+    plans = plans_of(CACHE_TOKENS, ready.summary.block_tokens, nodes, 1)
+    return [Run(each.nodes, each.gossip_delay_s is None, execute(Task(ready, each), lambda: 0.0)) for each in plans]
 
 
 def test_nodes_that_gossip_find_as_much_as_one_and_nodes_that_do_not_find_less() -> None:

@@ -10,9 +10,9 @@ import pytest
 from cluster.pages.logs_page import logs_page
 from ranvier_py.core.log_events import EVENTS, INFO, event
 from ranvier_py.core.routing.wanted.found_backend import SourceName
+from tests import house
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "ranvier_py"
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "logger", "own_log"}
 MADE_LATER = {"more"}  # fields that the table does not name: any event may have them
@@ -21,20 +21,17 @@ RESERVED = {"time", "level", "logger", "event", "node", "worker", "traceback"}
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """Yield each call of the package that logs, or makes an event, with its place."""
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in house.files("ranvier_py"):
         text = path.read_text()
         if "log_events import" in text or "getLogger(" in text:
-            for call in ast.walk(ast.parse(text)):
+            for call in house.nodes_of(path):
                 if isinstance(call, ast.Call):
                     yield f"{path.relative_to(ROOT)}:{call.lineno}", call
 
 
-CALLS = list(calls())
-
-
 def log_calls() -> Iterator[tuple[str, str, ast.Call]]:
     """Yield each call of a logger: where it stands, at which level, and what it logs."""
-    for where, call in CALLS:
+    for where, call in calls():
         of = call.func
         is_logger = isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) and of.value.id in LOGGERS
         if is_logger and of.attr in LEVELS | {"log"}:
@@ -44,7 +41,7 @@ def log_calls() -> Iterator[tuple[str, str, ast.Call]]:
 def events() -> Iterator[tuple[str, str, str, set[str]]]:
     """Yield each event that is made: where, its name or a pattern of names, its level if that is there, its fields."""
     levels = {id(argument): of for _, of, call in log_calls() for argument in call.args}
-    for where, call in CALLS:
+    for where, call in calls():
         if isinstance(call.func, ast.Name) and call.func.id == "event" and call.args:
             fields = {each.arg or "**" for each in call.keywords}
             for name in names_of(call.args[0]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -47,10 +48,10 @@ SHIFTS = 8  # whose hits spread by up to 3.5 points
 LATER_S = 1e6  # when all requests have ended in every world
 AMPLE, TIGHT = 4.0, 0.3  # all engines' caches together, as a share of the different tokens in a recording
 RECORDINGS = {
-    ("chats", "light"): chats(40, turns=5, within_s=40.0),
-    ("chats", "heavy"): chats(60, turns=4, within_s=5.0),
-    ("documents", "light"): documents(within_s=20.0),
-    ("documents", "heavy"): documents(within_s=6.0),
+    ("chats", "light"): partial(chats, 40, turns=5, within_s=40.0),
+    ("chats", "heavy"): partial(chats, 60, turns=4, within_s=5.0),
+    ("documents", "light"): partial(documents, within_s=20.0),
+    ("documents", "heavy"): partial(documents, within_s=6.0),
 }
 
 
@@ -152,7 +153,7 @@ def disagreements(
 def test_a_shadow_saves_what_a_replay_of_the_recording_saves(
     recording: str, load: str, real: str, stream: bool, cache_share: float, policies: Sequence[str], tmp_path: Path
 ) -> None:
-    trace = RECORDINGS[recording, load]
+    trace = RECORDINGS[recording, load]()
     plan = plan_of(real, trace, cache_share)
     near = NEAR if (load, cache_share) == ("light", AMPLE) else UNSURE
     assert disagreements(plan, trace, tmp_path / "node.jsonl", policies, near, stream=stream) == {}
