@@ -37,6 +37,25 @@ def test_four_limits_cost_a_turn_6_percent_at_most_beside_its_key() -> None:
     assert after - before <= 0.06 * alone["instructions"]
 
 
+SHOWN = (
+    "node/parts/request_metrics.py",
+    "core/metrics.py",
+    "core/history/",
+    "core/tracing/",
+    "node/tracing/",
+    "control/",
+)
+"""What is on the path of a request for those alone who look at the node."""
+
+
+def test_what_is_shown_of_a_node_costs_a_turn_2_percent_at_most_while_nobody_looks() -> None:
+    """Its last decision, one entry of a list, is written by the router itself, and counts there."""
+    for name, case in json.loads((RESULTS / "request_cost.json").read_text())["cases"].items():
+        shown = {file: cost for file, (_, cost) in case["files"].items() if file.startswith(SHOWN)}
+        assert "node/parts/request_metrics.py" in shown, "it is called otherwise now"
+        assert sum(shown.values()) <= 0.02 * case["instructions"], name
+
+
 @pytest.mark.slow
 def test_traces_of_one_request_in_a_hundred_cost_a_turn_less_than_3_percent() -> None:
     """What each request pays for its ids, and a hundredth of what one pays whose spans are made."""

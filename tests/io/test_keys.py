@@ -174,6 +174,18 @@ async def test_a_symlink_that_is_turned_is_seen(tmp_path: Path) -> None:
     assert [list(ring.keys.values()) for ring in rings] == [[bytes.fromhex(B)]]
 
 
+async def test_a_file_that_is_renamed_into_place_is_another_one_though_its_size_and_time_are_the_same(
+    follower: Follower,
+) -> None:
+    times, new = follower.path.stat(), follower.path.with_name("new")
+    new.write_text(B)
+    os.utime(new, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert new.stat().st_size == times.st_size
+    new.replace(follower.path)
+    await follower.file.look()
+    assert [list(ring.keys.values()) for ring in follower.rings] == [[bytes.fromhex(B)]]
+
+
 async def test_a_second_key_without_a_line_for_fingerprints_is_warned_of_before_it_does_harm(
     follower: Follower, caplog: pytest.LogCaptureFixture
 ) -> None:
