@@ -112,7 +112,8 @@ def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent:
     except ValueError as error:  # a number that is none or too large, or an argument that is no text
         raise CommandError(f"what was given can't be sent to a node: {error}", EXIT_CONFIG) from error
     if response.status_code not in (httpx.codes.OK, also):
-        raise CommandError(f"{response.status_code}: {refusal(response)}", EXIT_FAILED)
+        key = " (--control-key-file names its file)" if response.status_code == httpx.codes.UNAUTHORIZED else ""
+        raise CommandError(f"{response.status_code}: {refusal(response)}{key}", EXIT_FAILED)
     return response
 
 

@@ -285,7 +285,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     public = host_port(config.listen)
     families = {ip_address(each).version for each in (host, public[0]) if is_address(each)}  # two can't collide
     if len(families) < 2 and ports_meet((host, port), config.workers, public, 1):
-        yield ("control", "listen"), f"{config.listen} is the address of a control port as well"
+        yield ("control", "listen"), f"meets listen, {config.listen}: each port needs an address of its own"
     if config.server.in_flight_bytes_max < config.server.body_bytes_max:
         yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
     retries = config.pipeline.retries

@@ -232,6 +232,8 @@ def caller_of(settings: ControlSettings, given: str) -> tuple[str, str]:
         return found.key.id, found.key.role
     if key and request.path.startswith(INTERNAL) and (worker := worker_of(given, key)) is not None:
         return worker, OPERATE
+    if given:
+        raise Unauthorized("the control port does not know this key, or it is not valid now")
     raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
 
 

@@ -24,11 +24,13 @@ SECONDS = ("queue_s", "prefill_s", "others_s", "decode_s", "sum_s", "ahead_s", "
 def explain_page(report: Row) -> list[str]:
     """Return the page about one request."""
     tokens, held = report["prompt_tokens"], report["matched_tokens"]
-    length = f"{tokens} tokens" if tokens is not None else f"not read ({word(report.get('unread'))})"
-    exact = "" if report["prompt_tokens_exact"] or tokens is None else ", estimated"
+    exact = "" if report["prompt_tokens_exact"] else ", estimated"
+    about = f"{tokens} tokens{exact}; {held} of them are held there, found by {word(report['source'])}"
+    if tokens is None:
+        about = f"not read ({word(report.get('unread'))}): no engine is known to hold any of it"
     lines = [
         f"{word(report['chosen'])} would get it: {word(report['reason'])}, by policy {word(report['policy'])}",
-        f"prompt {length}{exact}; {held} of them are held there, found by {word(report['source'])}",
+        f"prompt {about}",
         "",
         HEAD,
     ]

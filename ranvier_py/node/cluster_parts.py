@@ -111,8 +111,9 @@ async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> tup
 
 @dataclass(slots=True)
 class Noted:
-    """What was logged already: of counts of the peer, and of backends that others list."""
+    """What was logged already: of counts of the peer, and of backends that others list; and by which name."""
 
+    named: str = ""
     given_up: int = 0
     untimely: int = 0
     differing: Mapping[int, str] = field(default_factory=dict)
@@ -203,6 +204,9 @@ class ClusterParts(Part):
             if self.port.complain("version", event("gossip.version", protocol=PROTOCOL_VERSION, others=listed)):
                 others.clear()
         self._log_backend_sets()
+        if (name := self.peer.me.name) != self._noted.named:
+            self._noted.named = name
+            name_lines(name, self._config.worker_index)
         if before := self.peer.members.regain_name(time.monotonic(), NAME_FREE_S):
             log.info(event("member.regained", name=self.peer.me.name, before=before))
         given_up = self.peer.members.statistics().datagrams_given_up

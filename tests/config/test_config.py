@@ -138,11 +138,11 @@ def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
         ({"workers": "2", "listen": "127.0.0.1:0"}, "listen: several workers can't share port 0 (from --listen)"),
         ({"workers": "2", "control": "127.0.0.1:65535"}, "control: the last worker's control port is above 65535"),
         ({"body_bytes_max": "2000000000"}, "in_flight_bytes_max: is below body_bytes_max"),
-        ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: 127.0.0.1:5 is the address of a control port"),
-        ({"listen": "0.0.0.0:5", "control": "127.0.0.1:5"}, "control: 0.0.0.0:5 is the address of a control port"),
+        ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: meets listen, 127.0.0.1:5: each port needs"),
+        ({"listen": "0.0.0.0:5", "control": "127.0.0.1:5"}, "control: meets listen, 0.0.0.0:5: each port needs"),
         (
             {"workers": "4", "listen": "[::]:8", "control": "[::1]:5"},
-            "control: [::]:8 is the address of a control port",
+            "control: meets listen, [::]:8: each port needs",
         ),
     ],
 )

@@ -15,13 +15,14 @@ import trio
 import trustme
 
 from ranvier_py.cli import main
+from ranvier_py.commands.exit_codes import EXIT_FAILED
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import ADMIN, OPERATE, READ, ControlPort, role_for
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.keys import FollowedFile
 from ranvier_py.node.reload import Reloads
 from tests.builders.built_nodes import built
-from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, lab, opened
+from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, lab, opened, printed
 
 KEYS = {role: f"rk-{role}-of-an-operator" for role in (READ, OPERATE, ADMIN)}
 LEAST = {
@@ -203,3 +204,13 @@ async def test_the_tools_speak_tls_with_the_control_port(tmp_path: Path, capsys:
         codes = [await trio.to_thread.run_sync(partial(main, [*flags, *more])) for more in tries]
     assert codes == [3, 0, 3]
     assert "ENGINE " in capsys.readouterr().out
+
+
+async def test_a_command_is_answered_whether_its_key_is_missing_or_wrong_and_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("rk-of-another-node")
+    async with lab(engines=1, control_key=KEYS[ADMIN]) as node:
+        for words, why in (((), "needs its key"), (("--control-key-file", f"{tmp_path / 'wrong'}"), "does not know")):
+            shown = await printed("access", "--control", node.control, *words, status=EXIT_FAILED)
+            assert why in shown
+            assert "--control-key-file" in shown
+            assert "rk-of-another-node" not in shown

@@ -73,3 +73,10 @@ def test_nothing_in_an_explanation_plays_with_the_terminal() -> None:
     report |= {"prompt_tokens_exact": False, "matched_tokens": 0, "candidates": [row]}
     text = "".join(explain_page({**report, "left_out": [{"backend": bad, "why": bad}]}))
     assert not {"\x1b", "\n"} & {*text}
+
+
+async def test_a_body_that_is_not_read_is_explained_without_numbers_of_tokens() -> None:
+    async with opened(Lab, 1, DEADLINE_S) as place:
+        node = await place.start()
+        answer = await node.http.post(f"{node.control}/explain", json={"model": MODEL, "messages": 5})
+    assert explain_page(answer.json())[1] == "prompt not read (schema): no engine is known to hold any of it"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from ranvier_py.node.part import Node, Part
 log = logging.getLogger(__name__)
 
 FILE = "backends.json"
+ASIDE = "unused-"  # before the name of a file that can't be used: of a later release, or damaged
 VERSION = 1
 STATE_BYTES_MAX = 8 << 20  # 4,096 backends with all of their options
 LOOK_S = 1.0
@@ -66,12 +68,19 @@ class KeptOrders(Part):
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what an earlier run kept, before the public port opens."""
         if self._path is not None:
+            file = await trio.to_thread.run_sync(newest_file, self._path.parent)
             try:
-                self._restore(await trio.to_thread.run_sync(newest_of, self._path.parent))
-            except (OSError, ValueError, LookupError, TypeError, ConfigError) as error:
-                self.counters.failures += 1
-                log.error(event("orders.not_restored", file=str(self._path.parent), why=str(error)))
+                self._restore(await trio.to_thread.run_sync(state_of, file) if file is not None else {"backends": ()})
+            except OSError as error:
+                self._not_restored(file, error.strerror or str(error))
+            except (ValueError, LookupError, TypeError, ConfigError) as error:
+                aside = await trio.to_thread.run_sync(set_aside, file)
+                self._not_restored(file, f"{plain(error)}{aside}")
         task_status.started()
+
+    def _not_restored(self, file: Path | None, why: str) -> None:
+        self.counters.failures += 1
+        log.error(event("orders.not_restored", file=str(file), why=why))
 
     async def loop(self) -> None:
         while self._path is not None:
@@ -170,17 +179,41 @@ def words_of(row: Row) -> str:
     return ", ".join([word for word in words if row[word]]) or "given other options"
 
 
-def newest_of(folder: Path) -> Row:
-    """Return what the worker kept that wrote last; if any. Blocks for a file. Raises OSError, ValueError."""
-    found = sorted(folder.glob(f"{FILE}*"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
-        return {"backends": ()}
-    if found[-1].stat().st_size > STATE_BYTES_MAX:
-        raise ValueError(f"{found[-1].name} has more than {STATE_BYTES_MAX} bytes")
-    state: Row = json.loads(found[-1].read_bytes())
+def newest_file(folder: Path) -> Path | None:
+    """Return the file of the worker that wrote last, if any. Blocks for a look."""
+    with suppress(OSError):
+        return max(folder.glob(f"{FILE}*"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None
+
+
+def state_of(file: Path) -> Row:
+    """Return what a worker kept. Blocks for a file. Raises OSError, ValueError."""
+    if file.stat().st_size > STATE_BYTES_MAX:
+        raise ValueError(f"it has more than {STATE_BYTES_MAX} bytes")
+    state: Row = json.loads(file.read_bytes())
     if state["version"] != VERSION:
-        raise ValueError(f"{found[-1].name} is of another version")
+        raise ValueError(f"it is of version {state['version']!r}, and this node knows version {VERSION}")
     return state
+
+
+def plain(error: Exception) -> str:
+    """Return what is wrong with the content of a file."""
+    is_text = isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
+    if is_text or isinstance(error, LookupError | TypeError):
+        return "it is damaged, or not ours"
+    return str(error)
+
+
+def set_aside(file: Path | None) -> str:
+    """Keep a file that this release can't use from being replaced. Returns words about that. Blocks for a moment."""
+    if file is None:
+        return ""
+    aside = file.with_name(f"{ASIDE}{file.name}")
+    try:
+        file.replace(aside)
+    except OSError:
+        return ""
+    return f"; it is {aside.name} now"
 
 
 def write(path: Path, content: bytes) -> None:

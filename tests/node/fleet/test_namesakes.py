@@ -17,6 +17,8 @@ async def test_the_newcomer_is_renamed_both_warn_and_the_name_returns_once_it_is
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(cluster_parts, "NAME_FREE_S", 0.2)
+    named: list[str] = []  # of the lines of the log in JSON
+    monkeypatch.setattr(cluster_parts, "name_lines", lambda name, _: named.append(name))
     async with cluster_lab(tmp_path, engines=1) as place:
         elder = await place.start(node_name="same")
         newcomer = await place.start(node_name="same")
@@ -28,6 +30,8 @@ async def test_the_newcomer_is_renamed_both_warn_and_the_name_returns_once_it_is
         while not {"member.renamed", "member.namesake"} <= (found := warned(caplog)):  # noqa: ASYNC110  # a log
             await trio.sleep(BETWEEN_LOOKS_S)
         assert len(found) == 2
+        while renamed not in named:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
         elder.scope.cancel()
         await newcomer.until("/admin/cluster", lambda view: view["name"] == "same")
         while not any(line.startswith("member.regained same") for line in caplog.messages):  # noqa: ASYNC110
