@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ranvier_py.cli import main
+
+Capture = pytest.CaptureFixture[str]
 BAD = "probe_interval_s = -1\n"
 
 
@@ -20,6 +23,7 @@ def wrote(folder: Path, text: str, name: str, *flags: str, **variables: str) -> 
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
+@pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize(
     ("text", "name", "flags"),
     [
@@ -31,12 +35,19 @@ def wrote(folder: Path, text: str, name: str, *flags: str, **variables: str) -> 
     ],
 )
 def test_a_configuration_that_can_not_be_used_is_named_in_json(
-    text: str, name: str, flags: tuple[str, ...], tmp_path: Path
+    text: str, name: str, flags: tuple[str, ...], tmp_path: Path, capfd: Capture
 ) -> None:
-    code, (line,) = wrote(tmp_path, text, name, *flags)
-    event = json.loads(line)
+    file = tmp_path / name
+    file.write_text(text)
+    code = main(["serve", "--config", str(file), *flags])
+    event = json.loads("".join(capfd.readouterr()))
     assert (code, event["level"], event["event"]) == (2, "error", "node.ended")
     assert event["why"].startswith("ranvier: the configuration has problems:\n  ")
+
+
+def test_a_process_writes_nothing_else(tmp_path: Path) -> None:
+    code, (line,) = wrote(tmp_path, BAD, "node.toml", "--log-format", "json")
+    assert (code, json.loads(line)["event"]) == (2, "node.ended")
 
 
 @pytest.mark.slow
