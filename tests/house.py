@@ -25,6 +25,7 @@ FOLDER_MODULES_MAX = 20
 PRIVATE_LINES_MAX = 40
 ROWS_SHOWN_MAX = 40
 DOCSTRING_LINES_MAX = 8
+BY_PLACE_MAX = 7
 ATTRIBUTES_MAX = 14
 METHODS_MAX = 24
 
@@ -44,6 +45,12 @@ LARGE_CLASSES = {
 }
 """Classes that may have more attributes or methods, and why: at most twelve. What derives from one is measured by what
 it adds."""
+MADE_BY_PLACE = {
+    "Opened": "of every packet; what the seal reads stands in its order",
+    "Note": "of every body; made beside `new(Note, …)`, with the same fields",
+}
+"""Values with more fields that are made by their order, and why."""
+
 LARGE_CLASSES_MAX = 12
 LARGE_CLASSES_LEFT = 2
 """Others that have more. It only falls."""
@@ -474,6 +481,29 @@ def large_classes_not_listed() -> list[str]:
     return [row for name, row in large_classes().items() if name not in LARGE_CLASSES]
 
 
+def made_by_place() -> list[str]:
+    """Where a value of more than BY_PLACE_MAX fields is made by their order: no type warns of two that changed."""
+    made = [
+        (path, node, ast.unparse(node.func).rpartition(".")[2])
+        for path in files("ranvier_py")
+        for node in nodes_of(path)
+        if isinstance(node, ast.Call) and len(node.args) > 0
+    ]
+    return [
+        f"{short(path)}:{node.lineno}: {name} of {count} fields"
+        for path, node, name in made
+        if (count := sum(map(_places, node.args))) > BY_PLACE_MAX
+        and name in classes()
+        and name not in MADE_BY_PLACE
+        and any(isinstance(each, ast.AnnAssign) for each in classes()[name][1].body)
+    ]
+
+
+def _places(argument: ast.expr) -> int:
+    inner = argument.value if isinstance(argument, ast.Starred) else None
+    return len(inner.elts) if isinstance(inner, ast.Tuple) else 1
+
+
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 
@@ -577,6 +607,7 @@ def page() -> Iterator[str]:
     yield from section(
         f"classes of more than {ATTRIBUTES_MAX} attributes or {METHODS_MAX} methods", large_classes_not_listed()
     )
+    yield from section(f"values of more than {BY_PLACE_MAX} fields that are made by their order", made_by_place())
     yield from section("such classes that may be, and why", [f"{name}: {why}" for name, why in LARGE_CLASSES.items()])
     old = [f"{count:4}  {name} in {path}" for (path, name), count in old_words().most_common()]
     yield from section("old words", old)

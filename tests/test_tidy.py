@@ -268,6 +268,10 @@ def test_a_class_that_holds_state_is_one_thing() -> None:
     assert house.LARGE_CLASSES.keys() - house.large_classes().keys() == set(), "listed without need"
 
 
+def test_a_value_of_many_fields_is_made_by_their_names() -> None:
+    assert house.made_by_place() == []
+
+
 def test_the_measure_of_classes_finds_what_it_should() -> None:
     source = """
 @dataclass

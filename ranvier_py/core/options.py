@@ -52,7 +52,16 @@ def option(  # noqa: PLR0913  # one declaration says all
     section: str = "",
 ) -> Any:
     """Declare a field of Options. Numbers, words and switches are checked by the default's type, other values never."""
-    made = Option(default, meaning, least, most, above, one_of, key, section)
+    made = Option(
+        default=default,
+        meaning=meaning,
+        least=least,
+        most=most,
+        above=above,
+        one_of=one_of,
+        key=key,
+        section=section,
+    )
     return field(default=default, metadata=MappingProxyType({"option": made}))
 
 

@@ -41,7 +41,18 @@ ERROR_CHARACTERS_MAX = 500  # of the reasons of failed attempts in one line; the
 HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
 """What the response cache did with a request, as the field X-Cache names it."""
 
-UNDECIDED = Decision(BackendId(-1), "", "", "", 0, 0, "", (), (), ())
+UNDECIDED = Decision(
+    backend=BackendId(-1),
+    backend_name="",
+    reason="",
+    policy="",
+    matched_tokens=0,
+    prompt_tokens=0,
+    source="",
+    holders=(),
+    candidates=(),
+    loads=(),
+)
 """Of a request that went to no backend."""
 
 

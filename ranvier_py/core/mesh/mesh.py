@@ -51,8 +51,17 @@ class MeshSettings:
 
     def record(self, epoch: int, schema: int) -> Record:
         """Return what is said about this node first. `schema` names how it makes fingerprints."""
-        place = (self.host, self.port)
-        return Record(self.name, self.session, epoch, 0, State.ALIVE, *place, schema, self.public)
+        return Record(
+            name=self.name,
+            session=self.session,
+            epoch=epoch,
+            incarnation=0,
+            state=State.ALIVE,
+            host=self.host,
+            port=self.port,
+            schema=schema,
+            public=self.public,
+        )
 
 
 @dataclass(slots=True)

@@ -304,17 +304,35 @@ def tool_of_function(tool: Mapping[str, Any]) -> Any:
 
 
 OPENING = b'{"messages":[null'
-CHAT = Api("chat", 0, OPENING, "messages", "", (b'"role"',), itself, itself)
-MESSAGES = Api("messages", 1, OPENING, "messages", "system", (b'"role"',), messages_of_turn, tool_of_schema)
+CHAT = Api(
+    name="chat",
+    number=0,
+    opening=OPENING,
+    history="messages",
+    lead="",
+    marks=(b'"role"',),
+    messages=itself,
+    tool=itself,
+)
+MESSAGES = Api(
+    name="messages",
+    number=1,
+    opening=OPENING,
+    history="messages",
+    lead="system",
+    marks=(b'"role"',),
+    messages=messages_of_turn,
+    tool=tool_of_schema,
+)
 RESPONSES = Api(
-    "responses",
-    2,
-    b'{"input":[null',
-    "input",
-    "instructions",
-    (b'"role"', b'"function_call', b'"reasoning",'),
-    messages_of_item,
-    tool_of_function,
+    name="responses",
+    number=2,
+    opening=b'{"input":[null',
+    history="input",
+    lead="instructions",
+    marks=(b'"role"', b'"function_call', b'"reasoning",'),
+    messages=messages_of_item,
+    tool=tool_of_function,
     joins=True,
 )
 APIS: Mapping[str, Api] = {api.name: api for api in (CHAT, MESSAGES, RESPONSES)}

@@ -57,7 +57,17 @@ def decoded(key: bytes, data: bytes, now: float, bytes_max: int) -> StoredAnswer
         return None
     if len(counts) > COUNTS_BYTES_MAX or (not stream and excess(body)):
         return None
-    return StoredAnswer(api, model, tenant, content_type, body, counts, stream, now - age_s, (tokens[0], tokens[1]))
+    return StoredAnswer(
+        api=api,
+        model=model,
+        tenant=tenant,
+        content_type=content_type,
+        body=body,
+        counts=counts,
+        stream=stream,
+        stored_at=now - age_s,
+        tokens=(tokens[0], tokens[1]),
+    )
 
 
 def is_content_type(found: bytes, *, stream: bool) -> bool:

@@ -85,7 +85,17 @@ def stored_answer(
         return None
     body, counts, tokens = found
     kind = arrived.content_type
-    return StoredAnswer(question.api, question.model, tenant, kind, body, counts, question.stream, now, tokens)
+    return StoredAnswer(
+        api=question.api,
+        model=question.model,
+        tenant=tenant,
+        content_type=kind,
+        body=body,
+        counts=counts,
+        stream=question.stream,
+        stored_at=now,
+        tokens=tokens,
+    )
 
 
 def portions_of(arrived: Arrived) -> Portions[Sequence[Portion]]:

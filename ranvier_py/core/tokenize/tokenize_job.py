@@ -111,8 +111,20 @@ def job_of(
     state, root = ancestor.state, end.root().state if body else ancestor.state
     assert state is not None
     assert root is not None
-    place = (prompt.api, end.length, ancestor.messages, state, root.total)
-    return ancestor, TokenizeJob(*place, content, body, answer, prompt.stream, chunked, prompt.bare, by_sglang)
+    return ancestor, TokenizeJob(
+        kind=prompt.api,
+        length=end.length,
+        known=ancestor.messages,
+        state=state,
+        root=root.total,
+        content=content,
+        body=body,
+        answer=answer,
+        streamed=prompt.stream,
+        chunked=chunked,
+        bare=prompt.bare,
+        by_sglang=by_sglang,
+    )
 
 
 def contents(prompt: Prompt, ancestor: Boundary, *, with_body: bool) -> tuple[bytes | None, bytes]:

@@ -134,8 +134,17 @@ async def greeted(address: HostPort, ring: KeyRing, label: str) -> PeerFound | N
     with sock:
         await sock.bind((facing(address[0]), 0))
         session, sends, codec = secrets.randbits(64) or 1, list[Outgoing](), Codec()
-        own: tuple[str, int] = sock.getsockname()[:2]
-        me = Record(f"check-{session:016x}", session, int(time.time() * 1000), 0, State.ALIVE, *own, 0)
+        host, port = sock.getsockname()[:2]
+        me = Record(
+            name=f"check-{session:016x}",
+            session=session,
+            epoch=int(time.time() * 1000),
+            incarnation=0,
+            state=State.ALIVE,
+            host=host,
+            port=port,
+            schema=0,
+        )
         sealer = Sealer(session, ring, label)
         sessions = Sessions(me, sends, SystemRandom(), codec, release=__version__)
         for _ in range(TRIES):

@@ -60,9 +60,14 @@ def spans_of(
     attempts = call.earlier if call.attempt is None else (*call.earlier, call.attempt)
     error = call.outcome if call.status >= FAILED or call.outcome in OUR_FAULTS else ""
     yield TraceSpan(
-        *(trace.trace_id, trace.span_id, trace.parent_id, name_of(request), SERVER),
-        *(call.started_at + wall_s, now + wall_s),
-        {
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        parent_id=trace.parent_id,
+        name=name_of(request),
+        kind=SERVER,
+        begin=call.started_at + wall_s,
+        end=now + wall_s,
+        attributes={
             **of_request(request, call.client, call.status),
             "error.type": error_type(call.status, call.outcome),
             "ranvier.request_id": call.id.decode("latin-1"),
@@ -73,8 +78,8 @@ def spans_of(
             "ranvier.tenant": call.identity.tenant.name if call.identity is not None else "",
             "ranvier.model_asked": call.named.asked if call.named is not None else "",
         },
-        error,
-        trace.state.decode(),
+        error=error,
+        state=trace.state.decode(),
         is_sampled=trace.is_sampled,
         is_remote=trace.parent_id != "",
     )
@@ -98,9 +103,14 @@ def spans_of_attempt(
     since, ended_at, wall_s = times
     decision, reply, counts, state = attempt.decision, attempt.reply, attempt.reply.counts, trace.state.decode()
     yield TraceSpan(
-        *(trace.trace_id, trace.placing(number), trace.span_id, "ranvier.place", INTERNAL),
-        *(since + wall_s, max(since, attempt.sent_at) + wall_s),
-        {
+        trace_id=trace.trace_id,
+        span_id=trace.placing(number),
+        parent_id=trace.span_id,
+        name="ranvier.place",
+        kind=INTERNAL,
+        begin=since + wall_s,
+        end=max(since, attempt.sent_at) + wall_s,
+        attributes={
             "ranvier.engine": decision.backend_name,
             "ranvier.policy": decision.policy,
             "ranvier.reason": decision.reason,
@@ -116,9 +126,14 @@ def spans_of_attempt(
     has_faults, first_at = reply.outcome in FAULTS or reply.status >= 400, attempt.first_at
     host, _, port = attempt.target.url.partition("://")[2].rpartition(":")
     yield TraceSpan(
-        *(trace.trace_id, trace.asking(number), trace.span_id, f"{operation} {model}".rstrip(), CLIENT),
-        *(attempt.sent_at + wall_s, ended_at + wall_s),
-        {
+        trace_id=trace.trace_id,
+        span_id=trace.asking(number),
+        parent_id=trace.span_id,
+        name=f"{operation} {model}".rstrip(),
+        kind=CLIENT,
+        begin=attempt.sent_at + wall_s,
+        end=ended_at + wall_s,
+        attributes={
             names["operation"]: operation,
             names["provider"]: next((each for each in ENGINES if each in attempt.target.catalog.owned_by), ""),
             names["request_model"]: model,
@@ -136,8 +151,8 @@ def spans_of_attempt(
             "ranvier.engine": decision.backend_name,
             "ranvier.try": number,
         },
-        (reply.complaint or outcome_of(attempt)) if has_faults else "",
-        state,
+        error=(reply.complaint or outcome_of(attempt)) if has_faults else "",
+        state=state,
         is_sampled=trace.is_sampled,
     )
 
@@ -147,15 +162,21 @@ def span_of_refused(
 ) -> TraceSpan:
     """Return the span of a request that was refused by its head, at this time of day."""
     return TraceSpan(
-        *(trace.trace_id, trace.span_id, trace.parent_id, name_of(request), SERVER, now_s, now_s),
-        {
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        parent_id=trace.parent_id,
+        name=name_of(request),
+        kind=SERVER,
+        begin=now_s,
+        end=now_s,
+        attributes={
             **of_request(request, client, error.status),
             "error.type": error_type(error.status, error.code),
             "ranvier.request_id": client.request_id.decode("latin-1"),
             "ranvier.outcome": error.code,
         },
-        error.code if error.status >= FAILED else "",
-        trace.state.decode(),
+        error=error.code if error.status >= FAILED else "",
+        state=trace.state.decode(),
         is_sampled=trace.is_sampled,
         is_remote=trace.parent_id != "",
     )

@@ -106,7 +106,16 @@ class TreeCache(ReportingCache):
         self._note_states(())
         self._reserved += need
         self._running += 1
-        return TreeLease(job, [0] * node.end, 0, node.end, node.end, node.number, need, self._epoch)
+        return TreeLease(
+            job=job,
+            blocks=[0] * node.end,
+            promised=0,
+            hits=node.end,
+            stored=node.end,
+            node=node.number,
+            reserved_bytes=need,
+            epoch=self._epoch,
+        )
 
     def grow(self, lease: Lease, tokens: int) -> None:
         """Count what the request has computed. None of it can be found before the request ends."""

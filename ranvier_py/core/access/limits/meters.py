@@ -105,7 +105,16 @@ def meters_of(scope: str, limits: Limits, tenant: str) -> Iterator[Meter]:
     for measure, span, amount in each:
         if amount is not None:
             number = number_of(f"{scope}\0{measure.value}\0{span.name}")
-            yield Meter(number, scope, measure, span, amount, limits.mode is Mode.SHADOW, INDEX[measure], home)
+            yield Meter(
+                id=number,
+                scope=scope,
+                measure=measure,
+                span=span,
+                amount=amount,
+                shadow=limits.mode is Mode.SHADOW,
+                index=INDEX[measure],
+                home=home,
+            )
 
 
 def number_of(name: str) -> int:

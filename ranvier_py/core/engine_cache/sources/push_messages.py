@@ -104,17 +104,17 @@ def read_events(body: Mapping[str, Any]) -> EventReport:
     if rank not in ranks:
         raise BadRequest("rank must be one of ranks")
     return EventReport(
-        _text(body, "worker_id"),
-        _text(body, "model", ""),
-        rank,
-        ranks,
-        body.get("connected", True) is True,
-        body.get("begins", False) is True,
-        _messages(body, "messages"),
-        _number(body.get("next", 0), "next", NUMBER_MAX),
-        _number(body.get("ask", 0), "ask", NUMBER_MAX),
-        _messages(body, "replayed"),
-        body.get("ended", False) is True,
+        worker=_text(body, "worker_id"),
+        model=_text(body, "model", ""),
+        rank=rank,
+        ranks=ranks,
+        connected=body.get("connected", True) is True,
+        begins=body.get("begins", False) is True,
+        messages=_messages(body, "messages"),
+        next=_number(body.get("next", 0), "next", NUMBER_MAX),
+        ask=_number(body.get("ask", 0), "ask", NUMBER_MAX),
+        replayed=_messages(body, "replayed"),
+        ended=body.get("ended", False) is True,
     )
 
 

@@ -70,15 +70,15 @@ def unpack_row(row: bytes) -> Update:
     if flags & ~FLAGS_KNOWN or not (session and port and name_bytes):
         bad("record")
     record = Record(
-        text(row[name_at:public_at], NAME_BYTES_MAX),
-        session,
-        epoch,
-        incarnation,
-        STATES[flags & STATE_MASK],
-        unpack_host(row[HEAD.size : name_at]),
-        port,
-        schema,
-        text(row[public_at:accuser_at], PUBLIC_BYTES_MAX),
+        name=text(row[name_at:public_at], NAME_BYTES_MAX),
+        session=session,
+        epoch=epoch,
+        incarnation=incarnation,
+        state=STATES[flags & STATE_MASK],
+        host=unpack_host(row[HEAD.size : name_at]),
+        port=port,
+        schema=schema,
+        public=text(row[public_at:accuser_at], PUBLIC_BYTES_MAX),
     )
     accuser = int.from_bytes(row[accuser_at:], "little")
     if flags & IS_ACCUSED and not accuser:

@@ -65,11 +65,23 @@ class Facts(NamedTuple):
 
 
 def read_fact(  # one for each column
-    backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int, idle_s: int, *marks: int
+    backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int, *more: int
 ) -> Fact:
     if verdict > VERDICT_MAX or draining > 1:
         bad("fact")
-    return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock, idle_s, *marks)
+    idle_s, identity, totals, read_s = more
+    return Fact(
+        backend=backend,
+        generation=generation,
+        started_at=amount(started_at),
+        verdict=verdict,
+        draining=draining == 1,
+        drain_clock=clock,
+        idle_s=idle_s,
+        identity=identity,
+        totals=totals,
+        read_s=read_s,
+    )
 
 
 class Verdict(IntEnum):
@@ -452,13 +464,14 @@ class BackendFacts(JoinTable[int, Fact]):
         known, idle_s = self.backends[backend], now - self._had.at.get(backend, now)
         reading = known.reading
         return Fact(
-            backend,
-            known.generation,
-            known.started_at,
-            known.verdict,
-            known.draining,
-            known.drain_clock,
-            ceil(min(max(0.0, idle_s), IDLE_S_MAX)),
-            *((reading.marks.identity, reading.marks.totals) if reading is not None else (0, 0)),
-            ceil(min(max(0.0, now - reading.at), IDLE_S_MAX)) if reading is not None else 0,
+            backend=backend,
+            generation=known.generation,
+            started_at=known.started_at,
+            verdict=known.verdict,
+            draining=known.draining,
+            drain_clock=known.drain_clock,
+            idle_s=ceil(min(max(0.0, idle_s), IDLE_S_MAX)),
+            identity=reading.marks.identity if reading is not None else 0,
+            totals=reading.marks.totals if reading is not None else 0,
+            read_s=ceil(min(max(0.0, now - reading.at), IDLE_S_MAX)) if reading is not None else 0,
         )

@@ -228,7 +228,16 @@ class SignedCommands(ClockedTable[str, Command]):
         if not self._key:
             return False
         clock = max(self.clock_of(url) + 1, above + 1, self._wall_ms(now))
-        command = Command(clock, 0, verb, url, weight, name, bytes(SIGNATURE_BYTES), options)
+        command = Command(
+            clock=clock,
+            signed_ms=0,
+            verb=verb,
+            url=url,
+            weight=weight,
+            name=name,
+            signature=bytes(SIGNATURE_BYTES),
+            options=options,
+        )
         try:
             Codec(self.kinds).encode(self._message((command,)))
         except ValueError:

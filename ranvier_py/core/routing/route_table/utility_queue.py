@@ -149,7 +149,16 @@ class UtilityQueue(LeafQueue):
             return None
         oldest, least = min(head.used for head in heads), min(head.efficiency for head in heads)
         most = max(head.efficiency for head in heads)
-        scale = ScoreScale(trust, 0, 0.0, self._latest, oldest, max(1, self._latest - oldest), least, most - least)
+        scale = ScoreScale(
+            trust=trust,
+            lane=0,
+            limit=0.0,
+            latest=self._latest,
+            oldest=oldest,
+            age_s=max(1, self._latest - oldest),
+            least=least,
+            range=most - least,
+        )
         ordered = sorted([(scale.score(head), at) for at, head in enumerate(heads)])
         found = heads[ordered[0][1]]
         limit = ordered[1][0] if len(ordered) > 1 else ordered[0][0] + 1.0
