@@ -18,6 +18,7 @@ from tests.builders.engines import AnsweringEngine, Request
 from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, chat, lab, opened, turn
 from tests.node.test_models_at_run_time import asked
 from tests.node.test_reload import ReloadLab
+from tests.node.test_verdict import finding, until_found
 from tests.proxy.test_overload import QUESTIONS
 from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import GOOD, answer, chunk, post
@@ -252,6 +253,12 @@ async def test_a_reload_takes_new_tables_and_names_all_that_is_wrong_with_them(
         node = await place.start(model=[{"name": "a", "to": "main"}, {"name": "late", "to": "soon"}])
         while "model.unknown late leads to soon" not in caplog.text:  # noqa: ASYNC110  # a log wakes nobody
             await trio.sleep(BETWEEN_LOOKS_S)
+        found = finding(await until_found(node, "model"), "model")
+        assert (found["what"], found["severity"], found["whom"]) == (
+            "model late leads to soon, which no engine serves",
+            "degraded",
+            "who asks for late",
+        )
         assert await served_by(node, "a") == (200, "main")
         place.write(model=[{"name": "a", "to": "other"}, {"name": "b-*", "to": "main"}, {"name": "late", "to": "soon"}])
         assert (await node.http.post(f"{node.control}/admin/reload")).json()["applied"] == ["model"]

@@ -8,7 +8,7 @@ ordered, or a provider does by nature, is a NOTICE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ranvier_py.core.findings import Finding, Severity
@@ -188,3 +188,11 @@ def of_engine(
     kind: str, severity: Severity, backend: Backend, what: str, whom: str, remedy: str, command: str = ""
 ) -> Finding:
     return Finding(kind, severity, what, backend.name, whom, remedy, command)
+
+
+def unserved(tables: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Yield the tables of models that lead to what no engine serves: the models by the table's name."""
+    for name, models in tables.items():
+        what = f"model {name} leads to {', '.join(models)}, which no engine serves"
+        whom, remedy = f"who asks for {name}", "Correct its targets, or start an engine that serves them."
+        yield Finding("model", Severity.DEGRADED, what, f"model {name}", whom, remedy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -24,6 +24,7 @@ from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.engine_cache.sources.engine_polls import MISSING_STATUSES, is_alive, read_models
 from ranvier_py.core.errors import ConfigError, words_of
 from ranvier_py.core.findings import Finding, Severity
+from ranvier_py.core.routing.engine_findings import unserved
 from ranvier_py.core.routing.models.served_apis import lacked_by_cards
 from ranvier_py.core.routing.request_paths import CHAT_PATH
 from ranvier_py.core.tokenize.tokenizer_probe import (
@@ -190,16 +191,12 @@ async def check_engines(config: Config) -> list[Finding]:
     async with trio.open_nursery() as nursery:
         for check in checks:
             nursery.start_soon(run, check)
-    return [*found, *(each for check in checks for each in check.found), *unserved(config, checks)]
+    return [*found, *(each for check in checks for each in check.found), *unserved(unlisted(config, checks))]
 
 
-def unserved(config: Config, checks: Sequence[EngineCheck]) -> Iterator[Finding]:
-    """Yield the tables of models that lead to what no engine lists, if all of them have answered."""
+def unlisted(config: Config, checks: Sequence[EngineCheck]) -> Mapping[str, Sequence[str]]:
+    """Return the tables of models that lead to what no engine lists, if all of them have answered."""
     table, listed = table_of(config.model), {model for check in checks for model in check.models}
-    if table is None or not all(check.models for check in checks):
-        return
-    if any(check.spec.any_model for check in checks):
-        return
-    for name, models in table.unknown(lambda model: model not in listed).items():
-        what = f"model {name} leads to {', '.join(models)}, which no engine serves"
-        yield Finding("model", Severity.DEGRADED, what, f"model {name}", f"who asks for {name}", "Correct its targets.")
+    if table is None or not all(check.models for check in checks) or any(check.spec.any_model for check in checks):
+        return {}
+    return table.unknown(lambda model: model not in listed)

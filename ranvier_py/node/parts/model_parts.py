@@ -13,10 +13,12 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.model_tables import table_of
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backend import Card
+from ranvier_py.core.routing.engine_findings import unserved
 from ranvier_py.core.routing.models.list_looks import WAIT_S, ListLooks
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.node.part import Node, Part, log_transitions
@@ -113,6 +115,9 @@ class ModelLooks(Part):
 
     def reload(self, before: Config, after: Config) -> None:
         self._table, self._seen, self._unknown = table_of(after.model), None, {}
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        yield from unserved(self._unknown)
 
     def view(self) -> Any:
         return {**values(self._looks.counters), "unknown": self._unknown}
