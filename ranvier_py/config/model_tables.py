@@ -127,6 +127,9 @@ class ModelSpec(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        for name in ("to", "tenants"):  # nobody would take an empty list of tenants for all of them
+            if name in self.model_fields_set and not getattr(self, name):
+                raise ValueError(f"{name}: is empty: leave it out, or name one")
         if self.to and not any(self.to.values()):
             raise ValueError("to: one of the weights must be above 0")
         if "model" in self.defaults or "stream" in self.defaults:

@@ -161,3 +161,11 @@ def test_a_value_of_other_characters_is_refused_in_words(name: str, words: str) 
 def test_a_value_that_is_no_list_is_refused_in_words(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be a list"):
         config_of(**values)
+
+
+@pytest.mark.parametrize("text", ["tenants = []", "to = {}", "to = []"])
+def test_an_empty_list_is_not_taken_for_all(tmp_path: Path, text: str) -> None:
+    name = text.partition(" ")[0]
+    assert problems(tmp_path, f'[[model]]\nname = "a"\n{text}\n') == [
+        f"model[0]: {name}: is empty: leave it out, or name one @1"
+    ]
