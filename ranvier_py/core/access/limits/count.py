@@ -133,7 +133,8 @@ NOBODY: Mapping[int, KeptShare] = MappingProxyType({})
 class Count:
     """All rows of one limit.
 
-    `taken`: the sum of all that is kept; `unsettled`: of it what runs; `rate`: units a second that were lately added;
+    `taken`: the sum of all that is kept; `unsettled`: of it what runs; `buckets`: by place, in its order;
+    `rate`: units a second that were lately added;
     `current`: our row of requests in flight; `meter`: the limit, once a request met it; `allowed`: of sessions that
     vanished; `asked`: for what a home is asked just now; `unsent`: what we reserved since peers were last sent it.
     """
@@ -226,7 +227,10 @@ class Count:
     def _book(self, row: LimitRow, place: int) -> None:
         bucket = self.buckets.get(place)
         if bucket is None:
+            is_late = place < next(reversed(self.buckets), place)  # a peer's row, of a slot before others
             self.buckets[place] = bucket = LimitSlot()
+            if is_late:
+                self.buckets = dict(sorted(self.buckets.items()))
         bucket.add(row)
         row.place = place
 

@@ -42,14 +42,17 @@ class Counters:
 
     def count(self, meter: Meter, now: float) -> Count:
         """Return the count of a limit as of now."""
-        count = self.counts.get(meter.id)
-        if count is None:
-            count = self._new(meter.id, meter.span, now)
-        elif count.span is LimitSpan.MINUTE:
-            self._slide(count, now)
+        count = self.known(meter.id, now) or self._new(meter.id, meter.span, now)
         if count.meter is not meter:  # its amount may have changed
             count.meter = meter
             count.expire()
+        return count
+
+    def known(self, limit: int, now: float) -> Count | None:
+        """Return the count of a limit as of now; None if nothing of it was counted."""
+        count = self.counts.get(limit)
+        if count is not None and count.span is LimitSpan.MINUTE:
+            self._slide(count, now)
         return count
 
     def book(self, now: float) -> None:

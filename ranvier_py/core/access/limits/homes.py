@@ -50,7 +50,7 @@ class LimitHome:
         fits = []
         for ask in rows:
             self._counts.merge(CountRow(ask.limit, asker, *ask[1:7]), now)
-            count = self._counts.counts.get(ask.limit)
+            count = self._counts.known(ask.limit, now)
             row = count.rows.get((asker, ask.window)) if count is not None else None
             if row is None or ask.extra > self._room(ask.amount, row.count, now):  # None: its window is not ours
                 return ask.limit

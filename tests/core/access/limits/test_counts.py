@@ -85,6 +85,27 @@ def test_a_minute_is_never_shorter_and_at_most_a_second_longer_for_whoever_count
         assert least <= origin.count(MINUTE, look).taken <= most
 
 
+sent_late = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 500), st.floats(0, 20)), min_size=1, max_size=12)
+
+
+@given(sent_late)
+def test_rows_that_are_sent_late_and_in_any_order_are_counted_no_longer_than_others(
+    work: list[tuple[float, int, float]],
+) -> None:
+    origin, receiver, now = counters(PEER), counters(), 100.0
+    admitted, sent = [], []
+    for wait_s, amount, late_s in work:
+        now += wait_s
+        admitted.append((now, amount))
+        sent.append((now + late_s, admit(origin, MINUTE, amount, now)))
+    sent.sort(key=lambda each: each[0])
+    for at, row in sent:
+        receiver.merge(origin.travelling(row, at), at)
+    for look in sorted(max(sent[-1][0], at + 61.1) for at, _ in admitted):
+        most = sum(amount for at, amount in admitted if at > look - 61.1)
+        assert receiver.count(MINUTE, look).taken <= most
+
+
 operations = st.lists(
     st.tuples(
         st.sampled_from(("admit", "settle", "merge", "sweep", "wait")),
@@ -224,6 +245,33 @@ def test_calendar_windows_follow_each_other_and_begin_at_utc_hours_days_mondays_
     assert (window_at(span, end - 1), window_at(span, end)) == (window, window + 1)
     assert end % (86_400 if span > LimitSpan.HOUR else 3600) == 0
     assert span is not LimitSpan.WEEK or (end // 86_400 + 3) % 7 == 0  # a Monday
+
+
+spent = st.lists(st.tuples(st.floats(-30, 30), st.booleans(), st.integers(1, 100)), min_size=1, max_size=12)
+
+
+@given(spent, st.floats(-5, 5), st.sampled_from(CalendarWindow))
+def test_clocks_that_differ_by_five_seconds_count_each_request_once_about_the_end_of_a_budgets_window(
+    work: list[tuple[float, bool, int]], skew_s: float, calendar: CalendarWindow
+) -> None:
+    nodes, limit = (counters(ME), counters(PEER)), meter(budget=(Budget(1e6, calendar),))
+    nodes[1].wall_offset_s += skew_s
+    before = window_at(limit.span, MAY_2026)
+    ends = ends_at(limit.span, before) - MAY_2026
+    for at_s, is_first, amount in sorted(work):
+        node, now = nodes[not is_first], ends + at_s
+        row = admit(node, limit, amount, now)
+        other = nodes[is_first]
+        other.merge(node.travelling(row, now), now)
+        other.sweep(now)
+    for now in (ends + 35.0, ends + 50.0):
+        for node in nodes:
+            node.sweep(now)
+            found = [node.count(limit, now).in_window(window) for window in (before, before + 1)]
+            assert found == [nodes[0].count(limit, now).in_window(window) for window in (before, before + 1)]
+            assert sum(found) == sum(amount for *_, amount in work)
+            assert found[0] >= sum(amount for at_s, _, amount in work if at_s < -5)
+            assert found[1] >= sum(amount for at_s, _, amount in work if at_s > 5)
 
 
 def test_the_time_until_something_fits_is_when_enough_of_the_minute_is_over() -> None:

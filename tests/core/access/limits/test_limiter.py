@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.access.identity import Identity, Tenant
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode
+from ranvier_py.core.access.limits.count import MINUTE_SLOTS, SLOT_S
+from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import Excess, IdentityMeters, MeterGroup, Meters
@@ -318,6 +320,17 @@ def test_what_a_home_granted_and_its_asker_did_not_use_is_free_again() -> None:
     net.nodes[asker].limiter.abandon(question, net.now)
     net.run(0.5)
     assert [net.taken(session, *TOKENS) for session in net.nodes] == [600] * 3
+
+
+def test_a_home_grants_what_is_free_as_soon_as_the_minute_is_over() -> None:
+    net = LimitNet(3)
+    home, (limit,) = net.home(*TOKENS), TOKENS
+    net.settle(home, net.decided(home, TOKENS, 900), 900)
+    over = (int(net.now / SLOT_S) + MINUTE_SLOTS + 1) * SLOT_S
+    net.run(over - net.now - 0.3)
+    for number, at, refused in ((1, over - 0.1, limit.id), (2, over, 0)):
+        asked = AskRow(limit.id, limit.span, int(at / SLOT_S), 0, 0.0, 0.0, 0.0, 900.0, limit.amount)
+        assert net.nodes[home].limiter.home.decide(home + 1, number, [asked], at) == refused
 
 
 def test_a_new_amount_holds_at_once_and_keeps_what_was_counted() -> None:
