@@ -21,6 +21,7 @@ from ranvier_py.proxy.stages.reserve import UNCOUNTED
 from tests.node.access.key_lab import BLUE, RED, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, cluster_lab, lab
 from tests.proxy.test_realtime import TARGET, Engine, Socket, accepted, certified, closed, echo, until
+from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import Wire
 
 PARTED_S = 3.0  # a second, and two for a machine that is busy
@@ -96,6 +97,17 @@ async def test_a_websocket_is_closed_when_its_key_loses_the_model_that_it_named_
         await blue.send(TextMessage(data="still here"))
         assert await blue.next() == TextMessage(data="still here")
         await closed(blue)
+
+
+async def test_a_key_with_limits_that_nobody_could_count_opens_none_unless_they_allow_it(tmp_path: Path) -> None:
+    limits = {"tokens_per_minute": 1000}
+    path = keys_file(tmp_path, key_lines(RED, **limits), key_lines(BLUE, **limits, uncounted=True))
+    async with lab(engine := Engine(echo), keys_file=path) as node:
+        async with await node.wire() as wire:
+            await wire.send(handshake(f"authorization: Bearer {RED}".encode()))
+            assert (await wire.response())[0] == 403
+        await closed(await opened(node, BLUE))
+    assert len(engine.heads) == 1
 
 
 async def test_a_key_that_is_revoked_on_one_node_closes_its_websockets_on_all(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ import trio
 import trio.lowlevel
 
 from cluster.dns.addresses import free_port
+from ranvier_py.io.gossip.state_file import write_whole
+from ranvier_py.io.limit_file import SMALL_BYTES, LimitFile
 from ranvier_py.node.access import limit_parts
+from tests.builders.built_nodes import built
 from tests.node.access.key_lab import CHAT, RED, bearer, key_lines, keys_file
 from tests.node.access.test_limits_of_requests import counted, limited
 from tests.node.node_lab import BETWEEN_LOOKS_S, ClusterLab, Lab, Node, chat, cluster_lab, opened
@@ -109,6 +112,51 @@ async def test_a_budget_outlives_a_restart_of_all_nodes_by_its_file(tmp_path: Pa
             node.scope.cancel()
             while not (tmp_path / "limits").exists() or not (tmp_path / "limits").stat().st_size:  # noqa: ASYNC110
                 await trio.sleep(BETWEEN_LOOKS_S)
+
+
+async def test_nodes_that_are_all_killed_at_once_lose_no_more_than_was_counted_since_the_last_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert limit_parts.SAVE_S <= 5.0
+    monkeypatch.setattr(limit_parts, "SAVE_S", 0.01)
+    file, copied, tenant = tmp_path / "limits", tmp_path / "copied", 'budget = [{amount = 100000, window = "month"}]'
+    engine = Scripted(answer(counted(100, 50)))
+    async with limited(tmp_path, engine, tenant=tenant, settings={"limit_state_file": file}) as node:
+        size = file.stat().st_size
+        assert (await node.http.post(node.url + CHAT, content=chat(), headers=bearer(RED))).status_code == 200
+        while file.stat().st_size == size:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
+        await trio.sleep(0.1)  # ten times of what it may take
+        copied.write_bytes(file.read_bytes())  # as a kill leaves it
+    async with limited(tmp_path, engine, tenant=tenant, settings={"limit_state_file": copied}) as node:
+        assert (await node.http.post(node.url + CHAT, content=chat(), headers=bearer(RED))).status_code == 200
+        assert (await node.ask("/admin/access"))["limits"]["tenant acme"]["limits"][0]["used"] == 300
+
+
+async def test_a_file_of_counts_that_has_grown_is_due_to_be_written_anew_and_so_is_one_behind_a_failure(
+    tmp_path: Path,
+) -> None:
+    file = LimitFile(tmp_path / "limits", write_whole)
+    await file.replace(bytes(SMALL_BYTES // 2))
+    dues = []
+    for _ in range(5):
+        await file.append(bytes(SMALL_BYTES // 2))
+        dues.append(file.is_due)
+    assert dues == [False, False, False, True, True]
+    await file.replace(b"all")
+    assert (file.is_due, file.read()) == (False, b"all")
+    file.path = tmp_path
+    await file.append(b"more")
+    assert (file.is_due, file.counters.failures) == (True, 1)
+
+
+def test_limit_on_partition_decides_how_long_what_vanished_keeps_its_share(tmp_path: Path) -> None:
+    keys = keys_file(tmp_path)
+    for value, keeps in ((None, False), ("open", False), ("keep", True)):
+        node = built(keys_file=keys, **({"limit_on_partition": value} if value else {}))
+        limiter = node.part(limit_parts.LimitParts).limiter
+        assert limiter is not None
+        assert limiter.peers.keeps is keeps
 
 
 @pytest.mark.slow

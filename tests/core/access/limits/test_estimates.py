@@ -68,6 +68,13 @@ def test_cached_tokens_cost_less_and_do_not_count_as_uncached() -> None:
     assert estimated({"max_tokens": 10}, cached=60) == Amounts(110, 50, 40 * 1.0 + 60 * 0.1 + 10 * 4.0)
 
 
+def test_each_kind_of_token_costs_its_own() -> None:
+    estimates = Estimates()
+    estimate = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("acme"), 0, COST, ONE_ANSWER)
+    took = estimates.took(estimate, Took(prompt=45, cached=30, written=5, output=12, reasoning=7), "m")
+    assert took == Amounts(57, 27, 10 * 1.0 + 30 * 0.1 + 5 * 1.25 + 5 * 4.0 + 7 * 5.0)
+
+
 def test_answers_count_what_their_tenants_have_on_average_and_how_much_those_vary() -> None:
     estimates, rng = Estimates(), Random(1)
     first = estimates.of(prompt(b"{}", 100), b"{}", estimates.tenant("acme"), 0, None, ONE_ANSWER)
