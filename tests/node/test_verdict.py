@@ -169,6 +169,22 @@ async def test_a_peer_with_other_engines_is_named(tmp_path: Path, monkeypatch: p
         assert place.engines[1].removeprefix("http://") in found["what"]
 
 
+async def test_a_peer_that_places_requests_otherwise_is_named_and_what_may_differ_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_sets, "DIFFERS_S", 0.3)
+    async with cluster_lab(tmp_path, engines=1) as place:
+        node, like = await place.start(), await place.start(shadow=["random"], log_level="warning")
+        other = await place.start(policy="least_loaded", node_name="other")
+        found = finding(await until_found(node, "peer_config"), "peer_config")
+        assert (found["about"], found["severity"]) == ("other", "notice")
+        status = await until_found(like, "peer_config")
+        assert [each["about"] for each in status["findings"] if each["kind"] == "peer_config"] == ["other"]
+        assert (
+            len({each["about"] for each in (await until_found(other, "peer_config"))["findings"]} - {"", "other"}) > 1
+        )
+
+
 async def test_a_node_that_finds_none_of_its_peers_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_findings, "ALONE_S", 0.2)
     async with cluster_lab(tmp_path) as place:

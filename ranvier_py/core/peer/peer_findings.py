@@ -48,6 +48,11 @@ def peer_findings(peer: RouterPeer, signs: PeerSigns, now: float, *, expected: b
         what, whom = f"peer {name} has another set of engines: {how}", "requests that it gets, and routes of these"
         remedy = "Give all nodes the same backends; ranvier backend add --cluster tells all at once."
         yield Finding("peer_engines", Severity.DEGRADED, what, name, whom, remedy, "ranvier backend list")
+    for session in peer.features.backend_sets.unlike:
+        name = peer.name_of(session)
+        what, whom = f"peer {name} places requests by other settings than this node", "where the same request goes"
+        remedy = "Compare what both print, and give all nodes the same; while a change is rolled out, wait for its end."
+        yield Finding("peer_config", Severity.NOTICE, what, name, whom, remedy, "ranvier config")
     if peer.alone and expected and age_s > ALONE_S:
         what, whom = "this node finds no peer", "hits: it learns from its own requests alone"
         remedy = "See whether a peer runs at the addresses of join, under the same key, and whether UDP and TCP pass."

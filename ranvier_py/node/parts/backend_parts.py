@@ -19,7 +19,13 @@ from ranvier_py.core.routing.wanted.source_set import Belief
 from ranvier_py.node.asked import SCOPE, Asked, Route
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Handler, Node, Part, log_transitions
-from ranvier_py.node.parts.backend_views import backend_metrics, options_digest, reaches_engine, shown_backend
+from ranvier_py.node.parts.backend_views import (
+    backend_metrics,
+    options_digest,
+    reaches_engine,
+    settings_digest,
+    shown_backend,
+)
 from ranvier_py.node.ranks.rank_parts import RankParts
 from ranvier_py.node.shared_orders import without_gossip
 
@@ -37,6 +43,7 @@ class BackendParts(Part):
         self._node, self._registry, self._ranks, self._clustering = node, node.registry, ranks, clustering
         if clustering is not None:
             clustering.peer.features.backend_lists.options_of = partial(options_digest, node)
+            clustering.peer.features.backend_sets.settings_of = lambda: settings_digest(node.config)
 
     def probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self._registry.changes.probed(backend, result, time.monotonic()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
+from ranvier_py.config.config_model import KEYS, SECRETS, Config
+from ranvier_py.config.config_values import jsonable
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry
 from ranvier_py.node.part import Node
@@ -33,6 +36,21 @@ def options_digest(node: Node, backend: Backend) -> int:
     spec = node.sources.spec_of(backend.url)
     given = () if spec is None else (*[getattr(spec, name) for name in GIVEN],)
     return crc32(repr(given).encode())
+
+
+PLACING = ("Models", "Routing", "Clients", "Retries")
+"""Sections of the configuration that decide where requests go, and how."""
+
+OWN = frozenset(("shadow", "recent_decisions", "route_capacity", "prompt_memory_entries", *SECRETS))
+"""Keys of these sections in which nodes may well differ, and secrets, which fingerprints show."""
+
+
+def settings_digest(config: Config) -> int:
+    """Return 32 bits of what decides where requests go, never 0; alike where nodes are to agree. Files count for
+    nothing, since their places differ."""
+    names = [name for name, key in KEYS.items() if key.option.section in PLACING and not name.endswith("_file")]
+    values = {name: jsonable(KEYS[name].value_in(config)) for name in names if name not in OWN}
+    return crc32(json.dumps(values, sort_keys=True).encode()) or 1
 
 
 def backend_view(backend: Backend, registry: Registry) -> dict[str, Any]:

@@ -98,6 +98,28 @@ def test_a_difference_is_found_and_ended_although_messages_are_lost(seed: int) -
     assert [node.shown() for node in net.nodes.values()] == [{}] * 4
 
 
+def test_a_node_of_other_settings_is_named_after_half_a_minute_until_they_are_the_same() -> None:
+    net = net_of(URLS, URLS[:2], URLS)
+    settings = {1: 7, 2: 7, 3: 8}
+    for session, node in net.nodes.items():
+        node.sets.settings_of = lambda session=session: settings[session]  # type: ignore[misc]
+    net.run(DIFFERS_S - 1)
+    assert [node.sets.unlike for node in net.nodes.values()] == [frozenset()] * 3
+    net.run(2 * REPEAT_S)
+    assert [sorted(node.sets.unlike) for node in net.nodes.values()] == [[3], [3], [1, 2]]
+    assert "lacks e2:8000" in net.nodes[1].shown()["n2"], "what is known of the peer's set stays known"
+    settings[3] = 7
+    net.run(2 * REPEAT_S)
+    assert [node.sets.unlike for node in net.nodes.values()] == [frozenset()] * 3
+
+
+def test_a_node_that_shows_no_settings_is_like_all_others() -> None:
+    net = net_of(URLS, URLS)
+    net.nodes[1].sets.settings_of = lambda: 7
+    net.run(4 * DIFFERS_S)
+    assert [node.sets.unlike for node in net.nodes.values()] == [frozenset()] * 2
+
+
 def test_what_many_lacking_backends_are_called_is_bounded() -> None:
     many = [f"http://e{number}:8000" for number in range(40)]
     net = net_of(many, [])
