@@ -59,6 +59,7 @@ def policies_anew(result: Result) -> Iterator[Row]:
 
 
 def constants(result: Result) -> Iterator[Row]:
+    traffic = result["trace"].replace(",", ", ") or "all traces"
     by_name: dict[str, list[Any]] = {}
     for row in result["rows"]:
         by_name.setdefault(row["constant"], []).append(row)
@@ -70,7 +71,7 @@ def constants(result: Result) -> Iterator[Row]:
         )
         goal, met = ("", None) if name == "chance" else ("3 % in every cell", all(not row["over"] for row in changes))
         yield Row(
-            f"p90 with another `{name}`" if goal else "p90 with 1 % more load: what chance alone moves",
+            f"p90 with another `{name}`" if goal else f"{traffic}: p90 with 1 % more load: what chance alone moves",
             figure,
             goal,
             met,
