@@ -15,7 +15,7 @@ from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import Excess, IdentityMeters, MeterGroup, Meters
-from ranvier_py.core.access.limits.meters import Amounts, meters_of
+from ranvier_py.core.access.limits.meters import Amounts, LimitSpan, meters_of
 from ranvier_py.core.access.limits.shares import BEAT_S, BEATS_LOST, LOSS_MAX, MISTAKEN_MAX, STALE_S
 from tests.core.access.limits.limit_net import LimitNet, meters
 
@@ -331,6 +331,36 @@ def test_a_home_grants_what_is_free_as_soon_as_the_minute_is_over() -> None:
     for number, at, refused in ((1, over - 0.1, limit.id), (2, over, 0)):
         asked = AskRow(limit.id, limit.span, int(at / SLOT_S), 0, 0.0, 0.0, 0.0, 900.0, limit.amount)
         assert net.nodes[home].limiter.home.decide(home + 1, number, [asked], at) == refused
+
+
+@pytest.mark.parametrize("limits", [meters(tokens_per_minute=9000), MONTH, meters(concurrent=9)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_reservation_is_lost_for_ever_whatever_gets_lost_and_whoever_gives_up(limits: tuple, seed: int) -> None:
+    net, rng, running, used = LimitNet(4, seed, loss=0.2), Random(seed), list[tuple[int, Grant]](), 0
+    for _ in range(120):
+        session = rng.choice(list(net.nodes))
+        found = net.reserve(session, limits, 100.0)
+        net.run(rng.choice((0.001, 0.02, 0.1)))
+        if isinstance(found, HomeQuestion):
+            if found.outcome is None or rng.random() < 0.3:
+                net.nodes[session].limiter.abandon(found, net.now)  # its client left
+                continue
+            found = found.outcome
+        if isinstance(found, Grant):
+            running.append((session, found))
+        if running and rng.random() < 0.5:
+            net.settle(*running.pop(rng.randrange(len(running))), took := rng.randrange(100))
+            used += took
+    net.run(0.5)
+    net.kill(4)  # what it told of before stays taken, as it was reserved
+    for session, grant in running:
+        if session != 4:
+            net.settle(session, grant, 10)
+        used += 100 if session == 4 else 10
+    net.run(8.0)
+    (limit,) = limits
+    expected = used if limit.span > LimitSpan.REQUEST else 0
+    assert [net.taken(session, limit) for session in net.nodes] == [expected] * 3
 
 
 def test_a_new_amount_holds_at_once_and_keeps_what_was_counted() -> None:
