@@ -244,7 +244,12 @@ def limits(result: Result) -> Iterator[Row]:
                     f"{where}: served and reserved, on average", figure, f"{lower:.3f}", met if is_whole else None
                 )
                 share, met = case["false"] / case["requests"], case["false"] <= 0.01 * case["requests"]
-                yield Row(f"{where}: refused falsely", f"{share:.2%}", "1 %", met if is_whole else None)
+                yield Row(f"{where}: refused falsely", f"{share:.2%}", "1 %", met)
+    for name, case in result.get("scale", {}).items():
+        memory, bandwidth = case["memory_mb"], case["bytes_per_s_and_peer"]
+        figure = f"{memory:g} MB, {bandwidth:,} B/s to each peer"
+        met = memory <= 100 and bandwidth <= 5000
+        yield Row(f"16 nodes, {name}: 50,000 keys and 2,000 tenants", figure, "100 MB, 5,000 B/s", met)
 
 
 def limits_peers(result: Result) -> Iterator[Row]:
