@@ -107,7 +107,8 @@ def test_a_node_loads_its_parts_while_its_tokenizer_process_does_and_no_library_
     assert len(ready[2:]) <= MODULES_MAX
     later = [name for name in began if name.partition(".")[0] in ("quart", "hypercorn", "flask", "jinja2")]
     assert later == []
-    assert not {"ranvier_py.node.node", "ranvier_py.control.control_port"} & {*began}
+    parts = ("node.node", "node.cluster_parts", "node.part", "core.peer.router_peer", "control.control_port")
+    assert {f"ranvier_py.{name}" for name in parts} & {*began} == set()
     assert {*ready[2:]} - {*waited} <= {"encodings.idna", "stringprep"}  # of names
 
 

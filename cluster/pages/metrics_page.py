@@ -19,7 +19,8 @@ from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import ControlPort
 from ranvier_py.control.exposition import PREFIX, of_process
 from ranvier_py.core.metrics import Sample
-from ranvier_py.node.cluster_parts import load_keys, open_cluster
+from ranvier_py.node.cluster_parts import open_cluster
+from ranvier_py.node.fingerprints import load_keys
 from ranvier_py.node.node import make_node, parts_of
 from ranvier_py.node.parts.request_parts import RequestPath
 

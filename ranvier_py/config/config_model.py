@@ -49,8 +49,8 @@ from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.engine_cache.sources.server_events import SourceOptions
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.mesh.mesh import MeshSettings
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
-from ranvier_py.core.peer.router_peer import GossipSettings
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
@@ -353,7 +353,7 @@ class Config(Options):
         False, "Cluster", "Gossip without a key: whoever reaches the port can read and change routes. For trials."
     )
     cluster_name: Label = key(
-        default_of(GossipSettings, "label"),
+        default_of(MeshSettings, "label"),
         "Cluster",
         "Nodes of another cluster's name are not understood, even with the same key.",
     )

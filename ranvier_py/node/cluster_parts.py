@@ -42,7 +42,7 @@ from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
-from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
+from ranvier_py.io.keys import KeyFile, Keys
 from ranvier_py.io.logs import name_lines
 from ranvier_py.node.asked import Asked, ControlAnswer, Route
 from ranvier_py.node.fingerprints import FingerprintScheme
@@ -70,16 +70,6 @@ NAME_FREE_S = 30.0  # a node that restarts keeps its name
 LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
 
 PROFILES = {"lan": LAN, "wan": WAN}
-
-
-async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
-    """Return the cluster's keys, and the file that they are read from, if any. Raises ConfigError."""
-    if config.worker_key is not None:
-        return keys_of(config.worker_key), None
-    if config.cluster_key_file is None:
-        return insecure_keys(config.cluster_name), None
-    file = await trio.to_thread.run_sync(KeyFile, config.cluster_key_file, lambda _: None)
-    return file.keys, file
 
 
 async def open_cluster(config: Config, keys: Keys, key_file: KeyFile | None, node: Node) -> ClusterParts:

@@ -6,10 +6,13 @@ import secrets
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import trio
+
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 
 COMMON_KEY = bytes(32)
@@ -34,6 +37,16 @@ class FingerprintScheme:
         parts = (FINGERPRINT_VERSION, self.identity.encode(), self.key, b"%d" % self.texts_match)
         whole = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return int.from_bytes(blake2b(whole, digest_size=8, person=b"schema").digest(), "little")
+
+
+async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
+    """Return the cluster's keys, and the file that they are read from, if any. Raises ConfigError."""
+    if config.worker_key is not None:
+        return keys_of(config.worker_key), None
+    if config.cluster_key_file is None:
+        return insecure_keys(config.cluster_name), None
+    file = await trio.to_thread.run_sync(KeyFile, config.cluster_key_file, lambda _: None)
+    return file.keys, file
 
 
 def fingerprint_key(config: Config, shared: bytes | None) -> bytes:

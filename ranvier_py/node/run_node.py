@@ -24,13 +24,12 @@ from ranvier_py.io.logs import announce, name_lines
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.service_manager import notify_ready
 from ranvier_py.io.tokenizer_process import TokenizerProcess
-from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.config_source import ConfigSource
-from ranvier_py.node.fingerprints import fingerprint_key, tokenizer_process
+from ranvier_py.node.fingerprints import fingerprint_key, load_keys, tokenizer_process
 from ranvier_py.node.garbage import collected_in_waits, exempt_once_made
-from ranvier_py.node.part import Node, Part
 
 if TYPE_CHECKING:
+    from ranvier_py.node.part import Node, Part
     from ranvier_py.node.parts.request_parts import PublicPort
 
 log = logging.getLogger(__name__)
@@ -82,6 +81,7 @@ async def run(
     try:
         await tokenizer.begin()
         with exempt_once_made():  # the parts and the control port load while the tokenizer process does
+            from ranvier_py.node.cluster_parts import open_cluster  # noqa: PLC0415
             from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
             from ranvier_py.node.parts.request_parts import (  # noqa: PLC0415
                 PublicPort,
