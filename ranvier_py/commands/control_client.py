@@ -16,6 +16,7 @@ from ranvier_py.commands.bearer_keys import bearer_key
 from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_UNREACHABLE, CommandError
 from ranvier_py.config.config_names import FILE_VARIABLE, variable_of
 from ranvier_py.config.secret_files import read_secret_file
+from ranvier_py.core.errors import words_of
 
 ADMIN_TIMEOUT_S = 10.0
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
@@ -88,7 +89,9 @@ def trusted(options: argparse.Namespace) -> ssl.SSLContext | bool:
         if certificate is not None:
             context.load_cert_chain(certificate, password="")
     except OSError as error:  # ssl.SSLError is one
-        raise CommandError(f"--control-ca, --control-certificate: can't be used: {error}", EXIT_CONFIG) from error
+        raise CommandError(
+            f"--control-ca, --control-certificate: can't be used: {words_of(error)}", EXIT_CONFIG
+        ) from error
     return context
 
 
@@ -108,13 +111,17 @@ def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent:
     try:
         response = client.request(method, path, **sent)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandError(f"{client.base_url} can't be reached: {error}", EXIT_UNREACHABLE) from error
+        raise unreachable(client.base_url, error) from error
     except ValueError as error:  # a number that is none or too large, or an argument that is no text
         raise CommandError(f"what was given can't be sent to a node: {error}", EXIT_CONFIG) from error
     if response.status_code not in (httpx.codes.OK, also):
         key = " (--control-key-file names its file)" if response.status_code == httpx.codes.UNAUTHORIZED else ""
         raise CommandError(f"{response.status_code}: {refusal(response)}{key}", EXIT_FAILED)
     return response
+
+
+def unreachable(url: httpx.URL | str, error: Exception) -> CommandError:
+    return CommandError(f"{url} can't be reached: {words_of(error)}", EXIT_UNREACHABLE)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from ranvier_py.commands.control_client import (
     control_client,
     control_url,
     of_a_node,
+    unreachable,
 )
-from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, EXIT_UNREACHABLE, CommandError
+from ranvier_py.commands.exit_codes import EXIT_CONFIG, EXIT_FAILED, CommandError
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.replay import lint_command
 from ranvier_py.replay.lint_command import body_of, lint, report
@@ -44,4 +45,4 @@ def run(options: argparse.Namespace) -> int:
                     raise CommandError(f"{url} answered {answer.status_code}", EXIT_FAILED)
                 return lint([body_of(str(url), answer.iter_bytes())], book, as_json=options.json)
         except httpx.HTTPError as error:
-            raise CommandError(f"{url} can't be reached: {error}", EXIT_UNREACHABLE) from error
+            raise unreachable(url, error) from error

@@ -6,11 +6,18 @@ Rule: `status` is what the client gets if nothing was relayed yet. None of these
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL))
 """This machine, or this process, has run out of descriptors, memory, places in an epoll set (ENOSPC) or ports."""
+
+
+OF_LIBRARIES = re.compile(
+    r"^\[Errno -?\d+\] (?:Error connecting to \([^)]*\): )?|^\[(?:SSL|X509)(?:: \w+)?\] ?| \(_ssl\.c:\d+\)$"
+)
+NO_PEM = "no certificate or key in PEM, or a damaged one"
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -33,9 +40,12 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the innermost message, because libraries wrap an error in others that explain less or nothing."""
+    """Return the innermost message, because libraries wrap an error in others that explain less or nothing, without
+    what only their authors read: numbers of errors, and lines of OpenSSL's sources."""
     found = [str(each) for each in causes(error) if not isinstance(each, BaseExceptionGroup) and str(each)]
-    return found[-1] if found else type(error).__name__
+    if not found:
+        return type(error).__name__
+    return OF_LIBRARIES.sub("", found[-1]).replace("PEM lib", NO_PEM) or found[-1]
 
 
 def is_exhaustion(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import KEYS, Config
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import ConfigError, words_of
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.log_events import event
 from ranvier_py.io.certificates import digests, ends_of, engine_context, worker_certificate
@@ -108,7 +108,7 @@ def engine_context_of(config: Config) -> ssl.SSLContext | None:
     try:
         return engine_context(*files)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"{', '.join(UPSTREAM)}: can't be used: {error}"]) from error
+        raise ConfigError([f"{', '.join(UPSTREAM)}: can't be used: {words_of(error)}"]) from error
 
 
 def tls_context(config: Config, names: Sequence[str] = PUBLIC) -> ssl.SSLContext | None:
@@ -127,7 +127,7 @@ def tls_context(config: Config, names: Sequence[str] = PUBLIC) -> ssl.SSLContext
             if names is CONTROL and config.siblings_key is not None:  # the other workers ask for this one's metrics
                 context.load_verify_locations(cadata=worker_certificate(config.siblings_key)[0])
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"{', '.join(used)}: can't be used: {error}"]) from error
+        raise ConfigError([f"{', '.join(used)}: can't be used: {words_of(error)}"]) from error
     return context
 
 

@@ -22,7 +22,7 @@ import trio
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.trace_options import TraceTarget, target_of
-from ranvier_py.core.errors import ConfigError, RanvierError
+from ranvier_py.core.errors import ConfigError, RanvierError, words_of
 from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.pauses import doubled
@@ -198,7 +198,7 @@ def sender_of(target: TraceTarget) -> OtlpSender:
             is_compressed=target.is_compressed,
         )
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError([f"otel_ca_file, otel_certificate_file: {error}"]) from error
+        raise ConfigError([f"otel_ca_file, otel_certificate_file: {words_of(error)}"]) from error
 
 
 def check_traces(config: Config) -> None:
