@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
+from ranvier_py.config.config_loader import read_backend
 from ranvier_py.core.clients.client_watch import BreakCount, BreakKind
 from ranvier_py.core.engine_cache.calibration.bias_findings import BIASES, bias_finding
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.capacity import CapacityEstimate
+from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
 from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.client_parts import ClientReader
+from ranvier_py.node.discovery.discovery_parts import DiscoveryParts
 from ranvier_py.node.part import Part
 from ranvier_py.node.parts.request_parts import PublicPort
 from ranvier_py.node.parts.router_parts import ShadowPolicies
@@ -24,7 +28,8 @@ from ranvier_py.node.parts.tls_parts import TlsFiles
 from ranvier_py.node.reload import Reloads
 from tests.builders.built_nodes import built
 from tests.node.access.key_lab import keys_file
-from tests.node.node_lab import lab
+from tests.node.node_lab import lab, opened
+from tests.node.test_reload import ReloadLab
 from tests.node.test_verdict import SOON, finding, until_found
 
 
@@ -114,3 +119,39 @@ async def test_an_engine_whose_events_can_not_be_had_is_a_finding_with_the_reaso
         await node.until("/admin/status", lambda each: any("not connected" in one["what"] for one in each["findings"]))
         found = finding(await until_found(node, "cache_level"), "cache_level")
         assert (found["severity"], "w is known as estimated" in found["what"]) == ("degraded", True)
+
+
+def test_sources_are_named_by_what_of_them_is_left_out_fails_or_waits() -> None:
+    part, found = found_by(DiscoveryParts)
+    assert found == []
+    name, sources = SourceName("file"), part._sources
+    sources.take(name, [FoundBackend(read_backend({"url": "http://a:1"}))], ["worker w7: it has no url"])
+    sources.reconciler.failed["http://b:1"] = "there are 4096 already"
+    sources.reconciler.unconfirmed["http://c:1"] = None
+    kinds = [(each.kind, each.about, each.severity) for each in part.findings(0.0)]
+    assert kinds == [
+        ("source_left_out", "file", Severity.NOTICE),
+        ("engine_not_added", "http://b:1", Severity.DEGRADED),
+        ("engine_unconfirmed", "http://c:1", Severity.DEGRADED),
+    ]
+    assert "worker w7" in next(iter(part.findings(0.0))).what
+    sources.fail(name, "it is not there")
+    (first, *_) = part.findings(0.0)
+    assert (first.kind, first.severity, "keeps 1 engine" in first.what) == ("source_failing", Severity.NOTICE, True)
+
+
+async def test_a_configuration_that_was_refused_or_waits_for_a_restart_is_named_until_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    async with opened(partial(ReloadLab, folder=tmp_path), 1, 30) as place:
+        node = await place.start()
+        for settings, kind, words in (
+            ({"probe_interval_s": -1}, "config_refused", "probe_interval_s"),
+            ({"block_size_tokens": 32}, "restart_needed", "block_size_tokens"),
+        ):
+            place.write(**settings)
+            await node.http.post(f"{node.control}/admin/reload")
+            assert words in finding(await until_found(node, kind), kind)["what"]
+            place.write()
+            assert (await node.http.post(f"{node.control}/admin/reload")).is_success
+            await until_found(node, kind, there=False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ranvier_py.core.findings import Severity
+from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.mesh.wire.messages import Record, State
 from ranvier_py.core.peer.peer_findings import ALONE_S, AUDITS_DIFFERING, HELD_S, LOST_S, PeerSigns, peer_findings
 from ranvier_py.core.peer.router_peer import RouterPeer
 from tests.core.peer.test_gossip_state import started
+from tests.core.peer.test_hostile_member import carry
 
 
 def kinds(peer: RouterPeer, signs: PeerSigns, now: float, *, expected: bool = False, age_s: float = 1e6) -> list[str]:
@@ -51,6 +53,16 @@ def test_a_peer_that_died_degrades_the_cluster_for_ten_minutes() -> None:
     for now, severity in ((101.0, Severity.DEGRADED), (100.0 + LOST_S, Severity.NOTICE)):
         (found,) = peer_findings(peer, PeerSigns(), now, expected=False, age_s=1e6)
         assert (found.kind, found.about, found.severity) == ("peer_lost", "n2", severity)
+
+
+def test_a_peer_of_another_release_is_named_with_both() -> None:
+    peer, other = started(), started(number=2)
+    peer.sessions.about, other.sessions.about = (PROTOCOL_VERSION, "9.8.6"), (PROTOCOL_VERSION, "9.8.7")
+    other.contact([(peer.me.host, peer.me.port)], 1.0)
+    carry([peer, other], 1.0)
+    (found,) = peer_findings(peer, PeerSigns(), 1.0, expected=False, age_s=1e6)
+    assert (found.kind, found.about, found.severity) == ("peer_release", "n2", Severity.NOTICE)
+    assert found.what == "peer n2 runs release 9.8.7, this node 9.8.6"
 
 
 def test_tables_that_differ_once_are_no_finding_and_in_a_row_they_are() -> None:

@@ -11,6 +11,7 @@ from ranvier_py.core.findings import Severity
 from ranvier_py.core.routing.backends import Backend, Outcome, ProbeResult, Registry
 from ranvier_py.core.routing.blame.refusals import BLANK, kind_of
 from ranvier_py.core.routing.engine_findings import engine_findings
+from ranvier_py.core.routing.processes.engine_marks import OtherNames
 from tests.core.routing.test_backends import REFUSED, UP, cluster, serving
 
 SILENT = ProbeResult(False, detail="no answer", timed_out=True, latency_s=1.0)
@@ -38,8 +39,19 @@ def without_caching(registry: Registry, backend: Backend) -> None:
     backend.reuse.page_read(caches=False, hit_tokens=None)
 
 
+def let_go(registry: Registry, backend: Backend) -> None:
+    backend.origin.leaving = "it ends, as kubernetes service/vllm has it"
+    registry.drain(backend.name, True)
+
+
+def with_a_twin(registry: Registry, backend: Backend) -> None:
+    backend.behind.names = OtherNames(twins=["e7"])
+
+
 STATES: dict[str, Callable[[Registry, Backend], object]] = {
     "engine_draining": lambda registry, backend: registry.drain(backend.name, True),
+    "engine_leaving": let_go,
+    "engine_url": with_a_twin,
     "engine_down": lambda registry, backend: probe(registry, backend, REFUSED),
     "engine_hangs": lambda registry, backend: probe(registry, backend, SILENT, since=50.0),
     "engine_key_refused": lambda registry, backend: probe(
@@ -63,7 +75,7 @@ def test_each_state_of_an_engine_is_one_finding_of_that_engine(kind: str) -> Non
     STATES[kind](registry, chosen)
     (found,) = engine_findings(registry, 100.0)
     assert (found.kind, found.about) == (kind, chosen.name)
-    assert found.severity is (Severity.NOTICE if kind == "engine_draining" else Severity.DEGRADED)
+    assert found.severity is (Severity.NOTICE if kind in ("engine_draining", "engine_leaving") else Severity.DEGRADED)
     assert chosen.name in found.what
     assert found.remedy
 
