@@ -21,7 +21,10 @@ from tests.proxy.test_pipeline import OWN, asked, at_rest, sharing
 from tests.proxy.wire import CHUNKED_HEAD, CLOSE, END, GOOD, HANG, ROLE, STREAM_HEAD, TOKEN, Step, answer, chunk, post
 
 PREFILLED, PREFILLED_AGAIN = (
-    answer(b'{"choices":[{"index":0}],"kv_transfer_params":{"id":%d}}' % number, b"content-type: application/json")
+    answer(
+        b'{"choices":[{"index":0}],"meta_info":{},"kv_transfer_params":{"id":%d}}' % number,
+        b"content-type: application/json",
+    )
     for number in (1, 2)
 )
 STREAM: list[Step] = [STREAM_HEAD + ROLE + TOKEN + END]

@@ -21,12 +21,17 @@ EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 OUTPUT = ("choices", "output", "content", "data", "text")
 """Members of answers by all APIs."""
 
-GENERATING = frozenset(("chat", "completion", "messages", "responses"))
-"""APIs of which each whole answer has one of these members: a list, empty or not, but for `choices`."""
+TEXTS = ("choices", "output", "content", "text")
+ANSWERS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("chat", "completion", "messages", "responses"), TEXTS),
+    "generate": ("text", "output_ids", "meta_info"),
+    "embeddings": ("data", "embedding", "embeddings"),
+}
+"""APIs of which each whole answer is an object with one of these members: a list, empty or not, but for `choices`."""
 
 FRAMED = re.compile(rb"(?:data|event|id|retry)?:")  # begins a stream of events, whatever its head says
 FRAMED_BYTES = len("event:")
-PAGE = re.compile(rb"<(?:!doctype|html)", re.IGNORECASE)
+PAGE = re.compile(rb"<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
 
 ANNOUNCING = frozenset(
     ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")
@@ -45,8 +50,13 @@ FRAMES = frozenset(
 )
 """Types of events that begin and end an answer, and its parts."""
 
-UNEXPLAINED = (None, "stop", "length", "eos", "eos_token", "end_turn", "max_tokens", "stop_sequence")
-"""Reasons to finish that do not say why an answer has no words, as a filter or a call of a tool would."""
+EXPLAINED = frozenset(
+    (
+        *("tool_calls", "function_call", "tool_use", "pause_turn", "refusal", "content_filter", "content_filtered"),
+        *("safety", "recitation", "blocklist", "prohibited_content", "spii", "guardrail_intervened"),
+    )
+)
+"""Reasons to finish, in lower case, that say why an answer has no words."""
 
 PARTS_LEVELS_MAX = 8  # of lists and objects in the last event of a response, down to its text
 WORDLESS = (None, "text", "message", "thinking", "reasoning", "output_text")  # types of parts that are text, or nothing
@@ -126,7 +136,7 @@ class AnswerEvent(NamedTuple):
             return bool(fields.get("text") or fields.get("output_ids") or usage.get("finish_reason"))
         if "type" not in fields and type(fields.get("usage")) is dict:
             return False
-        if "type" not in fields and lacks_output(fields):  # words of a gateway
+        if "type" not in fields and lacks_output(fields, OUTPUT):  # words of a gateway
             return False
         return ANNOUNCING.isdisjoint(self.kinds)
 
@@ -137,7 +147,7 @@ class AnswerEvent(NamedTuple):
         if str(fields.get("type")) in FRAMES:
             delta = fields.get("delta")
             reason = delta.get("stop_reason") if type(delta) is dict else None
-            return reason in UNEXPLAINED and all(is_wordless(fields.get(part)) for part in ("text", *PARTS))
+            return not explains(reason) and all(is_wordless(fields.get(part)) for part in ("text", *PARTS))
         return is_blank(fields)
 
 
@@ -171,16 +181,21 @@ def has_words(choice: Mapping[str, Any]) -> bool:
 def is_blank(fields: Mapping[str, Any]) -> bool:
     """Whether an answer that is an object has finished without a word, and for no reason that explains it."""
     if type(choices := fields.get("choices")) is list:
-        finished = [type(each) is dict and each.get("finish_reason") in UNEXPLAINED for each in choices]
-        return all(finished) and not any(map(has_words, choices))
+        explained = [type(each) is not dict or explains(each.get("finish_reason")) for each in choices]
+        return not (any(explained) or any(map(has_words, choices)))
     if type(meta := fields.get("meta_info")) is dict:  # SGLang's /generate
         reason = meta.get("finish_reason")
         kind = reason.get("type") if type(reason) is dict else reason
-        return kind in UNEXPLAINED and fields.get("text") == "" and not fields.get("output_ids")
+        return not explains(kind) and fields.get("text") == "" and not fields.get("output_ids")
     if fields.get("status") not in (None, "completed", "incomplete"):
         return False
     items = fields.get("content", fields.get("output"))
-    return type(items) is list and fields.get("stop_reason") in UNEXPLAINED and is_wordless(items)
+    return type(items) is list and not explains(fields.get("stop_reason")) and is_wordless(items)
+
+
+def explains(reason: object) -> bool:
+    """Whether this reason to finish says why an answer has no words."""
+    return str(reason).lower() in EXPLAINED
 
 
 def is_wordless(part: Any, levels: int = PARTS_LEVELS_MAX) -> bool:
@@ -199,27 +214,28 @@ def failure_in_whole(body: bytes, api: str) -> Failure | None:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
-        is_cut = api not in GENERATING or any(b'"%b"' % name.encode() in body for name in OUTPUT)
-        return None if is_cut else NO_ANSWER
+        is_odd = body.endswith(b"}") and any(b'"%b"' % name.encode() in body for name in ANSWERS.get(api, ()))
+        return None if is_odd or api not in ANSWERS else NO_ANSWER  # some write numbers that JSON does not have
     failure = failure_of_choices(fields.get("choices"))
-    failure = failure or (None if any(fields.get(name) for name in OUTPUT) else failure_of(fields))
-    if failure is not None or (fields.get("error") and not lacks_output(fields)):
+    failure = failure or (None if any(fields.get(name) for name in ANSWERS.get(api, OUTPUT)) else failure_of(fields))
+    if failure is not None or (fields.get("error") and not lacks_output(fields, OUTPUT)):
         return failure
     if fields.get("status") == "failed":
         return failed(fields.get("incomplete_details") or {})
-    if lacks_output(fields):
-        return failed(fields) if api in GENERATING else None
+    if lacks_output(fields, ANSWERS.get(api, OUTPUT)):
+        return failed(fields) if api in ANSWERS else None
     return BLANK if is_blank(fields) else None
 
 
-def lacks_output(fields: Mapping[str, Any]) -> bool:
-    """Whether a whole answer has none of the members of answers; a chat without any choice is none either."""
-    return all(fields.get(name) is None or (name == "choices" and not fields[name]) for name in OUTPUT)
+def lacks_output(fields: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether a whole answer has none of these members of answers; a chat without any choice is none either."""
+    return all(fields.get(name) is None or (name == "choices" and not fields[name]) for name in names)
 
 
 def is_no_answer(text: bytes, api: str) -> bool:
     """Whether what begins so, and is no object, is no answer: a page, or where an object is due anything but events."""
-    return PAGE.match(text) is not None or (api in GENERATING and FRAMED.match(text) is None)
+    is_list = api == "generate" and text[:1] == b"[" and text[1:2] != b"]"  # to a list of prompts
+    return PAGE.match(text) is not None or (api in ANSWERS and not is_list and FRAMED.match(text) is None)
 
 
 def failure_of(fields: Mapping[str, Any]) -> Failure | None:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable
 
 from ranvier_py.core.answers.answer_events import (
+    ANSWERS,
     BLANK,
     EMPTY,
     EVENT_END,
     FRAMED_BYTES,
-    GENERATING,
     NO_ANSWER,
     OUTPUT,
     AnswerEvent,
@@ -40,8 +40,8 @@ OUTPUT_BEGINS = re.compile(
     rb'|"tool_calls"\s*:\s*\[\s*\{|"tool_use")|\A\{"text"\s*:\s*"[^"]'
 )
 """With its first word, in nearly all answers that are one object; what has none of these is looked at."""
-
-WORDED = GENERATING | {"generate"}
+EMBEDDINGS_BEGIN = re.compile(rb'"embedding"\s*:\s*(?:\[\s*[-\d]|"[^"])|' + OUTPUT_BEGINS.pattern)
+OBJECT_ENDS = (b"}", b"}\n", b"}\r\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER = b"."  # held of what is no object any more
 CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
@@ -119,7 +119,13 @@ class WholeReader(AnswerReader):
     def _passed(self, data: bytes, complete: bool) -> bytes:
         if self.has_output or self.failure:
             return data
-        if complete and not self.held and data.startswith(b"{") and self._shows_output(data):
+        if (
+            complete
+            and not self.held
+            and data.startswith(b"{")
+            and data.endswith(OBJECT_ENDS)
+            and self._shows_output(data)
+        ):
             self.begun = self.has_output = True  # nearly all
             return data
         held = self.held + self._payload(data)
@@ -141,11 +147,14 @@ class WholeReader(AnswerReader):
         """Whether an object names no error, and has output if its API is one of those that generate."""
         if QUOTED_ERROR in text or QUOTED_ABORT in text:
             return False
-        return OUTPUT_BEGINS.search(text) is not None or self.api not in WORDED
+        begins = EMBEDDINGS_BEGIN if self.api == "embeddings" else OUTPUT_BEGINS
+        return begins.search(text) is not None or self.api not in ANSWERS
 
     def _judge_object(self, text: bytes, complete: bool) -> None:
         """Judge an object by what is here of it."""
-        if self._shows_output(text) and (complete or any(name in text for name in OUTPUT_NAMES)):
+        if complete and not (text := text.rstrip()).endswith(b"}") and self.api in ANSWERS:
+            self.failure = NO_ANSWER  # the rest of it
+        elif self._shows_output(text) and (complete or any(name in text for name in OUTPUT_NAMES)):
             self.has_output = True
         elif complete:
             self.failure = failure_in_whole(text, self.api)

@@ -13,6 +13,7 @@ CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
 MESSAGES_PATH = b"/v1/messages"
 RESPONSES_PATH = b"/v1/responses"
+EMBEDDINGS_PATH = b"/v1/embeddings"
 REALTIME_PATH = b"/v1/realtime"
 
 PREFIX, LOAD, OWNER = "by prefix", "by load", "by prefix; to the engine that keeps the response it names"
@@ -47,7 +48,7 @@ PATHS: Mapping[bytes, PathRule] = {
     RESPONSES_PATH: PathRule(BOTH, "responses", OWNER, UNSTORED),
     b"/generate": PathRule(SGLANG, "generate", PREFIX),
     b"/v1/messages/count_tokens": PathRule(BOTH),
-    b"/v1/embeddings": PathRule(BOTH),
+    EMBEDDINGS_PATH: PathRule(BOTH),
     b"/v1/rerank": PathRule(BOTH),
     b"/rerank": PathRule(VLLM),
     b"/v2/rerank": PathRule(VLLM),

@@ -24,7 +24,7 @@ from ranvier_py.core.routing.blame.judgements import BLANK as BLANK_ANSWER
 from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
-from ranvier_py.core.routing.request_paths import PATHS
+from ranvier_py.core.routing.request_paths import EMBEDDINGS_PATH, PATHS
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.tracing.trace_context import TRACEPARENT, TRACESTATE
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
@@ -275,7 +275,8 @@ class ForwardStage:
         captures = fields.readable and is_served and prompt.kind != "opaque"
         is_plain = fields.readable or kind is AnswerReader
         within = chunks if is_plain else None
-        reader = kind(prompt.api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        api = prompt.api if prompt.kind != "opaque" or call.request.path != EMBEDDINGS_PATH else "embeddings"
+        reader = kind(api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if call.reservation is not None:
             reader.beyond = call.reservation.follow(reader.captured)
         if not is_plain:

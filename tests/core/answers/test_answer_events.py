@@ -138,20 +138,22 @@ def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes
     [
         {"error": None, "output": [{"type": "function_call"}]},
         {"choices": [{"index": 0}], "error": FULL},
-        {"data": [{"embedding": [1.0]}], "error": "one of two"},
+        {"output": [{"embedding": [1.0]}], "error": "one of two"},
         {"choices": [{"message": {"content": 'say {"error": {"code": 500}}'}}]},
         {"content": [{"type": "tool_use", "input": {"error": {"code": 500}}}], "type": "message"},
         {"object": "response", "status": "queued", "output": [], "error": None},
         {"type": "message", "content": [], "stop_reason": "refusal"},
-        {"text": "", "meta_info": {"finish_reason": {"type": "abort"}}},
         {"choices": [{"text": "", "finish_reason": "stop"}, {"text": "a", "finish_reason": "stop"}]},
         {"choices": [{"message": {"content": []}, "finish_reason": "content_filter"}]},
         {"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "no"}]}]},
-        {"output": json.loads("[" * 900 + "]" * 900)},
     ],
 )
 def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
     assert failure_of_whole(json.dumps(fields).encode()) is None
+
+
+def test_lists_in_lists_are_followed_no_further_than_answers_go() -> None:
+    assert failure_of_whole(b'{"output":%b%b}' % (b"[" * 900, b"]" * 900)) is None
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,7 @@ def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
         {"type": "message", "content": [{"type": "text", "text": ""}]},
         {"text": "", "meta_info": {"finish_reason": {"type": "stop", "matched": 2}}},
         {"choices": [{"text": "", "finish_reason": "stop"}, {"text": "", "finish_reason": "length"}]},
+        {"choices": [{"text": "", "finish_reason": "failed"}]},
         {"choices": [{"message": {"role": "assistant", "content": []}, "finish_reason": "stop"}]},
     ],
 )
@@ -194,6 +197,9 @@ def test_what_has_no_member_of_an_answer_fails_only_where_text_was_asked_for(fie
         (b'{"error":{"message":"x","http_status_code":422}}', 422),
         (b"null", 500),
         (b'{"detail"', 500),
+        (b'{"choices":[{"text":"a', 500),
+        (b'{"object":"list","data":[{"id":"m","object":"model"}]}', 500),
+        (b'{"object":"list","data":[{"index":0,"embedding":[0.5]}]}', 500),
         (b'{"object":"response","status":"failed","error":null,"output":[]}', 500),
     ],
 )
@@ -206,11 +212,31 @@ def test_what_is_no_answer_is_a_failure_whatever_its_words_and_cuts(body: bytes,
         assert (reader.failure.status, reader.begun) == (status, False)
 
 
+ANSWERED = {
+    "embeddings": [b'{"data":[{"embedding":[0.1]}]}', b'{"data":[]}', b'{"data":[{"embedding":"AAAA"}]}'],
+    "generate": [b'{"text":"a"}', b'{"output_ids":[1],"meta_info":{}}', b'[{"text":"a"},{"text":"b"}]'],
+}
+FOREIGN = [
+    *(b"OK", b"null", b"true", b"[]", b"{", b"{}", b"<?xml version='1.0'?>", b"<!-- x --><html>", b'{"status":"ok"}'),
+    *(b'{"code":401,"data":null}', b'{"success":false,"errors":[{"code":1}]}', b'{"detail":[{"msg":"no"}]}'),
+]
+
+
+@pytest.mark.parametrize("api", ANSWERED)
+def test_vectors_and_generated_texts_are_known_by_what_they_have(api: str) -> None:
+    for body in ANSWERED[api]:
+        assert failure_of_whole(body, api) is None
+        if body.startswith(b"{"):
+            assert failure_of_whole(body[:-4], api) is not None
+    for body in FOREIGN:
+        assert failure_of_whole(body, api) is not None, body
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
-    "body", [b'data: {"choices":[]}\n\n', b": ping\n\n", b"event: x\n", b'\n{"choices":[{"index":0']
+    "body", [b'data: {"choices":[]}\n\n', b": ping\n\n", b"event: x\n", b'\n{"choices":[{"index":NaN}]}']
 )
-def test_events_without_their_type_and_answers_that_are_cut_are_passed_on(body: bytes, streams: bool) -> None:
+def test_events_without_their_type_and_answers_with_odd_numbers_are_passed_on(body: bytes, streams: bool) -> None:
     for first, second in combinations_with_replacement(range(len(body)), 2):
         reader = whole_reader(streams=streams)
         reader.feed(body[:first], complete=False)

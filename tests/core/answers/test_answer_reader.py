@@ -155,7 +155,7 @@ WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
     "an error": ([json.dumps(FULL).encode()], False, False, 503),
     "an error, in pieces": ([b'{"obj', b'ect":"x","err', b'or":"y"}'], False, False, 500),
     "an error behind blanks": ([b"\n", b" ", b'{"error":"y"}'], True, False, 500),
-    "an error beside what was asked for": ([b'{"error":{"code":503},', b'"data":[1]}'], True, True, 0),
+    "an error beside what was asked for": ([b'{"error":{"code":503},', b'"output":[1]}'], True, True, 0),
     "no object": ([b"[1]"], False, False, 500),
     "nothing": ([b""], False, False, 500),
 }

@@ -24,8 +24,8 @@ ERROR_BYTES_MAX = 64 * 1024
 """Of an error's body. Engines answer with a few hundred bytes, or with the body that they could not read."""
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
-"""The pause of a backend that asks for none, and the longest. A second lets some requests of a full queue end; after
-half a minute an open circuit, too, would be tried again."""
+"""The pause of a backend that asks for none, or none that lasts, and the longest. A second lets some requests of a full
+queue end; after half a minute an open circuit, too, would be tried again."""
 
 IN_SECONDS, IN_MILLISECONDS = b"retry-after", b"retry-after-ms"
 SECONDS = re.compile(rb"(\d{1,9})(?:\.\d{0,9})?")
@@ -62,8 +62,12 @@ NO_API = re.compile(
 )
 """How engines that were started for embeddings answer chats, and the reverse: vLLM, SGLang, llama.cpp, Ollama."""
 
-OWN_STATUSES = frozenset((401, 402, 403, 410, 421, 501))
-"""By which a backend refuses our key, its account, or a path or host that it lacks."""
+OWN_STATUSES = frozenset((401, 402, 403, 407, 410, 421, 426, 501, 511))
+"""By which a backend, or a proxy before it, refuses our key, its account, our protocol, or a path or host that it
+lacks."""
+
+PAGE = re.compile(rb"\s*<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
+"""Begins what no engine writes, but a proxy before one backend."""
 
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
@@ -128,6 +132,7 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         words = error_words(body) if status in (400, 404, 413, 422) else ""
         lacks_model, lacks_api = NO_MODEL.search(words) is not None, NO_API.search(words) is not None
         is_own = lacks_model or lacks_api or status in OWN_STATUSES or (status == 404 and bool(body.strip()))
+        is_own = is_own or PAGE.match(body) is not None
         if status == 404:
             return Judgement(outcome, is_own=is_own, lacks_model=lacks_model)
         names_rank = NO_RANK.search(words) is not None
@@ -135,7 +140,7 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None
-    return Judgement(outcome, PAUSE_S if pause_s is None else min(pause_s, PAUSE_MAX_S), personal=status == 429)
+    return Judgement(outcome, min(pause_s or PAUSE_S, PAUSE_MAX_S), personal=status == 429)
 
 
 def is_too_long(words: str) -> bool:

@@ -113,7 +113,7 @@ def test_other_statuses_of_illness_stay_faults_whatever_they_bring(status: int) 
 @pytest.mark.parametrize(
     ("value", "pause_s"),
     [
-        (b"0", 0.0),
+        (b"0", PAUSE_S),
         (b"2.5", 2.5),
         (b" 12 ", 12.0),
         (b"86400", PAUSE_MAX_S),
@@ -123,7 +123,7 @@ def test_other_statuses_of_illness_stay_faults_whatever_they_bring(status: int) 
         (b"", PAUSE_S),
         (b"Tue, 03 Nov 2026 12:00:09 GMT", 9.0),
         (b"Tuesday, 03-Nov-26 12:00:09 GMT", 9.0),
-        (b"Tue, 03 Nov 2026 11:00:00 GMT", 0.0),
+        (b"Tue, 03 Nov 2026 11:00:00 GMT", PAUSE_S),
         (b"Wed, 04 Nov 2026 12:00:00 GMT", PAUSE_MAX_S),
         (b"Tue, 99 Nov 2026 12:00:09 GMT", PAUSE_S),
     ],
@@ -235,3 +235,15 @@ def test_a_500_about_the_context_length_blames_nobody_and_one_about_tokens_alone
 )
 def test_limits_of_anything_else_are_not_those_of_a_prompt(body: bytes) -> None:
     assert not judged(400, body).is_too_long
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 411, 413, 444, 505, 530])
+def test_a_page_is_what_a_proxy_before_one_backend_refuses_with(status: int) -> None:
+    for page in (b"<html>", b"\r\n<!DOCTYPE html>", b"<?xml version='1.0'?>", b"<!-- 1 -->"):
+        assert judged(status, page).is_own
+    assert not judged(status, b'{"error":"<html>"}' if status != 404 else b"").is_own
+
+
+@pytest.mark.parametrize("status", [407, 426, 511])
+def test_who_wants_to_know_the_node_or_another_protocol_refuses_for_itself(status: int) -> None:
+    assert judged(status).is_own
