@@ -1,4 +1,4 @@
-"""A limit over four processes under load, whose network is cut in two halves and of which one is killed."""
+"""A limit over four processes under load: datagrams are lost, the network is cut in halves, and one is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from cluster.dns.addresses import free_port
-from cluster.network.links import CUT, Links, Rule
+from cluster.network.links import CUT, Link, Links, Rule
 from cluster.processes.relay import End, Relay
 from tests.node.access.test_limits_of_nodes import ask, engines, limits_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, ClusterLab, cluster_lab
@@ -20,13 +20,14 @@ LIMIT = 60
 REAL, SHOWN = ([f"127.0.{net}.{number}" for number in range(2, 6)] for net in (6, 7))
 CUT_AT, KILLED_AT, HEALED_AT, LOADED_S = LIMIT // 3, LIMIT // 2, 12.0, 25.0
 EVERY_S = 0.4  # a request of each client
+LOSS = 0.2  # of datagrams; streams wait longer
 
 
 class CutNetwork:
     """Processes of nodes, and the relay between them."""
 
     def __init__(self, place: ClusterLab) -> None:
-        self.place, self.links, self.port = place, Links(), free_port([*REAL, *SHOWN], Random())
+        self.place, self.links, self.port = place, Links(Link(loss=LOSS)), free_port([*REAL, *SHOWN], Random())
         ends = [End((real, self.port), (shown, self.port)) for real, shown in zip(REAL, SHOWN, strict=True)]
         self.relay = Relay(ends, self.links, Random(1))
         self.processes, self.urls, self.controls = list[trio.Process](), list[str](), list[str]()
