@@ -67,10 +67,13 @@ class LimitParts(Part):
         """Take what earlier processes counted of running budgets."""
         if self._file is not None and self.limiter is not None:
             counts = self.limiter.counts
-            for rows in read(await trio.to_thread.run_sync(self._file.read)):
+            found, end = await trio.to_thread.run_sync(self._file.read), 0
+            for rows, end in read(found):  # noqa: B007  # where the last one ended
                 for row in rows:
                     counts.merge(row, time.monotonic())
                 await trio.lowlevel.checkpoint()
+            if end < len(found):
+                await trio.to_thread.run_sync(self._file.refuse, end)
             await self._file.replace(written(all_rows(counts, time.monotonic())))
         task_status.started()
 

@@ -114,6 +114,19 @@ async def test_a_budget_outlives_a_restart_of_all_nodes_by_its_file(tmp_path: Pa
                 await trio.sleep(BETWEEN_LOOKS_S)
 
 
+async def test_a_file_of_budgets_that_can_not_be_read_is_named_and_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "limits"
+    file.write_text("keys of somebody, by a typo in the configuration")
+    for _ in range(2):
+        async with limited(tmp_path, Scripted(answer(counted(1, 1))), settings={"limit_state_file": file}):
+            pass
+    assert (tmp_path / "unused-limits").read_text().startswith("keys of somebody")
+    (line,) = [line for line in caplog.messages if line.startswith("limits.state_refused")]
+    assert line.endswith("it is damaged, or not ours, and is unused-limits now; starting without")
+
+
 async def test_nodes_that_are_all_killed_at_once_lose_no_more_than_was_counted_since_the_last_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,8 +47,8 @@ def written(rows: Sequence[CountRow]) -> bytes:
     return b"".join(batches)
 
 
-def read(data: bytes) -> Iterator[Sequence[CountRow]]:
-    """Yield the rows of each batch."""
+def read(data: bytes) -> Iterator[tuple[Sequence[CountRow], int]]:
+    """Yield the rows of each batch, and where it ends."""
     at = 0
     while at + HEAD.size <= len(data):
         mark, length, found = HEAD.unpack_from(data, at)
@@ -60,8 +60,8 @@ def read(data: bytes) -> Iterator[Sequence[CountRow]]:
         except BadFrame:
             return
         assert isinstance(rows, tuple)
-        yield rows
         at += HEAD.size + length
+        yield rows, at
 
 
 def digest(data: bytes) -> bytes:

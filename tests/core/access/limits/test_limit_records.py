@@ -29,7 +29,7 @@ def spend(node: Counters, amount: float, now: float) -> None:
 
 def loaded(data: bytes) -> Counters:
     node = counters(2)
-    for rows in read(data):
+    for rows, _ in read(data):
         for row in rows:
             node.merge(row, 500.0)
     return node
