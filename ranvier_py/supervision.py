@@ -18,7 +18,7 @@ import trio
 
 from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.pauses import doubled
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Faults:
 
     def note(self, place: str, error: BaseException) -> None:
         """Count an error, and log it unless one of the same place was logged within LOG_INTERVAL_S."""
-        increment(self.counters.unexpected_errors, place)
+        self.counters.unexpected_errors[place] += 1
         self._latest[place] = self._clock(), type(error).__name__
         more = self._log_limit.more(place, self._clock())
         if more is not None:

@@ -137,9 +137,16 @@ def histogram(help_text: str, bounds: Sequence[float]) -> Any:
     return field(default_factory=lambda: Histogram(bounds), metadata={"kind": "histogram", "help": help_text})
 
 
+class LabelledCounts(dict[str, int]):
+    """Numbers by the values of a label: those that were not counted yet are 0."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
 def _declared(kind: Kind, help_text: str, label: str) -> Any:
     metadata = {"kind": kind, "help": help_text, "label": label}
-    return field(default_factory=dict, metadata=metadata) if label else field(default=0, metadata=metadata)
+    return field(default_factory=LabelledCounts, metadata=metadata) if label else field(default=0, metadata=metadata)
 
 
 class Family:
@@ -194,11 +201,6 @@ class Family:
             yield Sample(self.name, self.kind, self.help, None, dict.fromkeys(self.labels, ""))
         for key, row in self.rows.items():
             yield Sample(self.name, self.kind, self.help, row, dict(zip(self.labels, key, strict=True)))
-
-
-def increment(counts: dict[str, int], key: str) -> None:
-    """Add one to a counter with a label."""
-    counts[key] = counts.get(key, 0) + 1
 
 
 def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterator[Sample]:  # only read

@@ -26,7 +26,7 @@ from ranvier_py.config.config_values import BackendSpec, shown
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.log_events import event
-from ranvier_py.core.metrics import Sample, counter, increment, samples
+from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.io.certificates import described, digest_of
 from ranvier_py.io.logs import change_logs
 from ranvier_py.node.asked import Asked, Route
@@ -139,11 +139,11 @@ class Reloads(Part):
             loaded = await trio.to_thread.run_sync(source.load, limiter=self._limiter)
             answer = self.apply(source, loaded)
         except ConfigError as error:
-            increment(self.counters.reloads, "refused")
+            self.counters.reloads["refused"] += 1
             self._refused = error.problems[0]
             log.error(event("config.refused", cause=cause, problems=error.problems))
             raise
-        increment(self.counters.reloads, "done")
+        self.counters.reloads["done"] += 1
         self._refused = ""
         renewed = await trio.to_thread.run_sync(self._renewed, before, loaded.config, limiter=self._limiter)
         answer["renewed"] = [name for name in renewed if self.takes(name)]

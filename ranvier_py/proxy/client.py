@@ -19,7 +19,7 @@ from operator import attrgetter
 import trio
 
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError, RequestTimeout, UpstreamTimeout
-from ranvier_py.core.metrics import counter, gauge, increment
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
@@ -249,7 +249,7 @@ class Client:
     def expire(self) -> None:
         """Interrupt the steps, because the armed deadline was missed."""
         error, words = MISSED[self.phase]
-        increment(self.counters.timeouts, self.phase.value)
+        self.counters.timeouts[self.phase.value] += 1
         self.interrupt(error(words))
 
     def hang_up(self) -> None:

@@ -27,7 +27,6 @@ from ranvier_py.core.errors import (
     UpstreamTimeout,
 )
 from ranvier_py.core.log_events import event
-from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.answers.cors import Cors
@@ -226,7 +225,7 @@ class Conversations:
             client.handling = False
 
     def _answer_error(self, client: Client, error: RanvierError) -> None:
-        increment(self._counters.errors, error.code)
+        self._counters.errors[error.code] += 1
         if not client.request_id:
             self._name(client, client.request)
         client.respond_error(error)
@@ -260,7 +259,7 @@ class Conversations:
         """Raise NodeBusy if there are too many requests, or no room for a body whose length is known. Room is not
         reserved: a few clients could otherwise occupy all of it by announcing bodies that never come."""
         if self._counters.in_flight >= self.limits.in_flight_max:
-            increment(self._counters.refused, "in_flight")
+            self._counters.refused["in_flight"] += 1
             raise NodeBusy("too many requests at once")
         if length > 0:
             self._check_room(length)
@@ -273,7 +272,7 @@ class Conversations:
 
     def _check_room(self, count: int) -> None:
         if self._counters.in_flight_bytes + count > self.limits.in_flight_bytes_max:
-            increment(self._counters.refused, "in_flight_bytes")
+            self._counters.refused["in_flight_bytes"] += 1
             raise NodeBusy("too many bytes of requests at once")
 
     # --- requests that come in pieces -------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from trio.lowlevel import wait_readable
 
 from ranvier_py.core.errors import ClientGone, NodeBusy, NodeCut, RanvierError
 from ranvier_py.core.log_events import event
-from ranvier_py.core.metrics import increment
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
 from ranvier_py.proxy.conversation import Conversations, Handler
@@ -188,7 +187,7 @@ class DataServer:
 
     def _not_let_in(self, kind: str, why: str) -> None:
         """Count a client that is not let in, and warn of all since the last warning."""
-        increment(self.counters.refused, kind)
+        self.counters.refused[kind] += 1
         self._unreported += 1
         now = self.watchdog.clock()
         if now >= self._warn_at:
@@ -217,7 +216,7 @@ class DataServer:
         except (ClientGone, OSError):
             self.counters.client_gone += 1
         except RanvierError as error:  # after the answer's first byte; the request's log line has the error
-            increment(self.counters.errors, error.code)
+            self.counters.errors[error.code] += 1
         finally:
             self._forget(client, whole)
 

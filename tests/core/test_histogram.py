@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.metrics import LATENCY_BUCKETS_S, Histogram, LabelledCounts
 from ranvier_py.proxy.call import PipelineLimits
 
 VALUES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=60)
@@ -71,3 +71,10 @@ def test_a_histogram_reads_well() -> None:
 def test_buckets_reach_as_far_as_any_answer_may_take_by_default() -> None:
     limits = PipelineLimits()
     assert LATENCY_BUCKETS_S[-1] >= max(limits.first_event_s, limits.stall_s)
+
+
+def test_what_was_never_counted_is_0_and_leaves_no_series_when_it_is_read() -> None:
+    counts = LabelledCounts()
+    counts["busy"] += 1
+    assert (counts["busy"], counts["full"]) == (1, 0)
+    assert counts == {"busy": 1}

@@ -24,7 +24,7 @@ from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, packed, parts_field, unpacked
 from ranvier_py.core.mesh.wire.frame import BadFrame, bad, text
-from ranvier_py.core.metrics import counter, gauge, increment
+from ranvier_py.core.metrics import counter, gauge
 
 REVOKED_MAX = 4096
 STORED_MAX = 256  # 32 KiB
@@ -141,7 +141,7 @@ class Revocations(ClockedTable[str, Revocation]):
         elif before is None and not self._has_room(now):
             reason = "full"
         if reason:
-            increment(self.counters.refused, reason)
+            self.counters.refused[reason] += 1
         else:
             self._take(row)
 

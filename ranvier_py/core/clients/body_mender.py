@@ -22,7 +22,7 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.clients.client_rules import Rule, RuleBook, version_of
 from ranvier_py.core.clients.mended_body import Edit, RawBody, raw_body, with_more
 from ranvier_py.core.clients.prefix_break import PrefixBreak
-from ranvier_py.core.metrics import Sample, counter, increment, samples
+from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import Api
@@ -266,7 +266,7 @@ class BodyMender:
             return None
         able = engines(raw.model)
         if able.hosted:
-            increment(self.counters.withheld, "hosted")
+            self.counters.withheld["hosted"] += 1
             return None
         uses: list[RuleUse] = []
         keying = [rule for rule in keying if self._is_left_out(rule, able)]
@@ -292,7 +292,7 @@ class BodyMender:
         """Whether all engines leave out what this rule of mode `key` leaves out of fingerprints."""
         known = bool(able.owned_by) and all(names and names <= rule.left_out_by for names in able.owned_by)
         if not known:
-            increment(self.counters.withheld, "engine")
+            self.counters.withheld["engine"] += 1
         return known
 
     def _edits(
@@ -317,7 +317,7 @@ class BodyMender:
                 continue
             use = self._use(rule, session)
             uses.append(use)
-            increment(counts if use.changed else self.counters.left_alone, rule.name)
+            (counts if use.changed else self.counters.left_alone)[rule.name] += 1
             if use.changed:
                 edits = more
                 members[action.member] = action.values or {}
@@ -362,10 +362,10 @@ class BodyMender:
             return False
         if trial is None:
             if len(self.trials) >= TRIALS_MAX:
-                increment(self.counters.not_followed, "full")
+                self.counters.not_followed["full"] += 1
                 return False
             trial = self.trials[key] = Trial(self.options)
-        increment(self.counters.followed, verdict.state)
+        self.counters.followed[verdict.state] += 1
         self.fresh[key] = None
         return trial.become(verdict.state, verdict.why, verdict.node)
 

@@ -18,7 +18,6 @@ from ranvier_py.core.mesh.mesh_values import Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Kind
 from ranvier_py.core.mesh.wire.columns import U64, parts_field
 from ranvier_py.core.mesh.wire.frame import bad, text
-from ranvier_py.core.metrics import increment
 
 REPAIR_INTERVAL_S = 30.0
 VERDICTS_MAX = 128  # in a message
@@ -70,7 +69,7 @@ class VerdictGossip(JoinTable[tuple[str, str, str], TrialResult]):
     def receive(self, _peer: Peer, message: RuleVerdicts, _now: float) -> None:
         if self.mender is None or message.rules != self.mender.rules:
             if self.mender is not None:
-                increment(self.mender.counters.not_followed, "rules")
+                self.mender.counters.not_followed["rules"] += 1
             return
         for verdict in message.verdicts:
             if self.mender.follow(verdict):

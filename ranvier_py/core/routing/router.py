@@ -19,7 +19,6 @@ from typing import Any
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.errors import ResponseLost
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
-from ranvier_py.core.metrics import increment
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_apis import APIS
@@ -138,7 +137,7 @@ class Router:
         if dry:
             prompt.detach()
         elif prompt.unread:
-            increment(self.counters.prompts_unread, prompt.unread)
+            self.counters.prompts_unread[prompt.unread] += 1
         return prompt
 
     # --- match and place --------------------------------------------------------------------------------------------
@@ -270,8 +269,8 @@ class Router:
             claimed = self.holders.speculation.add(unmatched, target.id, target.generation, computed_tokens)
         self.recent.made.append((now, request_id, decision))
         counters = self.counters
-        increment(counters.decisions, decision.reason)
-        increment(counters.matches, decision.source)
+        counters.decisions[decision.reason] += 1
+        counters.matches[decision.source] += 1
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
         attempt = Attempt(prompt, decision, target, target.generation, work, claimed, now)
@@ -308,7 +307,7 @@ class Router:
             self.announce(attempt)
         if attempt.speculation:
             self.settle(attempt)
-        increment(self.counters.outcomes, outcome.value)
+        self.counters.outcomes[outcome.value] += 1
         attempt.reply.ended_at = now
         for observer in self.observers:
             observer.finished(attempt, outcome, now)

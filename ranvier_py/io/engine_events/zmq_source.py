@@ -27,7 +27,7 @@ from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.core.log_events import event
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class KvSubscriber:
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
-            increment(self.counters.malformed, "frames")
+            self.counters.malformed["frames"] += 1
             return
         _, number, payload = frames
         if payload.startswith(LOAD_MARK, 1):
@@ -215,7 +215,7 @@ class KvSubscriber:
             return
         seq = seq_of(number)
         if seq is None:
-            increment(self.counters.malformed, "number")
+            self.counters.malformed["number"] += 1
             return
         self._up()  # who receives is connected, even if `up` was not called yet
         self.counters.messages += 1
@@ -225,7 +225,7 @@ class KvSubscriber:
 
     def _take_load(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or not frames[2].startswith(LOAD_MARK, 1):
-            increment(self.counters.malformed, "load")
+            self.counters.malformed["load"] += 1
             return
         self.counters.loads += 1
         with self._faults.caught("event_stream"):
@@ -271,14 +271,14 @@ class KvSubscriber:
             if scope.cancel_called:
                 return
             if len(frames) not in (3, 4) or frames[0]:
-                increment(counters.malformed, "replay")
+                counters.malformed["replay"] += 1
                 return
             number, payload = frames[-2:]
             seq = seq_of(number)
             if number == END:
                 is_whole = True
             elif seq is None:
-                increment(counters.malformed, "number")
+                counters.malformed["number"] += 1
                 return
             else:
                 size_bytes += len(payload)

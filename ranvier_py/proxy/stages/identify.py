@@ -17,7 +17,7 @@ from itertools import islice
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.key_table import KeyTable, digest_of
 from ranvier_py.core.errors import InvalidKey
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.tenants import CREDENTIAL_FIELDS, SCHEME
 from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.client import Client
@@ -86,7 +86,7 @@ class Gate:
         if seen.request is NO_REQUEST or seen.identity is not identity:
             self._pass(seen, request, identity)
         for name in seen.claims:
-            increment(self.counters.claims, name)
+            self.counters.claims[name] += 1
         return seen
 
     def tenant_headers(self, headers: Fields) -> Headers:
@@ -128,7 +128,7 @@ class Gate:
         if not self.needs_key:
             return None
         seen.identity, seen.request, why = None, NO_REQUEST, why or "none"
-        increment(self.counters.refused, why)
+        self.counters.refused[why] += 1
         raise InvalidKey(WORDS[why])
 
     def _holder(self, seen: SeenHead) -> tuple[Identity | None, str]:

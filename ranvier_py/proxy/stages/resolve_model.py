@@ -17,7 +17,7 @@ from urllib.parse import quote
 from trio.lowlevel import checkpoint
 
 from ranvier_py.core.access.identity import Identity
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, UNCOUNTED_BYTES_MAX, spliced
 from ranvier_py.core.prompts.form_model import FormModel, form_model
 from ranvier_py.core.prompts.outer_values import OuterValues, Scalar
@@ -124,14 +124,14 @@ class ResolveStage:
             return
         yield from self._take(call, named)
         if named.at:
-            increment(self.counters.fallbacks, EMPTY)
+            self.counters.fallbacks[EMPTY] += 1
         if len(call.request.body) > UNCOUNTED_BYTES_MAX:
             yield checkpoint  # before it is read
 
     def _take(self, call: Call, named: NamedModel) -> Steps[None]:
         call.request = yield from in_portions(named.edited(named.served))
         call.limits = self._limits_of(named.served)
-        increment(self.counters.served, self._label(named.served))
+        self.counters.served[self._label(named.served)] += 1
         if any(rule.names_asked for rule in named.served.rules):
             call.client.renamed = call.client.renamed or RenamedAnswer(named.asked)
 
@@ -173,7 +173,7 @@ class ResolveStage:
             return 0
         following = self._next_able(named, call.identity)
         if following:
-            increment(self.counters.fallbacks, kind)
+            self.counters.fallbacks[kind] += 1
         return following
 
     def fallen_back(self, call: Call) -> Steps[PoolMatch | None]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
-from ranvier_py.core.metrics import Sample, increment, samples
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.arrived_answers import Arrived, stored_answer
@@ -140,7 +140,7 @@ class ResponseCache:
 
     def _count(self, call: Call, result: bytes) -> None:
         call.cached = result
-        increment(self.store.counters.requests, RESULTS[result])
+        self.store.counters.requests[RESULTS[result]] += 1
 
     def _replay(self, call: Call, question: Question, stored: StoredAnswer) -> Steps[bytes]:
         """Answer with a stored answer. Returns BYPASS if it can't be converted to the kind that is asked for."""

@@ -17,7 +17,7 @@ from typing import NoReturn
 from trio.lowlevel import checkpoint
 
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.outer_members import without
 from ranvier_py.core.prompts.prompt import Prompt
@@ -86,7 +86,7 @@ class RouterFields:
         for name, value in fields.reserved:
             key = name.lower()
             if self._removes_ranks(options) if key == RANK_FIELD else options.transfer_fields == REMOVE:
-                increment(self.counters.removed, key.decode())
+                self.counters.removed[key.decode()] += 1
                 continue
             passed += (name, b": ", value, b"\r\n")
             request_id = value if key == REQUEST_ID else request_id
@@ -135,14 +135,14 @@ class RouterFields:
         except (ValueError, RecursionError):  # in another encoding
             self._refuse(names[0])
         for name in names:
-            increment(self.counters.removed, name)
+            self.counters.removed[name] += 1
         return request.with_body(body)
 
     def _removes_ranks(self, options: RouterFieldOptions) -> bool:
         return self.places_ranks if options.client_ranks == AUTO else options.client_ranks == REMOVE
 
     def _refuse(self, name: str) -> NoReturn:
-        increment(self.counters.refused, name)
+        self.counters.refused[name] += 1
         raise BadRequest(f"this body cannot be read, and may have a {name}, which only a router may set")
 
 

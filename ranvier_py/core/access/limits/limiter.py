@@ -23,7 +23,7 @@ from ranvier_py.core.access.limits.meters import INDEX, Amounts, Measure, Meter
 from ranvier_py.core.access.limits.shares import LimitPeers
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.mesh.mesh_values import Peer
-from ranvier_py.core.metrics import counter, gauge, increment
+from ranvier_py.core.metrics import counter, gauge
 
 ASK_S = 0.05
 AGAIN_S = 0.008  # after which a question is repeated
@@ -315,7 +315,7 @@ class Limiter:
         return group.left + group.back
 
     def _refused(self, refusal: Refusal, now: float) -> Refusal:
-        increment(self.counters.refused, refusal.meter.name)
+        self.counters.refused[refusal.meter.name] += 1
         scope = refusal.meter.scope
         times = before.times if (before := self.refusals.get(scope)) else 0
         self.refusals[scope] = ScopeRefusals(times + 1, str(refusal), now)
@@ -352,7 +352,7 @@ class Limiter:
             return
         self.silences.answered(question.home.session)
         full = next((entry for entry in question.asked if entry.meter.id == refused), None)
-        increment(self.counters.asked, "refused" if full is not None else "granted")
+        self.counters.asked["refused" if full is not None else "granted"] += 1
         self._decide(question, full, now)
 
     def unanswered(self, question: HomeQuestion, now: float) -> None:
@@ -382,7 +382,7 @@ class Limiter:
             self.counts.add(row, amount, amount, 0.0, now)
 
     def _by_share(self, question: HomeQuestion, now: float) -> Grant | Refusal:
-        increment(self.counters.asked, "by_share")
+        self.counters.asked["by_share"] += 1
         self.counts.book(now)
         full = None
         for entry in question.asked:
@@ -425,6 +425,6 @@ def worst(full: Sequence[Refusal], counters: LimitCounters) -> Refusal | None:
     """Return the refusal that holds longest; None if all are in the shadow."""
     for one in full:
         if one.meter.shadow:
-            increment(counters.shadowed, one.meter.name)
+            counters.shadowed[one.meter.name] += 1
     found = [one for one in full if not one.meter.shadow]
     return max(found, key=lambda one: (one.never, one.retry_after_s), default=None)

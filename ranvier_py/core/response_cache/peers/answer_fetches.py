@@ -19,7 +19,6 @@ from ranvier_py.core.mesh.budget import MESSAGE_BYTES, Window
 from ranvier_py.core.mesh.mesh_values import Outgoing, Peer, Plane
 from ranvier_py.core.mesh.transfer import End, Inquiry, Piece, Transfer, TransferTerms, Walk
 from ranvier_py.core.mesh.wire.frame import bad
-from ranvier_py.core.metrics import increment
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.response_cache.peers.answer_values import ANSWER_BYTES_MAX, PeerAnswerCounters, PeerAnswerSettings
 
@@ -118,7 +117,7 @@ class AnswerFetches:
         able = [peer for peer in found if self._is_able(peer.session, now)]
         self._counters.passed_over += len(found) - len(able)
         if not able or self.transfer.open >= OPEN_MAX:
-            increment(self._counters.fetches, "busy")
+            self._counters.fetches["busy"] += 1
             return None
         able.sort(key=lambda peer: (self._holder(peer).timeouts, self._round_trip_s(peer.session) or inf))
         self._number += 1
@@ -139,15 +138,15 @@ class AnswerFetches:
     def begin(self, peer: Peer, subject: bytes, now: float) -> Walk | End:
         questions, given = self._questions[peer.session], self._counters.given
         if questions.room(now) < 1 or self._bytes.room(now) < 1 or len(subject) != SUBJECT.size:
-            increment(given, "busy")
+            given["busy"] += 1
             return End.BUSY
         questions.spend(1, now)
         name, age_max_ms = SUBJECT.unpack(subject)
         found = self.find(name, age_max_ms / 1000, now)
         if found is None or len(found) > ANSWER_BYTES_MAX + ENCODING_BYTES:
-            increment(given, "absent")
+            given["absent"] += 1
             return End.ABSENT
-        increment(given, "found")
+        given["found"] += 1
         self._counters.given_bytes += len(found)
         self._bytes.spend(len(found) + MESSAGE_BYTES, now)
         return AnswerWalk(found)
@@ -164,7 +163,7 @@ class AnswerFetches:
         if end is End.WHOLE:
             self._counters.fetched_bytes += len(fetch.data)
             is_answer = self.arrived(Fetched(fetch.number, fetch.asked_at, fetch.data))
-            increment(self._counters.fetches, "found" if is_answer else "bad")
+            self._counters.fetches["found" if is_answer else "bad"] += 1
             fetch.peers, end = (), End.WHOLE if is_answer else End.BAD
         if end in (End.SILENT, End.BAD):
             holder.failed(now)
@@ -191,7 +190,7 @@ class AnswerFetches:
         if fetch.peers and now < fetch.until:
             self._want(fetch, now)
             return
-        increment(self._counters.fetches, result)
+        self._counters.fetches[result] += 1
         self.arrived(Fetched(fetch.number))
 
     def _want(self, fetch: AnswerFetch, now: float) -> None:

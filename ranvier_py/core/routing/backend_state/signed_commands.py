@@ -24,7 +24,7 @@ from ranvier_py.core.mesh.mesh_values import Address, Outgoing, Peer
 from ranvier_py.core.mesh.wire.codec import Codec, Kind
 from ranvier_py.core.mesh.wire.columns import SIGNATURE_BYTES, packed, parts_field, unpacked
 from ranvier_py.core.mesh.wire.frame import amount, bad, text
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
@@ -241,10 +241,10 @@ class SignedCommands(ClockedTable[str, Command]):
         try:
             Codec(self.kinds).encode(self._message((command,)))
         except ValueError:
-            increment(self.counters.refused, "wire")
+            self.counters.refused["wire"] += 1
             return False
         if not self._has_room(command):
-            increment(self.counters.refused, "full")
+            self.counters.refused["full"] += 1
             return False
         self._signed(command, now)
         self._changed[url] = None
@@ -295,7 +295,7 @@ class SignedCommands(ClockedTable[str, Command]):
         for command in [row._replace(options=options) for row, options in rows]:
             reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
             if reason:
-                increment(self.counters.refused, reason)
+                self.counters.refused[reason] += 1
                 if reason != "signature":  # else anybody could say what this node refused
                     self._outcomes.note(command, f"it refuses the command: {REFUSALS[reason]}")
             else:

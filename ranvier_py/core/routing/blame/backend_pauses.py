@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 
 CREDENTIALS_MAX = 4096
 """Of clients that were limited in the last half minute: 1 MB."""
@@ -44,7 +44,7 @@ class Pauses:
 
     def begin(self, backend: BackendId, until: float, credential: bytes | None = None) -> None:
         """Have it pause until then, at least. `credential`: for requests with this one alone."""
-        increment(self.counters.begun, "everybody" if credential is None else "credential")
+        self.counters.begun["everybody" if credential is None else "credential"] += 1
         ends = self._everybody
         if credential is not None:
             ends = self._personal.get(credential, {})

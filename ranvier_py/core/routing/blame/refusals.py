@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import Backend, Transition
 from ranvier_py.core.routing.health import Outcome
 
@@ -168,7 +168,7 @@ class Refusals:
 
     def contradicted(self, backend: Backend, kind: int, status: int, now: float) -> Sequence[Transition]:
         """Take in that another backend served what this one refused."""
-        increment(self.counters.contradicted, str(status))
+        self.counters.contradicted[str(status)] += 1
         before = self.status_of(backend.id)
         if status == BLANK:
             self._patience.pop(kind, None)
