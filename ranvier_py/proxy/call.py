@@ -108,7 +108,6 @@ class ReadRequest(NamedTuple):
     unmended: HttpRequest | None  # without such members, as it came; None if no rule changed it
     prompt: Prompt
     tenant: bytes  # in the prompt's chain; empty where tenants are not kept apart
-    judged: bool  # it asks for inference, so its outcome shows how well its engine is
     upgrades: bool  # it asks for a WebSocket
     is_kept: bool  # an engine may keep its answer, under an id that the answer names
 

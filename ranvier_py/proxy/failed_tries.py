@@ -44,7 +44,7 @@ from ranvier_py.core.routing.blame.judgements import (
 from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
-from ranvier_py.core.routing.retries import DECLINED, Next, RetryBudget, RetryLimits, is_inference, may_repeat
+from ranvier_py.core.routing.retries import DECLINED, Next, RetryBudget, RetryLimits, may_repeat
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
@@ -230,7 +230,7 @@ class FailedTries:
     def may_repeat_after(self, outcome: Outcome) -> bool:
         """Whether the request may be sent again, here or elsewhere."""
         request = self._request
-        if outcome is Outcome.CONNECT_ERROR or (outcome in DECLINED and is_inference(request.method, request.path)):
+        if outcome is Outcome.CONNECT_ERROR or (outcome in DECLINED and request.computes):
             return True
         return may_repeat(request.method, request.path, request.body)
 
@@ -276,7 +276,7 @@ def passed_over(
     registry = router.registry
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
     avoid += (unfit := registry.pools.names.unfit(request.path, prompt.model))
-    if registry.refusals and not prompt.response_key:
+    if registry.refusals.avoiding and not prompt.response_key:
         kind = kind_of(request.path, prompt.model)
         able = [each for each in registry.pools.pool(prompt.model, now).ids if each not in unfit]
         probed = None if dry else registry.refusals.probe(kind, able, now)

@@ -19,6 +19,7 @@ from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGEN
 from ranvier_py.core.prompts.reserved_members import has_address
 from ranvier_py.core.response_cache.cache_keys import forbids_sharing
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
+from ranvier_py.core.routing.retries import is_inference
 from ranvier_py.core.tracing.trace_context import TRACE_FIELDS
 
 Headers = list[tuple[bytes, bytes]]
@@ -277,10 +278,17 @@ class HttpRequest:
     keep_alive: bool = True
     fields: RequestFields = NO_REQUEST_FIELDS
     path: bytes = b""
+    computes: bool = field(init=False)  # it asks for inference, so its outcome shows how well its engine is
 
     def __post_init__(self) -> None:
         if self.fields is NO_REQUEST_FIELDS:
             self.fields, self.path = RequestFields.of(self.headers), self.target.partition(b"?")[0]
+        self.computes = is_inference(self.method, self.path)
+
+    def direct(self, target: bytes) -> None:
+        """Take another form of its target."""
+        self.target, self.path = target, target.partition(b"?")[0]
+        self.computes = is_inference(self.method, self.path)
 
     def with_body(self, body: bytes) -> HttpRequest:
         """Return the same request with another body."""

@@ -8,7 +8,7 @@ backend is closed at once, and only what was proved is learned.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from ranvier_py.core.answers.usage_injection import UsageAsker
@@ -99,10 +99,14 @@ class Pipeline:
             lacking=lacking,
             changed=changed,
         )
-        self._first: Sequence[Stage] = (
-            partial(answer_ourselves, self.resolve),  # behind it a request is to be admitted, by what its head says
-            *(each.begin for each in reserving),
-        )  # then a model that has a table gets its name; then comes the response cache, which may answer instead of
+        first: Sequence[Stage] = (
+            *(each.begin for each in reserving),  # admits it by what its head says
+        )  # by whether it asks for inference: if not, the node itself may have the answer
+        self._first: Mapping[bool, Sequence[Stage]] = {
+            True: first,
+            False: (partial(answer_ourselves, self.resolve), *first),
+        }
+        # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (
             self.read,  # strips and mends
             *admitting,
@@ -134,7 +138,7 @@ class Pipeline:
                 self.tracer.begin(call)
             if request.fields.origin and (yield from self.browsers(call)):
                 return
-            for stage in self._first:
+            for stage in self._first[request.computes]:
                 steps = stage(call)
                 if steps is not None:
                     yield from steps

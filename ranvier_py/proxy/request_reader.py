@@ -164,8 +164,7 @@ class RequestHead:
             request.target = origin_form(request.target, request.method)
         if request.target[:1] != b"/" and not (request.target == b"*" and request.method == b"OPTIONS"):
             raise BadRequest("the request target must be a path")
-        request.target = canonical_target(request.target)
-        request.path = request.target.partition(b"?")[0]
+        request.direct(canonical_target(request.target))
 
     def _read_fields(self, minor: int) -> None:
         hosts = 0

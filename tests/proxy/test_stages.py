@@ -31,7 +31,6 @@ STAGES: dict[str, tuple[Any, str]] = {
     "identify": (Gate, "check"),
     "strip the head": (RouterFields, "admitted"),
     "browsers": (BrowserStage, "__call__"),
-    "own answer": (pipeline, "answer_ourselves"),
     "reserve by the head": (ReserveStage, "begin"),
     "resolve the model": (ResolveStage, "__call__"),
     "response cache": (ResponseCache, "answer"),
@@ -48,7 +47,8 @@ STAGES: dict[str, tuple[Any, str]] = {
     "relay": (RelayStage, "answer"),
     "learn": (AnswerProof, "passed"),
 }
-"""In this order; what is called again later, as learning is, counts by its first call."""
+"""In this order; what is called again later, as learning is, counts by its first call. What the node may answer itself
+it answers before anything is reserved, but it looks for that only where no inference is asked for."""
 
 
 async def test_the_stages_of_a_request_follow_each_other_in_one_order(

@@ -63,6 +63,8 @@ class Pools:
             self._by_model.clear()
             self._narrowed.clear()
             self._made_at = self.version
+        if not exclude and not avoid and (known := self._by_model.get(model)) is not None:
+            return known  # the usual case: a pool is kept under the name of each model that is listed
         key = self.names.pool_of(model)
         pool = None if exclude else self._narrowed.get((key, avoid)) if avoid else self._by_model.get(key)
         if pool is None:

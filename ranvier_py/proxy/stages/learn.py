@@ -78,6 +78,6 @@ class AnswerProof:
 def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transition]:
     """Note that a backend serves what it or others may have refused. Returns what this changes."""
     refusals = registry.refusals
-    if not (refusals or refusals.rows) or not attempt.judged or attempt.reply.is_blank:
+    if not (refusals.avoiding or refusals.rows) or not attempt.judged or attempt.reply.is_blank:
         return ()
     return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)

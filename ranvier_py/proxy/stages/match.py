@@ -25,8 +25,8 @@ class MatchStage:
     def __call__(self, call: Call) -> Steps[None] | None:
         router, read, prompt, now = self.router, call.read, call.read.prompt, time.monotonic()
         registry, names = router.registry, router.registry.pools.names
-        may_avoid = registry.pauses or registry.refusals or (names.lacking and prompt.model not in names.listed)
-        if read.judged and may_avoid:
+        avoids = now < registry.pauses.over_at or registry.refusals.avoiding
+        if read.request.computes and (avoids or (names.lacking and prompt.model not in names.listed)):
             prompt.avoid = passed_over(router, read.request, prompt, now)
         key, owners = prompt.response_key, router.owners
         unowned = key and owners.collecting and owners.find(key, now) is None
@@ -57,6 +57,6 @@ class MatchStage:
 
     def _pass_over_short(self, call: Call) -> None:
         prompt = call.read.prompt
-        if call.read.judged and (short := known_short(self.router.registry, prompt)):
+        if call.read.request.computes and (short := known_short(self.router.registry, prompt)):
             prompt.avoid = tuple(sorted({*prompt.avoid, *short}))
             call.match = self.router.find(prompt, time.monotonic())

@@ -34,8 +34,6 @@ NO_SUCH_PATH = "no such path: this port serves /health, /v1/ and paths of engine
 def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
     """Answer what no backend has to. Raises RequestError."""
     registry, path, identity = resolve.models.registry, call.request.path, call.identity
-    if call.request.method == b"POST" and path in PATHS:
-        return None
     is_get = call.request.method in (b"GET", b"HEAD") and not call.request.fields.upgrades
     may_use = identity.may_use if identity is not None and identity.is_limited_to_models else None
     if is_get and path.startswith(ONE_MODEL) and (registry.pools.names.listed or may_use is not None):

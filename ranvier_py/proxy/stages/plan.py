@@ -16,6 +16,6 @@ def begin(router: Router, call: Call, leg: Leg, found: PoolMatch) -> Attempt:
     if call.attempt is not None:
         call.earlier = (*call.earlier, call.attempt)
     call.attempt = attempt = router.start_attempt(prompt, leg.decision, found.at, call.id, found, quiet=True)
-    attempt.judged = call.read.judged
+    attempt.judged = call.read.request.computes
     call.tries += 1
     return attempt

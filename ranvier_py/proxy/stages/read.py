@@ -9,7 +9,6 @@ from ranvier_py.core.prompts.form_model import form_model
 from ranvier_py.core.prompts.reserved_members import NOTHING
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.request_paths import RESPONSES_PATH
-from ranvier_py.core.routing.retries import is_inference
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.stored_paths import STORED, response_of
 from ranvier_py.proxy.admission.tenant_rules import check_names, tenant_of
@@ -70,7 +69,6 @@ class ReadStage:
             unmended=unmended,
             prompt=prompt,
             tenant=tenant,
-            judged=is_inference(request.method, request.path),
             upgrades=upgraded,
             is_kept=is_kept,
         )

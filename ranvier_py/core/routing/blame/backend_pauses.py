@@ -30,17 +30,13 @@ class PauseCounters:
 class Pauses:
     """The pauses of all backends. `now` is in seconds of any steady clock."""
 
-    __slots__ = ("_everybody", "_over_at", "_personal", "counters")
+    __slots__ = ("_everybody", "_personal", "counters", "over_at")
 
     def __init__(self) -> None:
         self.counters = PauseCounters()
         self._everybody: dict[BackendId, float] = {}  # until when
         self._personal: BoundedDict[bytes, dict[BackendId, float]] = BoundedDict(CREDENTIALS_MAX)  # by credential
-        self._over_at = 0.0  # when the last pause of all ends
-
-    def __bool__(self) -> bool:
-        """Whether anybody may pause."""
-        return bool(self._everybody or self._personal)
+        self.over_at = 0.0  # when the last pause of all ends
 
     def begin(self, backend: BackendId, until: float, credential: bytes | None = None) -> None:
         """Have it pause until then, at least. `credential`: for requests with this one alone."""
@@ -51,11 +47,11 @@ class Pauses:
             self._personal[credential] = ends
             self.counters.dropped = self._personal.dropped
         ends[backend] = max(until, ends.get(backend, until))
-        self._over_at = max(self._over_at, until)
+        self.over_at = max(self.over_at, until)
 
     def of(self, credential: Callable[[], bytes], now: float) -> tuple[BackendId, ...]:
         """Return the backends that pause for requests with this credential, which is computed only if it matters."""
-        if now >= self._over_at:
+        if now >= self.over_at:
             self._everybody.clear()
             self._personal.clear()
             return ()

@@ -66,29 +66,25 @@ def kind_of(path: bytes, model: str) -> int:
 class Refusals:
     """The refusals of all backends. A `kind` is that of the request (`kind_of`)."""
 
-    __slots__ = ("_avoided", "_patience", "counters", "rows")
+    __slots__ = ("_patience", "avoiding", "counters", "rows")
 
     def __init__(self) -> None:
         self.counters = RefusalCounters()
         self.rows: BoundedDict[tuple[int, BackendId], Row] = BoundedDict(ROWS_MAX)
-        self._avoided: dict[int, dict[BackendId, Row]] = {}  # by kind
+        self.avoiding: dict[int, dict[BackendId, Row]] = {}  # by kind; empty while no backend is avoided
         self._patience: BoundedDict[int, int] = BoundedDict(ROWS_MAX)  # blank answers in a row that are believed
-
-    def __bool__(self) -> bool:
-        """Whether any backend is avoided."""
-        return bool(self._avoided)
 
     # --- who is avoided ---------------------------------------------------------------------------------------------
 
     def avoided(self, kind: int) -> Sequence[BackendId]:
         """Return the backends that a request of this kind avoids."""
-        return [*self._avoided.get(ABOUT_ALL, ()), *self._avoided.get(kind, ())]
+        return [*self.avoiding.get(ABOUT_ALL, ()), *self.avoiding.get(kind, ())]
 
     def probe(self, kind: int, able: Collection[BackendId], now: float) -> BackendId | None:
         """Count a request that avoids them. Returns the one of them that it should go to nevertheless, if any; only one
         of those `able` to serve it."""
         for each in (ABOUT_ALL, kind):
-            for backend, row in self._avoided.get(each, {}).items():
+            for backend, row in self.avoiding.get(each, {}).items():
                 row.passed += 1
                 idle_s = now - row.probed_at
                 is_due = idle_s >= PROBE_IDLE_S or (row.passed >= PROBE_REQUESTS and idle_s >= PROBE_S)
@@ -100,7 +96,7 @@ class Refusals:
 
     def status_of(self, backend: BackendId) -> int:
         """Return the status with which it refuses what others serve; 0 if it does not."""
-        return next((rows[backend].status for rows in self._avoided.values() if backend in rows), 0)
+        return next((rows[backend].status for rows in self.avoiding.values() if backend in rows), 0)
 
     def worse_opinions(self, kind: int, backends: Sequence[Backend]) -> Sequence[BackendId]:
         """Return those of these backends that should not be the second to be asked: all that are not proven, or if none
@@ -123,14 +119,14 @@ class Refusals:
 
     def _has_refused(self, backend: BackendId, kind: int) -> bool:
         """Whether it has refused a request like this, or any, and served none since."""
-        return any((each, backend) in self.rows or backend in self._avoided.get(each, ()) for each in (ABOUT_ALL, kind))
+        return any((each, backend) in self.rows or backend in self.avoiding.get(each, ()) for each in (ABOUT_ALL, kind))
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def refused(self, backend: Backend, kind: int, status: int, now: float) -> None:
         """Take in a refusal."""
         for scope in scopes_of(kind, status):
-            row = self._avoided.get(scope, {}).get(backend.id) or self.rows.get((scope, backend.id))
+            row = self.avoiding.get(scope, {}).get(backend.id) or self.rows.get((scope, backend.id))
             if row is None:
                 row = self.rows[scope, backend.id] = Row(now)
                 self.counters.dropped += self.rows.dropped
@@ -180,19 +176,19 @@ class Refusals:
             alike = scope == kind or status in OF_KEYS
             if row.contradicted < (REFUSALS_TO_AVOID if alike else UNLIKE_TO_AVOID):
                 continue
-            if sum(map(len, self._avoided.values())) >= AVOIDED_MAX:
+            if sum(map(len, self.avoiding.values())) >= AVOIDED_MAX:
                 self.counters.dropped += 1
                 continue
             del self.rows[scope, backend.id]
             row.probed_at = now
-            self._avoided.setdefault(scope, {})[backend.id] = row
+            self.avoiding.setdefault(scope, {})[backend.id] = row
         after = self.status_of(backend.id)
         why = "another backend serves what it refuses"
         return () if before or not after else [changed(backend, SERVES, answering(after), why)]
 
     def served(self, backend: Backend, kind: int, sent_at: float) -> Sequence[Transition]:
         """Take in that it serves a request that was sent then."""
-        before = self.status_of(backend.id) if self._avoided else 0
+        before = self.status_of(backend.id) if self.avoiding else 0
         for each in (ABOUT_ALL, kind):
             row = self.rows.get((each, backend.id))
             if row is not None and row.since <= sent_at:
@@ -204,17 +200,17 @@ class Refusals:
 
     def forget(self, backend: BackendId) -> None:
         """Forget its refusals: another process is behind it, or another backend has its id."""
-        for kind in list(self._avoided):
+        for kind in list(self.avoiding):
             self._release(backend, kind, float("inf"))
         for key in [key for key in self.rows if key[1] == backend]:
             del self.rows[key]
 
     def _release(self, backend: BackendId, kind: int, sent_at: float) -> None:
-        rows = self._avoided.get(kind, {})
+        rows = self.avoiding.get(kind, {})
         if backend in rows and rows[backend].since <= sent_at:
             del rows[backend]
             if not rows:
-                del self._avoided[kind]
+                del self.avoiding[kind]
 
 
 def scopes_of(kind: int, status: int) -> Sequence[int]:

@@ -47,7 +47,7 @@ def avoid(refusals: Refusals, backend: Backend, status: int = 404, now: float = 
 def test_refusals_in_a_row_that_another_does_not_share_have_it_avoided_by_requests_alike(status: int) -> None:
     refusals, one, _ = two()
     assert contradict(refusals, one, status) == ""
-    assert not refusals
+    assert not refusals.avoiding
     assert contradict(refusals, one, status) == f"serves -> refuses with {status}"
     assert (refusals.avoided(CHAT), refusals.avoided(EMBEDDING)) == ([A], [])
     assert (refusals.status_of(A), refusals.status_of(B)) == (status, 0)
@@ -68,7 +68,7 @@ def test_it_is_a_backend_like_others_as_soon_as_it_serves_a_request_that_was_sen
     assert refusals.avoided(CHAT) == [A]
     (change,) = refusals.served(one, CHAT, sent_at=11.0)
     assert (change.before, change.after) == ("refuses with 401", "serves")
-    assert not refusals
+    assert not refusals.avoiding
     assert refusals.served(one, CHAT, sent_at=12.0) == ()
 
 
@@ -84,7 +84,7 @@ def test_a_row_ends_with_a_request_that_it_serves() -> None:
     for number in range(50):
         contradict(refusals, one, now=float(number))
         refusals.served(one, CHAT, sent_at=number + 0.5)
-    assert not refusals
+    assert not refusals.avoiding
 
 
 def test_what_is_served_elsewhere_does_not_excuse_it() -> None:
@@ -145,10 +145,10 @@ def test_a_backend_that_is_removed_or_restarted_has_refused_nothing() -> None:
     avoid(refusals, one)
     contradict(refusals, one, kind=EMBEDDING)
     registry.changes.restart(one, "seen", 1.0)
-    assert (bool(refusals), len(refusals.rows)) == (False, 0)
+    assert (refusals.avoiding, len(refusals.rows)) == ({}, 0)
     avoid(refusals, one)
     registry.remove("e1")
-    assert not refusals
+    assert not refusals.avoiding
 
 
 def test_models_that_clients_invent_fill_no_memory() -> None:
