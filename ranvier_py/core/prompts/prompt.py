@@ -107,12 +107,13 @@ class Boundary:
     def _lasting(self) -> Iterator[Boundary]:
         """Yield the boundaries of this chain that are prefixes of this prompt as it is rendered, deepest first."""
         boundary = self
-        is_open = boundary.moves  # no question came yet
-        while boundary.parent is not None:
-            if is_open or not boundary.moves:
-                yield boundary
+        while boundary.moves and boundary.parent is not None:  # no question came yet
+            yield boundary
             boundary = boundary.parent
-            is_open = is_open and boundary.moves
+        while (parent := boundary.parent) is not None:
+            if not boundary.moves:
+                yield boundary
+            boundary = parent
 
     def token_chain(self) -> Iterator[PrefixKey]:
         """Yield the chain without text fingerprints, for templates in which earlier turns do not stay a prefix."""

@@ -106,6 +106,21 @@ class Observer:
         """The attempt ended."""
 
 
+class Notices:
+    """What each event of an attempt calls: the methods of those observers that do something then."""
+
+    __slots__ = ("answered", "finished", "observers", "sent", "started")
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        def calls(nothing: Callable[..., None]) -> Sequence[Callable[..., None]]:
+            found = [getattr(each, nothing.__name__) for each in observers]
+            return [call for call in found if call.__func__ is not nothing]
+
+        self.observers = tuple(observers)
+        self.sent, self.started = calls(Observer.attempt_sent), calls(Observer.started)
+        self.answered, self.finished = calls(Observer.answered), calls(Observer.finished)
+
+
 UsedPrefix: TypeAlias = tuple[int, int, float]
 """(depth in tokens, second of that route's evidence, tokens that its engine has used since that second)."""
 

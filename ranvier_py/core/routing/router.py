@@ -26,6 +26,7 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.attempt import (
     NO_CREDIT,
     Attempt,
+    Notices,
     Observer,
     PoolMatch,
     RouterCounters,
@@ -102,12 +103,20 @@ class Router:
         self.counters = RouterCounters()
         self.recent = RecentDecisions(recent_max)
         self._rng = rng
-        self.observers: tuple[Observer, ...] = ()
+        self._notices = Notices()
         self.checkpoints = Checkpoints(
             lambda end: routes.rows.known_chain(self.holders.chain(end)),
             self._observe,
             block_tokens=hasher.block_tokens,
         )
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return self._notices.observers
+
+    @observers.setter
+    def observers(self, observers: Sequence[Observer]) -> None:
+        self._notices = Notices(observers)
 
     def _observe(self, observer: Observer) -> None:
         self.observers += (observer,)
@@ -283,8 +292,8 @@ class Router:
         if attempt.announced:
             return
         attempt.announced = True
-        for observer in self.observers:
-            observer.attempt_sent(attempt, attempt.sent_at)
+        for notify in self._notices.sent:
+            notify(attempt, attempt.sent_at)
 
     def first_token(self, attempt: Attempt, now: float) -> None:
         """Learn that the backend holds the prompt: output came, so the prefill is done. Only the first call counts."""
@@ -297,8 +306,8 @@ class Router:
             self.policy.learner.served(attempt.service)
         self.settle(attempt)
         self._learn(attempt, attempt.prompt.end, now)
-        for observer in self.observers:
-            observer.started(attempt, now)
+        for notify in self._notices.started:
+            notify(attempt, now)
 
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
         """End the attempt, whatever its outcome. Returns the transitions of the backend's health, for the log."""
@@ -309,8 +318,8 @@ class Router:
             self.settle(attempt)
         self.counters.outcomes[outcome.value] += 1
         attempt.reply.ended_at = now
-        for observer in self.observers:
-            observer.finished(attempt, outcome, now)
+        for notify in self._notices.finished:
+            notify(attempt, outcome, now)
         if outcome is Outcome.SUCCESS and not (attempt.work.seen or attempt.work.decoding):  # sooner than expected
             attempt.target.work.prefilled(attempt.work, now)
         transitions = self.registry.finished(attempt.target, outcome, now, attempt.work, judged=attempt.judged)
@@ -368,8 +377,8 @@ class Router:
             learn_length(attempt, self.lengths, self.policy)
         if attempt.first_at is not None:
             self._learn(attempt, end, now)
-        for observer in self.observers:
-            observer.answered(attempt, end, answer, now)
+        for notify in self._notices.answered:
+            notify(attempt, end, answer, now)
 
     # --- seeing -----------------------------------------------------------------------------------------------------
 

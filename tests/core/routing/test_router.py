@@ -15,7 +15,7 @@ from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.attempt import Observer
+from ranvier_py.core.routing.attempt import Notices, Observer
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
@@ -249,6 +249,15 @@ class Noting(Observer):
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         self.reported.append(("finished", now))
+
+
+def test_an_event_calls_only_observers_that_do_something_then() -> None:
+    router, observer = make_router(), Noting()
+    router.observers = (Observer(), observer)
+    notices = Notices(router.observers)
+    assert (notices.sent, notices.finished) == ([observer.attempt_sent], [observer.finished])
+    assert not notices.started
+    assert not notices.answered
 
 
 @pytest.mark.parametrize("announces", [0, 1, 2])

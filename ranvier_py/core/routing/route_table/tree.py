@@ -87,7 +87,8 @@ class Tree:
             names = [name for _, token, text in chain for name in (token, text) if name]
             if len(chain) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
                 return False
-        self.pinned[row] = None
+        if self.leaves.takes_inner or rows.count + len(chain) > capacity:
+            self.pinned[row] = None  # it must not be evicted to make room, and may be queued afterwards
         second = claim.evidence
         rows.used[row] = max(rows.used[row], second)
         above = row
@@ -116,6 +117,8 @@ class Tree:
     def _settle(self) -> None:
         """Unpin the path, and queue its leaves for eviction."""
         pinned, children, lanes = self.pinned, self.rows.child, self.rows.lane
+        if not pinned:
+            return
         self._path, self.pinned = {}, {}
         inner = self.leaves.takes_inner
         for row in pinned:
