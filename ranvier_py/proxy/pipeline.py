@@ -27,13 +27,11 @@ from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
 from ranvier_py.proxy.stages.admit import AdmitStage, shown_to
 from ranvier_py.proxy.stages.browsers import BrowserStage
-from ranvier_py.proxy.stages.find_model import ModelStage
-from ranvier_py.proxy.stages.forward import ForwardStage
+from ranvier_py.proxy.stages.forward import ForwardStage, one_leg
 from ranvier_py.proxy.stages.learn import LearnStage
-from ranvier_py.proxy.stages.match import MatchStage
+from ranvier_py.proxy.stages.match import MatchStage, ModelStage
 from ranvier_py.proxy.stages.mend import MendStage
 from ranvier_py.proxy.stages.own_answer import answer_ourselves
-from ranvier_py.proxy.stages.plan import one_leg
 from ranvier_py.proxy.stages.read import ReadStage
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.stages.reserve import ReserveStage

@@ -25,9 +25,8 @@ from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
 from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.driver import Wait
+from ranvier_py.proxy.driver import Wait, Watch
 from ranvier_py.proxy.http_values import PERSONAL, Fields, HttpRequest, HttpResponseHead, WaitPhase
-from ranvier_py.proxy.readiness import Watch
 
 PIECE_BYTES_MAX = 262_144
 """Bytes that a client is given at once: what it has no room for is copied."""

@@ -17,8 +17,7 @@ from functools import partial
 import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
-from ranvier_py.proxy.driver import Steps, Wait
-from ranvier_py.proxy.readiness import Watch
+from ranvier_py.proxy.driver import Steps, Wait, Watch
 
 RECEIVE_BYTES = 65536
 """Bytes of one read: as large as a typical chat, below glibc's mmap threshold (128 kB), so the buffer is reused."""

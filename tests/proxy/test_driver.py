@@ -12,9 +12,8 @@ import trio
 import trio.testing
 
 from ranvier_py.core.routing.router import Router
-from ranvier_py.proxy.driver import Driver, Steps
+from ranvier_py.proxy.driver import Driver, Readiness, Steps
 from ranvier_py.proxy.edits import LegEdits
-from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.transport import PlainTransport, received
 from tests.node.node_lab import QUESTION, Node, chat, lab
 from tests.proxy.test_pipeline import at_rest, sharing

@@ -11,11 +11,10 @@ from ranvier_py.proxy import pipeline
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.stages.admit import AdmitStage
 from ranvier_py.proxy.stages.browsers import BrowserStage
-from ranvier_py.proxy.stages.find_model import ModelStage
 from ranvier_py.proxy.stages.forward import ForwardStage
 from ranvier_py.proxy.stages.identify import Gate
 from ranvier_py.proxy.stages.learn import AnswerProof
-from ranvier_py.proxy.stages.match import MatchStage
+from ranvier_py.proxy.stages.match import MatchStage, ModelStage
 from ranvier_py.proxy.stages.mend import MendStage
 from ranvier_py.proxy.stages.read import ReadStage
 from ranvier_py.proxy.stages.relay import RelayStage

@@ -1,4 +1,4 @@
-"""Carries out the legs of a plan, and makes other plans until a client has its answer.
+"""Plans which backends are asked, carries out the legs of a plan, and makes other plans until a client has its answer.
 
 A leg that fails before a byte was relayed leads to another plan without its backend, a bounded number of times, if the
 request may be sent again (`failed_tries`); after the first byte it only ends. What a leg hands on serves its plan
@@ -35,10 +35,25 @@ from ranvier_py.proxy.error_answers import api_of, error_response
 from ranvier_py.proxy.failed_tries import FailedTries, outcome_of_error, waited_long
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.stages.learn import serves
-from ranvier_py.proxy.stages.plan import begin
 from ranvier_py.proxy.stages.relay import RelayStage
 from ranvier_py.proxy.stages.resolve_model import ResolveStage
 from ranvier_py.proxy.upstream import Exchange, Upstream
+
+
+def one_leg(router: Router, call: Call, found: PoolMatch) -> Plan:
+    """Place the prompt among those found: one engine prefills and decodes."""
+    return (Leg(router.place(call.read.prompt, found)),)
+
+
+def begin(router: Router, call: Call, leg: Leg, found: PoolMatch) -> Attempt:
+    """Count a leg as in flight at its backend."""
+    prompt = call.read.prompt
+    if call.attempt is not None:
+        call.earlier = (*call.earlier, call.attempt)
+    call.attempt = attempt = router.start_attempt(prompt, leg.decision, found.at, call.id, found, quiet=True)
+    attempt.judged = call.read.request.computes
+    call.tries += 1
+    return attempt
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

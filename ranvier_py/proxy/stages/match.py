@@ -1,11 +1,17 @@
-"""Finds who holds how much of a prompt; tokens come first only if the texts find too little, and within a deadline."""
+"""Finds who may serve a request, and who holds how much of its prompt.
+
+A model that no engine has listed has the engines asked once more, and the request waits for that. Tokens come before
+the match only if the texts find too little, and within a deadline.
+"""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
+from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.driver import Steps
@@ -14,6 +20,21 @@ from ranvier_py.proxy.failed_tries import known_short, passed_over
 OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
 """If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
 may be on its way. Without peers it does not wait."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelStage:
+    registry: Registry
+    look_for: Callable[[str], Awaitable[None]]  # returns once the model was found, or won't be
+
+    def __call__(self, call: Call) -> Steps[None] | None:
+        model, names = call.read.prompt.model, self.registry.pools.names
+        if not model or not names.listed or model in names.listed:
+            return None
+        return self.sought(model) if names.lacks(self.registry, model) else None
+
+    def sought(self, model: str) -> Steps[None]:
+        yield partial(self.look_for, model)
 
 
 @dataclass(slots=True, eq=False, repr=False)

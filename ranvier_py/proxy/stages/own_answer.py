@@ -2,7 +2,7 @@
 
 Rules: one model is found however its id is spelled in a path, with its slashes or as SDKs escape them (`a%2Fb`). Who
 sends `anthropic-version` is answered in the shape of Anthropic's API. As long as no engine has listed its models, one
-of them is asked; a name that none lists is looked for as in `stages.find_model`. An upgrade to a WebSocket is refused
+of them is asked; a name that none lists is looked for as in `stages.match`. An upgrade to a WebSocket is refused
 but for the path that has them: clients fall back at once, while an engine's refusal of a GET reads like a failure. Who
 asks for a path with too little or too much before it is told which one he means.
 """

@@ -33,7 +33,7 @@ from ranvier_py.proxy.call import Call, Edited, Editing, NamedModel, PipelineLim
 from ranvier_py.proxy.driver import Steps, in_portions
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import QUERY_MODEL, model_of, upgrades
-from ranvier_py.proxy.stages.find_model import ModelStage
+from ranvier_py.proxy.stages.match import ModelStage
 
 KIND_OF = {
     Outcome.OVERLOADED: OVERLOADED,
