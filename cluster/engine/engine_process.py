@@ -22,7 +22,7 @@ from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import leaves
 from ranvier_py.proxy.conversation import awaiting
-from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.replay.engine.engine_values import CACHES, EngineLimits
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS

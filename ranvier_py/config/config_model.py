@@ -66,7 +66,7 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.proxy.call import PipelineLimits
 from ranvier_py.proxy.connection_pool import UpstreamLimits
-from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.heads import ServerLimits
 
 SECRETS = (
     "control_key",

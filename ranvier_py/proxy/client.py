@@ -25,6 +25,7 @@ from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import api_of, error_response
+from ranvier_py.proxy.heads import RequestHead, ServerLimits
 from ranvier_py.proxy.http_values import (
     NO_REQUEST,
     Fields,
@@ -34,7 +35,6 @@ from ranvier_py.proxy.http_values import (
     own_head,
     response_head,
 )
-from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import PlainTransport
 
 LINGER_S = 2.0

@@ -19,7 +19,7 @@ from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
-from ranvier_py.proxy.response_reader import FramedHead, KnownHead, ResponseParser
+from ranvier_py.proxy.heads import FramedHead, KnownHead, ResponseParser
 from ranvier_py.proxy.transport import PlainTransport
 
 

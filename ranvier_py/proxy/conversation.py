@@ -32,8 +32,8 @@ from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.answers.cors import Cors
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.heads import RequestHead, ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
-from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import RECEIVE_BYTES, TlsTransport, received
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,11 @@
 """HTTP messages as values, which the client's side, the backend's side and the pipeline exchange.
 
 The fields of a head are evaluated once: the lines to pass on, and what the pipeline needs to know, are kept with the
-head (`RequestFields`, `ResponseFields`), and are reused for every later head of the connection that is alike. Two heads
-are alike if they differ only in the digits of their content-length (`HeadShape`); clients and engines send the same
-head again and again.
+head (`RequestFields`, `ResponseFields`), and are reused for every later head of the connection that is alike (`heads`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,8 +75,6 @@ PERSONAL = frozenset((b"set-cookie", b"set-cookie2"))
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
-CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
-
 
 class WaitPhase(Enum):
     """What a client connection waits for. It determines what a missed deadline means."""
@@ -91,29 +86,6 @@ class WaitPhase(Enum):
     STALL = "stall"  # the backend stopped in the middle of its answer: cut
     SEND = "send"  # the client does not read: cut
     WORK = "work"  # nothing, since we are working: no deadline
-
-
-class HeadShape(NamedTuple):
-    """A head without the digits of its content-length: the bytes before and after them, or all bytes and none."""
-
-    before: bytes
-    after: bytes
-
-    @classmethod
-    def of(cls, head: bytes) -> HeadShape:
-        """Return the shape of a head that a strict parser accepted, which has at most one content-length line."""
-        found = CONTENT_LENGTH.search(head)
-        return cls(head, b"") if found is None else cls(head[: found.start(1)], head[found.end(1) :])
-
-    def digits_of(self, head: bytes) -> bytes | None:
-        """Return the digits of a head of this shape, b"" if the shape has none; None if the head is another one."""
-        before, after = self
-        if not after:
-            return b"" if head == before else None
-        if not head.startswith(before):
-            return None
-        digits = head[len(before) :].removesuffix(after)  # other ends are no digits
-        return digits if digits.isdigit() and len(digits) <= 18 else None
 
 
 class RequestFields(NamedTuple):

@@ -25,8 +25,8 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
 from ranvier_py.proxy.conversation import Conversations, Handler
 from ranvier_py.proxy.driver import Driver, Readiness
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import WaitPhase
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport, listen
 from ranvier_py.supervision import Faults
 

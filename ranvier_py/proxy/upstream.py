@@ -31,8 +31,8 @@ from ranvier_py.proxy.connection_pool import (
     UpstreamLimits,
 )
 from ranvier_py.proxy.driver import Readiness, Steps
+from ranvier_py.proxy.heads import FramedHead
 from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
-from ranvier_py.proxy.response_reader import FramedHead
 from ranvier_py.proxy.spread import connect
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 

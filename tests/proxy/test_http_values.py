@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ranvier_py.core.errors import BadRequest, UpstreamGarbled
+from ranvier_py.proxy.heads import RequestHead, ResponseParser, ServerLimits
 from ranvier_py.proxy.http_values import CONNECTION_OPTIONS_MAX
-from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
-from ranvier_py.proxy.response_reader import ResponseParser
 
 MANY = [
     b"connection: " + b"," * 60_000,

@@ -11,8 +11,8 @@ import trio
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.node.node_lab import BETWEEN_LOOKS_S, chat, lab
 from tests.proxy.wire import GET, STREAM_HEAD, Clock, Scripted, Wire, chunk, echo, post, serving, tls_contexts

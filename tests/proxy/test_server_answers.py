@@ -20,8 +20,8 @@ from ranvier_py.proxy.client import Client, Watchdog
 from ranvier_py.proxy.conversation import Handler, awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_response
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, echo, post, serving, tls_contexts
 

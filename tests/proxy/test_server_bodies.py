@@ -12,8 +12,8 @@ from ranvier_py.core.errors import NodeBusy
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.conversation import SKIPPED_BYTES_MAX, awaiting
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, chunk, post, serving
 

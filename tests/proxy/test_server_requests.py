@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.request_reader import ServerLimits
 from tests.examples import examples
 from tests.proxy.wire import GET, Wire, chunk, echo, post, serving
 

@@ -17,8 +17,8 @@ from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.proxy.call import Call
 from ranvier_py.proxy.client import Client, ServerCounters, Watchdog
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.shared_answer import SharedAnswer
 from ranvier_py.proxy.stages.response_cache import ResponseCache
 from ranvier_py.proxy.transport import PlainTransport

@@ -22,8 +22,8 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.upstream import Exchange, Upstream, is_interim
 from tests.proxy.wire import (
     CHUNKED_HEAD,

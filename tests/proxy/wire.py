@@ -23,8 +23,8 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
 from ranvier_py.proxy.conversation import Handler, awaiting
 from ranvier_py.proxy.driver import Driver, Result, Steps
+from ranvier_py.proxy.heads import ServerLimits
 from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
-from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.proxy.upstream import Upstream
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.errors import UpstreamGarbled
-from ranvier_py.proxy.http_values import HeadShape
-from ranvier_py.proxy.response_reader import FramedHead, KnownHead, ResponseParser
+from ranvier_py.proxy.heads import FramedHead, HeadShape, KnownHead, ResponseParser
 
 HEADS = (
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n",
