@@ -197,24 +197,6 @@ def test_the_map_shows_what_is_there() -> None:
     assert above[-1] == ROOT / "tests"
 
 
-def test_every_invariant_names_its_tests() -> None:
-    last = (ROOT / "ARCHITECTURE.md").read_text().partition("## Invariants")[2]
-    stated = re.findall(r"(?m)^\d+\. .*\n(?:   .*\n)*", last)
-    assert len(stated) == 10
-    assert [each for each in stated if "`tests/" not in each] == []
-    found = list(documents.invariants())
-    assert len(found) == sum(path.read_text().count("Invariant") for path in house.files("ranvier_py")) > 80
-    assert [(module, text) for module, text in found if not documents.is_tested(module, text)] == []
-
-
-def test_an_invariant_whose_test_is_none_or_of_another_room_is_found() -> None:
-    owners = "ranvier_py.core.routing.owners"
-    assert documents.is_tested(owners, "nothing is lost (test_owners.py).")
-    for wrong in ("", "test_owner.py", "test_owners.py::test_nothing", "test_owners.py, test_dns.py"):
-        assert not documents.is_tested(owners, f"nothing is lost ({wrong}).")
-    assert documents.INVARIANT.findall("A. Invariants: a == b; c.\nBound: d. Invariant (one): e") == ["a == b; c.", "e"]
-
-
 def test_every_page_of_docs_is_linked_from_the_index_that_the_readme_begins_with() -> None:
     assert LINK.findall(section("Documentation"))[0] == ("docs/README.md", "")
     assert {*DOCS} - {"README.md"} <= {name for name, _ in LINK.findall(DOCS["README.md"])}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests import house
+from tests import documents, house
+from tests.documents import ROOT
 from tests.house import (
     body_lines,
     everything,
@@ -371,3 +373,21 @@ def texts_in(value: object) -> dict[int, int]:
 def test_the_search_for_changes_finds_what_it_should(change: str) -> None:
     assert len(list(changes(ast.parse(change), {"T"}))) == 1
     assert list(changes(ast.parse(change), {"U"})) == []
+
+
+def test_every_invariant_names_its_tests() -> None:
+    last = (ROOT / "ARCHITECTURE.md").read_text().partition("## Invariants")[2]
+    stated = re.findall(r"(?m)^\d+\. .*\n(?:   .*\n)*", last)
+    assert len(stated) == 10
+    assert [each for each in stated if "`tests/" not in each] == []
+    found = list(documents.invariants())
+    assert len(found) == sum(path.read_text().count("Invariant") for path in house.files("ranvier_py")) > 80
+    assert [(module, text) for module, text in found if not documents.is_tested(module, text)] == []
+
+
+def test_an_invariant_whose_test_is_none_or_of_another_room_is_found() -> None:
+    owners = "ranvier_py.core.routing.owners"
+    assert documents.is_tested(owners, "nothing is lost (test_owners.py).")
+    for wrong in ("", "test_owner.py", "test_owners.py::test_nothing", "test_owners.py, test_dns.py"):
+        assert not documents.is_tested(owners, f"nothing is lost ({wrong}).")
+    assert documents.INVARIANT.findall("A. Invariants: a == b; c.\nBound: d. Invariant (one): e") == ["a == b; c.", "e"]
