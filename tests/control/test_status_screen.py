@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.control.status_screen import SORTS, Looked, page, pressed, screen
+from tests.house import ROOT
 
 
 def engine(number: int, **more: Any) -> dict[str, Any]:
@@ -182,3 +183,22 @@ def test_what_was_done_with_an_engine_and_the_worst_that_is_wrong_with_it_are_bo
         assert line.removeprefix("> ").startswith(shown), line
         assert max(map(len, lines)) <= 80
         assert line.removeprefix("> ").index("exact") == 30
+
+
+def pictured(engines: int) -> list[dict[str, Any]]:
+    """So many engines, the dead ones first, as a node sorts them."""
+    rows = [engine(number) for number in range(engines)]
+    dead = [{**row, "state": "down", "states": ["down"]} for row in rows if row["name"] in DEAD_NAMES]
+    return [*dead, *(row for row in rows if row["name"] not in DEAD_NAMES)]
+
+
+DEAD_NAMES = ("engine-3", "engine-7", "engine-9")
+
+
+def test_the_documents_show_a_page_of_eight_engines_and_a_screen_of_64() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    whole = {**status(8, *DEAD[:2], peers=2), "engines": pictured(8)}
+    many = {**status(64, *DEAD, peers=2), "engines": pictured(64)}
+    for lines in (page(whole, "http://a:1"), screen(many, "http://a:1", Looked(), 80, 24)):
+        shown = "\n".join(line.rstrip() for line in lines).strip()
+        assert f"```text\n{shown}\n```" in text, shown
