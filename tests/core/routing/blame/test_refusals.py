@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.blame.refusals import (
     AVOIDED_MAX,
+    BLANK,
     PROBE_IDLE_S,
     PROBE_REQUESTS,
     PROBE_S,
@@ -161,3 +164,41 @@ def test_models_that_clients_invent_fill_no_memory() -> None:
         avoid(refusals, one, kind=-1 - number)
         refusals.served(one, CHAT, 0.0)
     assert len([n for n in range(AVOIDED_MAX + 5) if refusals.avoided(-1 - n)]) == AVOIDED_MAX
+
+
+def test_the_first_blank_answer_in_a_row_is_believed_and_the_next_one_doubted() -> None:
+    refusals, one, other = two()
+    assert [refusals.blank(one, CHAT, [other], now) for now in (1.0, 2.0)] == [False, True]
+    refusals.served(one, CHAT, sent_at=3.0)
+    assert not refusals.blank(one, CHAT, [other], 4.0)
+
+
+def test_a_blank_answer_of_a_peer_that_has_words_for_others_takes_back_those_before_it() -> None:
+    refusals, one, other = two()
+    refusals.blank(one, CHAT, [other], 1.0)
+    refusals.blank(other, CHAT, [one], 2.0)
+    assert not refusals.blank(one, CHAT, [other], 3.0)
+
+
+def test_the_more_blank_answers_peers_have_shared_the_more_in_a_row_are_believed_until_one_has_words() -> None:
+    refusals, one, other = two()
+    tried = []
+    for number in range(64):
+        if refusals.blank(one, CHAT, [other], float(number)):
+            tried.append(number)
+            refusals.shared_blank(one, CHAT)
+    assert len(tried) <= 6
+    assert not refusals
+    gaps = [after - before for before, after in pairwise(tried)]
+    assert gaps == sorted(gaps)
+    refusals.blank(one, CHAT, [other], 70.0)
+    refusals.contradicted(one, CHAT, BLANK, 71.0)
+    assert refusals.blank(one, CHAT, [other], 72.0)
+
+
+def test_blank_answers_that_others_do_not_share_have_it_avoided_until_it_has_words() -> None:
+    refusals, one, _ = two()
+    avoid(refusals, one, BLANK, now=1.0)
+    assert (refusals.avoided(CHAT), refusals.status_of(A)) == ([A], BLANK)
+    (change,) = refusals.served(one, CHAT, sent_at=2.0)
+    assert (change.before, change.after) == ("answers nothing", "serves")
