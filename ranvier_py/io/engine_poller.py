@@ -66,6 +66,9 @@ PUBLISHERS_BYTES_MAX = 512 * 1024  # SGLang lists its whole configuration, some 
 ADDRESSES_MAX = 64  # addresses of a backend's host name
 DETAIL_CHARACTERS_MAX = 300  # of an error's description: enough for OpenSSL's longest text and a host
 CLOSE_S = 1.0  # to close a TLS connection while being cancelled
+Key = Callable[[], str]
+"""Returns the key with which an engine is asked; "": with none. It may be another one each time."""
+
 Fields = dict[bytes | str, bytes | str]
 FAILURES = (NetworkError, TimeoutException, ProtocolError)
 PUBLISHER_PAGES = (
@@ -97,14 +100,13 @@ class Soon:
 class Engine:
     """One polled engine: how to ask it, and the schedules of its pages."""
 
-    def __init__(self, id: BackendId, url: str, api_key: str, tls_name: str, options: PollOptions) -> None:  # noqa: A002
+    def __init__(self, id: BackendId, url: str, key: Key, tls_name: str, options: PollOptions) -> None:  # noqa: A002
         self.id = id
         self.parts = parts_of_url(without_rank(url))
         self.rank = rank_of(url)
         own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpcore's own
         self.tls: tuple[ssl.SSLContext, dict[str, Any]] = own, {"sni_hostname": tls_name} if tls_name else {}
-        self.headers: Fields = {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier"}
-        self.rekey(api_key)
+        self._key = key
         self.refusals = KeyRefusals()
         self.scope = trio.CancelScope()
         self.health = HealthSchedule(options)
@@ -117,10 +119,11 @@ class Engine:
     def is_watched(self) -> bool:  # it may be forgotten while an answer arrives
         return not self.scope.cancel_called
 
-    def rekey(self, api_key: str) -> None:
-        self.headers.pop("authorization", None)
-        if api_key:
-            self.headers["authorization"] = f"Bearer {api_key}".encode()
+    @property
+    def headers(self) -> Fields:
+        key = self._key()
+        own: Fields = {"authorization": f"Bearer {key}".encode()} if key else {}
+        return {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier", **own}
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnectionPool]:
@@ -249,11 +252,6 @@ class EnginePoller:
             self._context = self._context or ssl.create_default_context()
             engine.tls = self._context, engine.tls[1]
 
-    def rekey(self, api_key: str) -> None:
-        """Ask every engine with this key from now on."""
-        for engine in self._engines.values():
-            engine.rekey(api_key)
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled. `watch` may be called before, and at any time meanwhile."""
         try:
@@ -270,16 +268,16 @@ class EnginePoller:
         self,
         id: BackendId,  # noqa: A002
         url: str,
-        api_key: str = "",
+        key: Key = str,
         *,
         publishers: tuple[Publisher, ...] = (),
         events: bool = True,
         tls_name: str = "",
     ) -> None:
-        """Poll this backend from now on, at once and afresh. `publishers` that an operator named are reported without
-        asking; without `events` nobody asks for any."""
+        """Poll this backend from now on, at once and afresh, each time with the key that `key` returns. `publishers`
+        that an operator named are reported without asking; without `events` nobody asks for any."""
         self.forget(id)
-        engine = self._engines[id] = Engine(id, url, api_key, tls_name, self._options)
+        engine = self._engines[id] = Engine(id, url, key, tls_name, self._options)
         if engine.parts.is_secure:
             self.trust(self._context)
         engine.fixed = publishers if events or publishers else None

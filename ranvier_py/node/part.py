@@ -186,6 +186,10 @@ class Node:
         self.parts = tuple(parts)
         self.sources.configure(self.config.backend)
 
+    def key_for(self, url: str) -> str:
+        """Return the key with which the engine at this URL is asked; "" if there is none."""
+        return self.config.api_key
+
     def part(self, kind: type[Kind]) -> Kind:
         """Return the part of this kind."""
         (found,) = [each for each in self.parts if isinstance(each, kind)]

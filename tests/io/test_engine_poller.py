@@ -311,7 +311,7 @@ async def test_forgetting_a_backend_ends_its_probe_even_while_it_waits_for_an_an
 async def test_the_key_of_a_backend_goes_to_that_backend_alone(word: str) -> None:
     guarded, open_ = healthy("m"), healthy("m")
     async with serving(guarded), probing(open_) as (poller, reports):
-        poller.watch(B, guarded.url, api_key=word)
+        poller.watch(B, guarded.url, key=lambda: word)
         await reports.next()
         await reports.next()
     assert all(b"authorization: Bearer " + word.encode() in head for head in guarded.heads)
@@ -359,7 +359,7 @@ async def measuring(
     found: list[EngineMetrics] = []
     poller = EnginePoller(options, Random(1), measured=lambda _, metrics: found.append(metrics), owns=owns)
     async with serving(engine), running(poller):
-        poller.watch(A, engine.url, "secret")
+        poller.watch(A, engine.url, lambda: "secret")
         yield poller, found
 
 

@@ -78,6 +78,7 @@ class EventSource:
         url: http, https, ws or wss.
         received: takes the events in order. Must not wait.
         started: called whenever a stream begins, before its first event.
+        key: returns the key for the next connection; "" for none.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class EventSource:
         received: Callable[[Sequence[IndexEvent]], object],
         started: Callable[[], object],
         rng: Random,
-        api_key: str = "",
+        key: Callable[[], str] = str,
     ) -> None:
         self.url = url
         self.state = StreamState()
@@ -96,12 +97,12 @@ class EventSource:
         self._rng = rng
         self._log_quota = Quota(LOG_LINES_MAX, LOG_LINE_S)
         self._context: ssl.SSLContext | None = None
-        self.rekey(api_key)
+        self._key = key
 
-    def rekey(self, api_key: str) -> None:
-        """Use this key from the next connection on."""
-        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._headers = {"user-agent": "ranvier-kv-events", **key}
+    @property
+    def _headers(self) -> dict[str, str]:
+        key = self._key()
+        return {"user-agent": "ranvier-kv-events"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def trust(self, context: ssl.SSLContext | None) -> None:
         """Use this TLS context from the next connection on; None: the system's authorities."""

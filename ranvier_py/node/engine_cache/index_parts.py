@@ -83,10 +83,12 @@ class IndexedStream:
         engine_caches: EngineCaches,
         find: Callable[[str], BackendId | None],
         make: Callable[..., EventSource],
+        key_for: Callable[[str], str],
     ) -> None:
-        """`find` finds the node's backends by their URL; `make` makes the reader of an endpoint."""
+        """`find` finds the node's backends by their URL, `key_for` their keys; `make` makes an endpoint's reader."""
         self.backend = backend
-        self.events = make(backend.endpoint, received=self.received, started=self.started)
+        key = partial(key_for, backend.url)
+        self.events = make(backend.endpoint, received=self.received, started=self.started, key=key)
         self._source = Source(backend.id, "index")
         self._index, self._engine_caches, self._find = index, engine_caches, find
 
@@ -169,7 +171,7 @@ class IndexParts(Part):
     """
 
     name = "kv_index"
-    keys = ("index", "events", "backend_api_key", "backend_api_key_file", "policy", *POLICY_OPTIONS)
+    keys = ("index", "events", "policy", *POLICY_OPTIONS)
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
@@ -180,14 +182,16 @@ class IndexParts(Part):
         find: Callable[[str], BackendId | None],
         *,
         policy: Callable[[], object] = lambda: None,
-        api_key: str = "",
+        key_for: Callable[[str], str] = lambda _: "",
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
-        made = partial(event_source, options=options, rng=rng, api_key=api_key)
-        self._stream = partial(IndexedStream, index=self.index, engine_caches=engine_caches, find=find, make=made)
+        made = partial(event_source, options=options, rng=rng)
+        self._stream = partial(
+            IndexedStream, index=self.index, engine_caches=engine_caches, find=find, make=made, key_for=key_for
+        )
         self.streams: dict[BackendId, IndexedStream] = {}
         self._urls: dict[BackendId, str] = {}
         self._link: RedisLink | None = None
@@ -252,8 +256,6 @@ class IndexParts(Part):
         self.index.settings = after.index
         for stream in self.streams.values():
             stream.events.options = source_options(after)
-            if before.api_key != after.api_key:
-                stream.events.rekey(after.api_key)
         self.join(self._policy())
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
@@ -382,7 +384,7 @@ def index_parts_of(node: Node, engine_caches: EngineCaches, pool: RedisPool | No
         engine_caches,
         partial(backend_at, node.registry),
         policy=lambda: node.router.policy,
-        api_key=config.api_key,
+        key_for=node.key_for,
         faults=node.faults,
     )
     if pool is not None:

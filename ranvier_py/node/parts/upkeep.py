@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +42,7 @@ class Polls(Part):
     """See the module."""
 
     name = "polls"
-    keys = ("polls", "backend_api_key", "backend_api_key_file")
+    keys = ("polls",)
 
     def __init__(self, node: Node, clustering: ClusterParts | None) -> None:
         self._node = node
@@ -64,7 +65,7 @@ class Polls(Part):
         events = spec is None or spec.kv_events != OFF
         publishers = publishers_of(spec) if spec is not None and events else ()
         name = spec.tls_name if spec is not None else ""
-        key = self._node.config.api_key
+        key = partial(self._node.key_for, backend.url)
         url = with_base_path(backend.url, spec.base_path if spec is not None else "")
         self.poller.watch(backend.id, url, key, publishers=publishers, events=events, tls_name=name)
 
@@ -78,8 +79,6 @@ class Polls(Part):
 
     def reload(self, before: Config, after: Config) -> None:
         self.poller.set_options(after.polls)
-        if before.api_key != after.api_key:
-            self.poller.rekey(after.api_key)
 
     def view(self) -> Any:
         return values(self.poller.counters)

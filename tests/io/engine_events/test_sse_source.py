@@ -81,7 +81,7 @@ async def listening(
             received=received.take,
             started=received.start,
             rng=Random(1),
-            api_key=key,
+            key=lambda: key,
         )
         nursery.start_soon(received.source.run)
         yield received
