@@ -135,7 +135,8 @@ def of_ours(path: Path, written: FileValues) -> BackendFile:
         if spec is not None and spec.kv_index:
             problems.add(f"backend[{index}].kv_index", "is read when a node starts, and can't be set here")
         elif spec is not None:
-            found.append(FoundBackend(spec))
+            with_key = spec_at(f"backend[{index}].api_key_file", spec.with_key_read, problems)
+            found.append((with_key or spec).found)
     check_twice([(f"backend[{index}]", each.spec) for index, each in enumerate(found)], problems)
     problems.check()
     return BackendFile(found)
@@ -144,7 +145,7 @@ def of_ours(path: Path, written: FileValues) -> BackendFile:
 def typed(entry: Any) -> BackendSpec:
     """Return one backend, a table or «URL,weight=2». Raises ConfigError."""
     if isinstance(entry, dict):
-        return read_backend(entry)
+        return read_backend(entry, is_operators_file=True)
     if not isinstance(entry, str):
         raise ConfigError(["must be a table or a text such as URL,weight=2"])
     try:

@@ -22,7 +22,7 @@ from ranvier_py.config.config_endpoints import gossip_endpoints, ports_meet
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_names import ENV_PREFIX, FILE_VARIABLE, RENAMED, flag_of, keys_of, variable_of
-from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
+from ranvier_py.config.config_values import NEEDS_EVENTS, OWN_FILES_ONLY, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.model_tables import ModelSpec, problems_among, with_keys
 from ranvier_py.config.model_tables import problems as model_problems
 from ranvier_py.config.rule_files import rule_book
@@ -202,6 +202,7 @@ def checked(found: FoundValues) -> Config:
             del values[name]
     values |= secrets_of_files(values, found)
     values["model"] = with_keys(values.get("model", ()), found.add)
+    values |= {"backend": with_own_keys(values["backend"], found.add)} if "backend" in values else {}
     if found.sources and "backend" not in found.bad:
         from ranvier_py.config.continuum_file import with_sources  # noqa: PLC0415  # it has read them
 
@@ -263,6 +264,18 @@ def secrets_of_files(values: dict[str, Any], found: FoundValues) -> dict[str, Se
             found.add(twin, str(error))
             found.bad[name] = None
     return read
+
+
+def with_own_keys(specs: Sequence[BackendSpec], add: Callable[[str, str], None]) -> tuple[BackendSpec, ...]:
+    """Return the backends with the keys that their files hold. `add` takes the key of a problem, and what is wrong."""
+    made = list[BackendSpec]()
+    for number, spec in enumerate(specs):
+        try:
+            made.append(spec.with_key_read())
+        except ConfigError as error:
+            add(f"backend[{number}].api_key_file", str(error))
+            made.append(spec)
+    return tuple(made)
 
 
 def parted(config: Config, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -350,8 +363,13 @@ def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
                 return
 
 
-def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
-    """Validate one backend that came as JSON: no number may be a text. Raises ConfigError with all that is wrong."""
+def read_backend(fields: Mapping[str, Any], *, is_operators_file: bool = False) -> BackendSpec:
+    """Validate one backend that came as JSON: no number may be a text. Raises ConfigError with all that is wrong.
+
+    Who orders something from elsewhere names no file to be read here and sent to an engine, which may be his.
+    """
+    if "api_key_file" in fields and not is_operators_file:
+        raise ConfigError([f"api_key_file: {OWN_FILES_ONLY}"])
     try:
         return BackendSpec.model_validate(dict(fields), strict=True)
     except ValidationError as error:
@@ -378,7 +396,9 @@ def place(location: Iterable[int | str]) -> str:
 def reworded(item: Mapping[str, Any]) -> str:
     """Return Pydantic's message in our words."""
     if item["type"] == "extra_forbidden":
-        return "no such key" + did_you_mean(str(item["loc"][-1]), (*BackendSpec.model_fields, *ModelSpec.model_fields))
+        name = str(item["loc"][-1])
+        known = {*BackendSpec.model_fields, *ModelSpec.model_fields} - {name}
+        return "no such key" + did_you_mean(name, sorted(known))
     if item["type"] == "missing":
         return "is missing"
     if item["type"] == "string_pattern_mismatch":

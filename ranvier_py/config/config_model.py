@@ -428,7 +428,8 @@ class Config(Options):
     def secret_values(self) -> list[str]:
         """Return the secrets themselves. Only the log's filter may use them."""
         secrets = (getattr(self, name) for name in SECRETS)
-        return [*(secret.get_secret_value() for secret in secrets if secret is not None), *secrets_of(self.model)]
+        own = [spec.key.content for spec in self.backend if spec.key is not None]
+        return [*(secret.get_secret_value() for secret in secrets if secret is not None), *secrets_of(self.model), *own]
 
 
 class Key(NamedTuple):

@@ -18,12 +18,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
+from ranvier_py.config.secret_files import read_secret_file
 from ranvier_py.core.addresses import (
     DEFAULT_PORTS,
     OFF,
@@ -42,6 +44,7 @@ from ranvier_py.core.routing.backend import NAME_CHARS_MAX, normal_url
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, profile_named
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 from ranvier_py.core.routing.processes.ranks import without_rank
+from ranvier_py.core.routing.wanted.found_backend import EngineKey, FoundBackend
 
 NAME_CHARACTERS_MAX = 100  # twice the longest of ours; comparing long names takes the square of their length
 
@@ -100,6 +103,12 @@ def file_name(value: object) -> object:
     if isinstance(value, str) and "\0" in value:
         raise ValueError("must be a path, which has no NUL")
     return empty_is_none(value)
+
+
+def file_text(value: object) -> object:
+    """A path as text, which a file of JSON can hold, too."""
+    file_name(value)
+    return value
 
 
 def secret_line(value: object) -> object:
@@ -197,6 +206,9 @@ def cache_profile(text: str) -> str:
 
 SHOWN = ("url", "weight", "name")
 
+OWN_FILES_ONLY = "only the backends of a node's own configuration, or of its backends_file, may name one"
+"""Of a file that holds a key."""
+
 NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 
 
@@ -211,7 +223,8 @@ BACKEND_HELP = (
     "hosted=yes is for a provider, or a gateway to one, that its name does not show. any_model=yes is for an "
     "engine that ignores the names of models, such as llama.cpp's server: it gets those that no engine lists. "
     "tls_name=NAME is the name that the certificate of an https engine must have, where that is not its host. "
-    "base_path=/PATH precedes all paths of an engine that stands behind a gateway."
+    "base_path=/PATH precedes all paths of an engine that stands behind a gateway. "
+    "api_key_file=PATH holds the engine's own key, which goes before those of models and backend_api_key."
 )
 
 
@@ -223,7 +236,8 @@ class BackendSpec(BaseModel):
     event stream of Continuum's shape; empty: none. `kv_profile` names the kind of prefix cache; `auto`: it is
     recognised. `hosted`: whether a provider runs the backend; None: its URL decides. `any_model`: its engine
     ignores the names of models. `tls_name`: whose certificate it has; empty: that of its URL's host. `base_path`
-    precedes all of its paths.
+    precedes all of its paths. `api_key_file` holds its engine's own key: only files of this node's operator may
+    name it, since it is read here and sent there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -240,6 +254,8 @@ class BackendSpec(BaseModel):
     any_model: bool = False
     tls_name: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")
     base_path: str = Field(default="", max_length=200, pattern=r"^(?:/[A-Za-z0-9._~-]+)*$")
+    api_key_file: Annotated[str, BeforeValidator(file_text)] = ""
+    _api_key: str = PrivateAttr(default="")  # so that no input names it, and nothing shows it
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -262,6 +278,28 @@ class BackendSpec(BaseModel):
     def place(self) -> str:
         """Where its pages are: its URL without a rank, and what precedes their paths."""
         return without_rank(self.url) + self.base_path
+
+    @property
+    def key(self) -> EngineKey | None:
+        """Its engine's own key, once its file was read."""
+        return EngineKey(self.api_key_file, self._api_key) if self._api_key else None
+
+    def with_key(self, key: EngineKey | None) -> BackendSpec:
+        """Return the same with the key that its file holds, or without any."""
+        made = self.model_copy(update={"api_key_file": key.file if key is not None else ""})
+        made._api_key = key.content if key is not None else ""
+        return made
+
+    def with_key_read(self) -> BackendSpec:
+        """Return the same with the key that its file holds now. Raises ConfigError."""
+        if not self.api_key_file:
+            return self
+        return self.with_key(EngineKey(self.api_key_file, read_secret_file(Path(self.api_key_file))))
+
+    @property
+    def found(self) -> FoundBackend[BackendSpec]:
+        """What its source found: the options, and beside them the key, which changes in place."""
+        return FoundBackend(self.with_key(None) if self.api_key_file else self, key=self.key)
 
     @property
     def label(self) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.config_values import OWN_FILES_ONLY, BackendSpec
 from ranvier_py.core.addresses import PORT_MAX, checked_host, is_address, spelled
 
 SCHEMES = ("http", "https")
-OPTIONS = frozenset(BackendSpec.model_fields) - {"url", "name", "kv_index"}
+OPTIONS = frozenset(BackendSpec.model_fields) - {"url", "name", "kv_index", "api_key_file"}
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 PORT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,13}[a-z0-9])?")
 LABEL = r"[A-Za-z0-9][-A-Za-z0-9._/]{0,316}=[-A-Za-z0-9._]{0,63}"
@@ -87,6 +87,8 @@ def common_of(fields: dict[str, str], *, tls_name: str = "") -> Common:
     scheme = fields.pop("scheme", "http")
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be {' or '.join(SCHEMES)}")
+    if "api_key_file" in fields:
+        raise ValueError(f"api_key_file: {OWN_FILES_ONLY}")
     if unknown := sorted(set(fields) - OPTIONS):
         raise ValueError(f"{unknown[0]} is no option: scheme, and {', '.join(sorted(OPTIONS))} are")
     if scheme == "https" and tls_name:

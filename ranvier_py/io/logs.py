@@ -110,6 +110,12 @@ def change_logs(level: str, form: str, secrets: Sequence[str]) -> None:
         set_levels(level)
 
 
+def mask_in_logs(secrets: Iterable[str]) -> None:
+    """Mask these as well from now on, until the logs have changed twice."""
+    for handler in line_handlers():
+        handler.mask(secrets)
+
+
 def set_levels(level: str) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(max(number, logging.WARNING))
@@ -166,6 +172,11 @@ def announce(text: str) -> None:
     Thread(target=write_all, args=(1, f"{line}\n".encode()), name="stdout", daemon=True).start()
 
 
+def spellings(secrets: Iterable[str]) -> set[str]:
+    """Return secrets as lines of either form may have them."""
+    return {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
+
+
 class LineHandler(logging.Handler):
     """Queues each record to be written as one line with secrets masked. `emit` never waits and never raises.
 
@@ -187,9 +198,13 @@ class LineHandler(logging.Handler):
     def change(self, form: str, secrets: Sequence[str]) -> None:
         """Use this form from now on, and mask these secrets and those of the call before."""
         self._form = (JSON if form == "json" else TEXT)._replace(place=self._form.place)
-        spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
+        spelled = spellings(secrets)
         self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # old ones may still be logged
         self._latest_secrets = spelled
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        self._latest_secrets |= spellings(secrets)
+        self._secrets = sorted({*self._secrets, *self._latest_secrets}, key=len, reverse=True)
 
     def name_lines(self, place: str) -> None:
         """Have lines of JSON begin so, behind their time."""

@@ -129,6 +129,8 @@ def file_notes(loaded: Loaded, file: Path | None) -> Iterator[str]:
     if file is not None and any(origins.get(name, "").startswith(str(file)) for name in SECRETS):
         keys[file] = "a secret is in the configuration itself"
     keys |= {path: name for name in KEY_FILES if (path := KEYS[name].value_in(config)) is not None}
+    own = [(place, Path(spec.api_key_file)) for place, spec in enumerate(config.backend) if spec.api_key_file]
+    keys |= {path: f"backend[{place}].api_key_file" for place, path in own}
     for path, name in keys.items():
         with suppress(OSError):  # reported where it was opened
             mode = path.stat().st_mode

@@ -187,8 +187,9 @@ class Node:
         self.sources.configure(self.config.backend)
 
     def key_for(self, url: str) -> str:
-        """Return the key with which the engine at this URL is asked; "" if there is none."""
-        return self.config.api_key
+        """Return the key with which the engine at this URL is asked: its own, or that of all; "" if there is none."""
+        own = self.sources.key_of(url)
+        return own.content if own is not None else self.config.api_key
 
     def part(self, kind: type[Kind]) -> Kind:
         """Return the part of this kind."""

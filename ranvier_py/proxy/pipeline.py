@@ -18,6 +18,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.wanted.found_backend import EngineKey
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer, Tracer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -60,6 +61,7 @@ class Pipeline:
         look_for: Callable[[str], Awaitable[None]],
         lacking: Callable[[BackendId], object],
         changed: Callable[[Sequence[Transition]], object],
+        own_keys: Mapping[str, EngineKey],
         authorization: bytes,
         tenants: Tenants | None,
         may_see: Callable[[bytes | None], bool],
@@ -92,6 +94,7 @@ class Pipeline:
             relay=self.relay,
             resolve=self.resolve,
             address_of=address_of,
+            own_keys=own_keys,
             authorization=authorization,
             trouble=trouble,
             lacking=lacking,

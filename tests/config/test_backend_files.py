@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.config.backend_files import BackendFile, read_backend_file
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.routing.wanted.found_backend import EngineKey
 from tests.examples import examples
 
 TOML = """
@@ -90,6 +91,25 @@ def test_a_manifest_of_smg_is_read_as_it_is_and_what_can_not_be_used_is_named(tm
         "workers[4]",
     ]
     assert "prefill half" in file.left_out[0]
+
+
+def test_a_key_of_an_engine_is_read_from_its_file_and_a_manifest_has_none(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(" the-engines-own\n")
+    entry = f"[[backend]]\nurl = 'http://a:1'\napi_key_file = '{key}'\n"
+    (one,) = read(tmp_path, entry).found
+    assert one.key == EngineKey(str(key), "the-engines-own")
+    assert one.spec.model_dump() == {"url": "http://a:1", "weight": 1.0, "name": ""}
+    key.write_text("")
+    with pytest.raises(ConfigError, match=r":3: backend\[0\]\.api_key_file: .* must hold one line of text"):
+        read(tmp_path, entry)
+    with pytest.raises(ConfigError, match="did you mean api_key_file") as refused:
+        read(tmp_path, "[[backend]]\nurl = 'http://a:1'\napi_key = 'plain-secret'\n")
+    assert "plain-secret" not in str(refused.value)
+    workers = {"version": 1, "workers": [{"id": "w", "url": "http://a:1", "api_key": "x", "api_key_file": str(key)}]}
+    file = read(tmp_path, json.dumps(workers), ".json")
+    assert file.found[0].key is None
+    assert file.left_out == ["workers[0]: api_key, api_key_file not known, ignored"]
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,20 @@ def test_secrets_of_a_configuration_that_was_read_again_are_blacked_out_with_tho
         log.close()
 
 
+def test_secrets_that_a_source_brings_are_blacked_out_from_then_on_and_after_a_reload() -> None:
+    log = Log("text", ("first-secret",))
+    try:
+        log.handler.mask(["of-a-source"])
+        log.logger.warning("first-secret of-a-source")
+        log.handler.change("text", ())
+        log.logger.warning("of-a-source")
+        assert "first-secret" not in log.text
+        assert "of-a-source" not in log.text
+        assert log.text.count("***") == 3
+    finally:
+        log.close()
+
+
 def test_secrets_are_blacked_out_whoever_logs_them(log: Log) -> None:
     log.logger.error("refused %s", SECRET)
     log.logger.error("sent Authorization: Bearer sk-abc.def and BEARER sk-abc.def")

@@ -119,6 +119,15 @@ def test_a_key_that_every_user_can_read_or_write_is_named(
     assert KEY not in text
 
 
+def test_so_is_the_key_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o644)
+    _, text = checked(capsys, "--backend", f"http://127.0.0.1:1,api_key_file={file}")
+    assert f"note: backend[0].api_key_file: every user of this machine can read {file}" in text
+    assert KEY not in text
+
+
 @pytest.mark.parametrize("form", ["toml", "yaml"])
 def test_a_configuration_that_has_a_secret_is_such_a_file(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -156,7 +156,7 @@ class Transition:
 
 
 KEY_ACCEPTED, KEY_REFUSED = "accepted", "refused"
-"""Whether an engine gives its pages to a node that asks with `backend_api_key`."""
+"""Whether an engine gives its pages to a node that asks with a key of the engine, or of all."""
 
 SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Owners in the model cards of engines that know a `cache_salt` in requests."""
@@ -324,7 +324,7 @@ class Backend:
         if bool(before) is bool(refused):
             return []
         names = (KEY_REFUSED, KEY_ACCEPTED) if before else (KEY_ACCEPTED, KEY_REFUSED)
-        why = f"{refused}: see backend_api_key" if refused else "all its pages are given to us"
+        why = f"{refused}: see backend_api_key, and its api_key_file" if refused else "all its pages are given to us"
         return [Transition(self.id, self.name, "key", *names, why)]
 
     def __repr__(self) -> str:

@@ -120,7 +120,7 @@ def key_refused(backend: Backend) -> Finding | None:
     if not backend.seen.key_refused:
         return None
     what = f"engine {backend.name} refuses this node's key: {backend.seen.key_refused}"
-    remedy = "Set backend_api_key_file to the engine's --api-key; a reload takes it."
+    remedy = "Set backend_api_key_file, or its own api_key_file, to the engine's --api-key; a reload takes it."
     whom = "what its pages would show, and requests without a key of their own"
     command = "ranvier config --check"
     return of_engine("engine_key_refused", Severity.DEGRADED, backend, what, whom, remedy, command)

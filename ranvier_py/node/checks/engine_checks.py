@@ -126,8 +126,8 @@ class EngineCheck:
         return cards
 
     def _refused(self, reply: EngineReply) -> None:
-        given = "refuses this node's key" if self._config.api_key else "wants a key, and this node has none"
-        remedy = "Set backend_api_key_file to the key that the engine was started with."
+        given = "refuses this node's key" if key_for(self._config, self.spec) else "wants a key, and this node has none"
+        remedy = "Set backend_api_key_file, or its own api_key_file, to the key that the engine was started with."
         self._add("engine_key_refused", Severity.DOWN, f"{given}: status {reply.page.status}", remedy)
 
     async def _generates(self, model: str) -> None:
@@ -150,6 +150,10 @@ class EngineCheck:
             self.found.append(misfit_finding(self._about, differs, card, self._config.tokenizer))
         elif not theirs.text and self._config.tokenizer in ("", "embedded"):
             self.found.append(misfit_finding(self._about, "", card, self._config.tokenizer))
+
+
+def key_for(config: Config, spec: BackendSpec) -> str:
+    return spec.key.content if spec.key is not None else config.api_key
 
 
 def clock_difference(date: str, now: float) -> float:
@@ -180,8 +184,9 @@ async def check_engines(config: Config) -> list[Finding]:
         ours = tokenizer.facts.probe
     except ConfigError:  # a problem of the configuration
         ours = ProbeTokens()
-    asker = EngineAsker(config.api_key, engine_context_of(config), config.polls.probe_timeout_s)
-    checks = [EngineCheck(config, spec, asker, ours) for spec in specs]
+    context, keys = engine_context_of(config), [key_for(config, spec) for spec in specs]
+    askers = {key: EngineAsker(key, context, config.polls.probe_timeout_s) for key in keys}
+    checks = [EngineCheck(config, spec, askers[key], ours) for spec, key in zip(specs, keys, strict=True)]
     limiter = trio.CapacityLimiter(AT_ONCE)
 
     async def run(check: EngineCheck) -> None:

@@ -47,7 +47,7 @@ class FirstSets:
         if self._given[name].is_set():
             return
         self._given[name].set()
-        self.specs |= {each.url: each.spec for each in found if not each.draining}
+        self.specs |= {each.url: each.spec.with_key(each.key) for each in found if not each.draining}
         for words in left_out:
             self._add(
                 name, Severity.NOTICE, f"of the backends by {name} one is left out: {words}", "None, if so meant."

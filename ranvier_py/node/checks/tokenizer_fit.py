@@ -70,7 +70,7 @@ class TokenizerFit(Part):
     async def _look(self, backend: Backend, model: str) -> None:
         config, generation = self._node.config, backend.generation
         spec = self._node.sources.spec_of(backend.url)
-        asker = EngineAsker(config.api_key, engine_context_of(config), ASK_S)
+        asker = EngineAsker(self._node.key_for(backend.url), engine_context_of(config), ASK_S)
         place, name = (spec.place, spec.tls_name) if spec is not None else (without_rank(backend.url), "")
         ask = partial(asker.ask, place, tls_name=name)
         differs = misfit(self._ours, await tokens_of(ask, model))

@@ -28,7 +28,14 @@ from ranvier_py.core.routing.wanted.backend_reconciler import (
     ToRemove,
     Want,
 )
-from ranvier_py.core.routing.wanted.found_backend import OF_OPERATORS, STATIC, FoundBackend, SourceName
+from ranvier_py.core.routing.wanted.found_backend import (
+    OF_OPERATORS,
+    STATIC,
+    EngineKey,
+    FoundBackend,
+    SourceName,
+    own_key,
+)
 
 PORTION = 32  # backends that come or go in one call: with all that a part notes of one, a fraction of 50 ms
 BETWEEN_PORTIONS_S = 0.005
@@ -42,6 +49,7 @@ class BackendSources:
     def __init__(self, registry: Registry, add: Callable[..., Any], remove: Callable[..., object]) -> None:
         self.reconciler: BackendReconciler[BackendSpec] = BackendReconciler(registry.ids.backends_max)
         self._registry, self._add, self._remove = registry, add, remove
+        self.keys: dict[str, EngineKey] = {}  # engines' own, by URL, also of those that are gone (`_take_key`)
         self.more = trio.Event()  # set: `settle` left something for its next call
 
     def take(
@@ -55,7 +63,7 @@ class BackendSources:
 
     def configure(self, specs: Iterable[BackendSpec]) -> None:
         """Take the backends of the configuration. Raises RanvierError for the first that can't be added."""
-        for error in self.take(STATIC, map(FoundBackend, specs)).values():
+        for error in self.take(STATIC, [spec.found for spec in specs]).values():
             raise error
 
     def spec_of(self, url: str) -> BackendSpec | None:
@@ -135,6 +143,10 @@ class BackendSources:
             self._drain(drain)
             self.reconciler.done(drain)
 
+    def key_of(self, url: str) -> EngineKey | None:
+        """Return the key of the engine's own at this URL, if it has one."""
+        return own_key(self.keys, url)
+
     def settle(self, ordered: Mapping[str, str] = {}) -> Mapping[str, RanvierError]:
         """Do what is to be done now. `ordered`: by whom, by URL. Returns what could not be done."""
         errors: dict[str, RanvierError] = {}
@@ -200,6 +212,7 @@ class BackendSources:
     def _place(self, want: Want[BackendSpec], by: str) -> None:
         spec = want.found.spec
         is_found = OF_OPERATORS.isdisjoint(want.kinds)
+        self._take_key(spec.url, want.found.key)
         name = "" if is_found and spec.name in self._registry.ids.by_name else spec.name  # a pod's may have a successor
         backend = self._registry[self._add(spec.url, spec.weight, name, spec, by=by)]
         backend.origin.wanted_by = want.kinds
@@ -207,8 +220,18 @@ class BackendSources:
     def _change(self, change: ToChange) -> None:
         backend, spec = self._registry.ids.known(change.url), change.want.found.spec
         backend.origin.wanted_by = change.want.kinds
+        self._take_key(change.url, change.want.found.key)
         if backend.weight != spec.weight:
             self._registry.reweigh(backend.url, spec.weight)
+
+    def _take_key(self, url: str, key: EngineKey | None) -> None:
+        """Note the key of a backend that comes or changes. One that is gone keeps its own: what is still on its way
+        there, such as a stream of events, must not get the key of all instead. Of these the oldest goes."""
+        self.keys.pop(url, None)
+        if key is not None:
+            self.keys[url] = key
+        if len(self.keys) > self.reconciler.backends_max:
+            del self.keys[next(each for each in self.keys if each not in self.reconciler.placed)]
 
     def _drain(self, drain: ToDrain) -> None:
         backend = self._registry.ids.known(drain.url)

@@ -13,6 +13,7 @@ from ranvier_py.config.backend_files import read_backend_file
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.wanted.found_backend import SourceName
 from ranvier_py.io.keys import FollowedFile
+from ranvier_py.io.logs import mask_in_logs
 from ranvier_py.node.discovery.followers import Sink, SourceFollower
 
 FILE = SourceName("file")
@@ -30,6 +31,7 @@ class BackendsFile(FollowedFile):
 
     async def read(self) -> None:
         found = await trio.to_thread.run_sync(read_backend_file, self.path, abandon_on_cancel=True)
+        mask_in_logs(each.key.content for each in found.found if each.key is not None)
         self._sink.take(found.found, found.left_out)
 
     def refused(self, error: ConfigError, *, is_new: bool) -> None:

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,9 @@ class KeptOrders(Part):
             }
 
     def _seen(self, url: str) -> Mapping[SourceName, FoundBackend[BackendSpec]]:
-        """Return what sources other than operators have of a backend."""
+        """Return what sources other than operators have of a backend, but for its key: no order is about that."""
         sources = self._node.sources.reconciler.sources.items()
-        return {name: each.found[url] for name, each in sources if url in each.found and name != API}
+        return {name: replace(each.found[url], key=None) for name, each in sources if url in each.found and name != API}
 
     def _restore(self, state: Row) -> None:
         sources, registry = self._node.sources, self._node.registry

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.config_values import OWN_FILES_ONLY, BackendSpec
 from ranvier_py.config.source_targets import OPTIONS, SCHEMES, Common, KubernetesTarget
 from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
@@ -230,6 +230,9 @@ class KubernetesSource(SourceFollower):
             common = Common(scheme, common.options)
         good: dict[str, str] = {"name": name if len(name) <= NAME_CHARS_MAX else ""}
         for option, value in own.items():
+            if option == "api_key_file":
+                left_out.append(f"pod {endpoint.pod}: ranvier.io/{option} is not used: {OWN_FILES_ONLY}")
+                continue
             try:
                 if option not in OPTIONS:
                     raise ValueError("it is no option")

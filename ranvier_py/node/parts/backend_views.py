@@ -28,6 +28,8 @@ def shown_backend(node: Node, backend: Backend) -> dict[str, Any]:
     spec = node.sources.spec_of(backend.url)
     given = {} if spec is None else spec.model_dump()
     shown = {name: value for name, value in given.items() if name.startswith(("kv_", "tls_name", "base_path"))}
+    key = node.sources.key_of(backend.url)
+    shown |= {"api_key_file": key.file} if key is not None else {}
     return {**backend_view(backend, node.registry), **shown}
 
 

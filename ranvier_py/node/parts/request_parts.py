@@ -101,6 +101,7 @@ class RequestPath(Part):
             tenants=responses.tenants,
             limits=config.pipeline,
             report=self.counts.ended,
+            own_keys=node.sources.keys,
             authorization=authorization_of(config),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
@@ -179,7 +180,7 @@ def request_ids() -> Iterator[bytes]:
 
 
 def authorization_of(config: Config) -> bytes:
-    """Return the authorization for backends if the client sends none; may be empty."""
+    """Return the authorization for backends of which neither they nor their model has a key; may be empty."""
     return f"Bearer {config.api_key}".encode() if config.api_key else b""
 
 

@@ -6,7 +6,7 @@ alone. An error that is the client's to have ends the plan, whichever leg got it
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.core.routing.request_paths import EMBEDDINGS_PATH, PATHS
 from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.wanted.found_backend import EngineKey, own_key
 from ranvier_py.core.tracing.trace_context import TRACEPARENT, TRACESTATE
 from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -67,7 +68,8 @@ class ForwardStage:
     relay: RelayStage
     resolve: ResolveStage
     address_of: Callable[[str], BackendAddress]  # from a backend's URL
-    authorization: bytes  # sent if the client sends none; may be empty
+    own_keys: Mapping[str, EngineKey]  # of backends, by URL: sent if the client sends none, before those of models
+    authorization: bytes  # sent if there is no other; may be empty
     trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
     lacking: Callable[[BackendId], object]  # called with a backend that says that it lacks a model
     changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests caused
@@ -257,7 +259,11 @@ class ForwardStage:
         if fields.request_id is None:
             extra.append((b"x-request-id", call.id))
         if not fields.authorized:
-            authorization = (call.named is not None and call.named.authorization) or self.authorization
+            own = own_key(self.own_keys, attempt.target.url) if self.own_keys else None
+            if own is not None:
+                authorization = own.authorization
+            else:
+                authorization = (call.named is not None and call.named.authorization) or self.authorization
             if authorization:
                 extra.append((b"authorization", authorization))
         if call.trace is not None:

@@ -144,6 +144,19 @@ async def test_a_key_that_an_engine_refuses_is_named_as_such_and_sent_where_it_i
     assert all(b"authorization: Bearer a-key-of-the-engines\r\n" in head for head in engine.heads)
 
 
+@pytest.mark.parametrize("is_in_file", [False, True])
+async def test_an_engine_with_a_key_of_its_own_is_asked_with_that(is_in_file: bool, tmp_path: Path) -> None:
+    engine, (key, file) = Pages(GOOD), (tmp_path / "key", tmp_path / "engines.toml")
+    key.write_text("the-engines-own\n")
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        url = await place.listen(engine.serve)
+        file.write_text(f"[[backend]]\nurl = '{url}'\napi_key_file = '{key}'\n")
+        entries = {"backends_file": file} if is_in_file else {"backend": [f"{url},api_key_file={key}"]}
+        assert await findings(tokenizer=str(EMBEDDED), backend_api_key="of-all", **entries) == []
+    assert engine.heads
+    assert all(b"authorization: Bearer the-engines-own\r\n" in head for head in engine.heads)
+
+
 async def test_engines_of_a_file_are_asked_as_well(tmp_path: Path) -> None:
     file = tmp_path / "engines.toml"
     file.write_text('[[backend]]\nurl = "http://127.0.0.1:9"\nname = "of-a-file"\n')

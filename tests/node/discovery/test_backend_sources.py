@@ -6,9 +6,10 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import read_backend
+from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Registry
-from ranvier_py.core.routing.wanted.found_backend import FoundBackend, SourceName
+from ranvier_py.core.routing.wanted.found_backend import STATIC, EngineKey, FoundBackend, SourceName
 from ranvier_py.node.discovery.backend_sources import BETWEEN_PORTIONS_S, PORTION, BackendSources
 from tests.node.node_lab import lab
 
@@ -49,6 +50,23 @@ def test_a_found_backend_whose_name_is_taken_has_that_of_its_address() -> None:
         place.sources.add(read_backend({"url": "http://c:1", "name": "one"}))
     assert place.names == ["one", "b:1"]
     assert place.sources.reconciler.is_settled
+
+
+def test_an_engine_that_is_gone_keeps_its_key_until_it_is_added_without_one_or_others_need_the_room() -> None:
+    place, keys = Place(backends_max=2), [EngineKey(f"file-{number}", "secret") for number in range(3)]
+
+    def configured(*numbers: int) -> list[EngineKey | None]:
+        place.sources.take(
+            STATIC, [FoundBackend(BackendSpec(url=f"http://e:{number + 1}"), key=keys[number]) for number in numbers]
+        )
+        return [place.sources.key_of(f"http://e:{number + 1}") for number in range(3)]
+
+    assert configured(0) == [keys[0], None, None]
+    assert configured(1) == [keys[0], keys[1], None]
+    assert configured(1, 2) == [None, keys[1], keys[2]]
+    assert configured(2) == [None, keys[1], keys[2]]
+    place.sources.add(read_backend({"url": "http://e:2"}))
+    assert place.sources.key_of("http://e:2") is None
 
 
 def test_where_there_is_no_room_the_rest_waits_and_is_named() -> None:

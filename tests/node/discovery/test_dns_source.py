@@ -170,6 +170,7 @@ async def test_without_the_extra_the_source_names_what_to_install(monkeypatch: p
         ("10.0.0.1:8000", "name"),
         ("engines.lab:8000,family=5", "family"),
         ("engines.lab:8000,weigth=2", "weigth is no option"),
+        ("engines.lab:8000,api_key_file=/etc/passwd", "api_key_file: only the backends of a node's own configuration"),
         ("engines.lab:8000,weight=-2", "weight"),
         ("engines.lab:8000,weight=2,weight=3", "each once"),
         ("engines.lab:8000,scheme=ftp", "scheme"),

@@ -340,6 +340,7 @@ async def test_outside_of_a_cluster_the_source_names_what_to_set(autojump_clock:
         ("pool=gemma,namespace=A", "namespace"),
         ("service=vllm,family=5", "family"),
         ("service=vllm,weigth=2", "weigth is no option"),
+        ("service=vllm,api_key_file=/etc/passwd", "api_key_file: only the backends of a node's own configuration"),
     ],
 )
 def test_what_is_no_target_is_refused_at_the_start(text: str, problem: str) -> None:

@@ -75,7 +75,7 @@ class ToAdd(NamedTuple):
 
 
 class ToChange(NamedTuple):
-    """Its weight, or who wants it, is another one."""
+    """Its weight, its key, or who wants it, is another one."""
 
     url: str
     want: Want[Any]
@@ -221,7 +221,8 @@ class BackendReconciler(Generic[SpecT]):
             return Want(first, tuple(by))
         process = next((each.process for each in by.values() if each.process), "")
         about = tuple(dict.fromkeys(pair for each in by.values() for pair in each.about))
-        found = FoundBackend(spec if spec is not None else first.spec, first.draining, process, about)
+        key = next((each.key for each in by.values() if each.key is not None), None)
+        found = FoundBackend(spec if spec is not None else first.spec, first.draining, process, about, key)
         ending = next((name for name, each in by.items() if each.draining), None)
         drained = f"it ends, as {ending} has it" if ending is not None else ""
         if found.url in self.unconfirmed:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from ranvier_py.core.routing.processes.ranks import without_rank
 
 KINDS = ("api", "static", "file", "kubernetes", "dns")
 """Kinds of sources: operators' commands, the configuration, and what is followed. Where several sources want one
@@ -30,6 +33,25 @@ class SourceName(NamedTuple):
 STATIC, API = SourceName("static"), SourceName("api")
 
 
+class EngineKey(NamedTuple):
+    """What one engine wants to see of those that ask it, and the file that holds it."""
+
+    file: str
+    content: str
+
+    def __repr__(self) -> str:
+        return f"EngineKey({self.file!r})"
+
+    @property
+    def authorization(self) -> bytes:
+        return b"Bearer " + self.content.encode()
+
+
+def own_key(keys: Mapping[str, EngineKey], url: str) -> EngineKey | None:
+    """Return the key of the engine's own at this URL, of those by URL; a rank has that of its engine."""
+    return keys.get(url) or keys.get(without_rank(url))
+
+
 class Spec(Protocol):
     """Address and options of a backend, which only their reader understands (`config_values.BackendSpec`)."""
 
@@ -46,12 +68,14 @@ SpecT = TypeVar("SpecT", bound=Spec)
 @dataclass(frozen=True, slots=True)
 class FoundBackend(Generic[SpecT]):
     """`draining`: its source says that it ends. `process`: what tells it from the next one at its address, "" if the
-    source can't say. `about`: what else the source says of it, for people."""
+    source can't say. `about`: what else the source says of it, for people. `key`: its engine's own, where an operator's
+    file names one; another one leaves the backend as it is."""
 
     spec: SpecT
     draining: bool = False
     process: str = ""
     about: tuple[tuple[str, str], ...] = ()
+    key: EngineKey | None = None
 
     @property
     def url(self) -> str:

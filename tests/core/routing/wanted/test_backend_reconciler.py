@@ -18,10 +18,11 @@ from ranvier_py.core.routing.wanted.backend_reconciler import (
     BackendReconciler,
     Effect,
     ToAdd,
+    ToChange,
     ToDrain,
     ToRemove,
 )
-from ranvier_py.core.routing.wanted.found_backend import API, STATIC, FoundBackend, SourceName
+from ranvier_py.core.routing.wanted.found_backend import API, STATIC, EngineKey, FoundBackend, SourceName, own_key
 from ranvier_py.core.routing.wanted.source_set import Belief
 from tests.examples import examples
 
@@ -43,7 +44,7 @@ class Engine:
 
 
 def engine(number: int, **options: Any) -> FoundBackend[Engine]:
-    found = {name: options.pop(name) for name in ("draining", "process") if name in options}
+    found = {name: options.pop(name) for name in ("draining", "process", "key") if name in options}
     return FoundBackend(Engine(f"http://e{number}", **options), **found)
 
 
@@ -218,6 +219,30 @@ def test_another_process_or_other_options_mean_another_backend_and_another_weigh
     assert [type(effect) for effect in effects] == [ToRemove, ToAdd]
     fleet.take(KUBERNETES, [engine(1, process="b", kind="other")])
     assert fleet.added == 3
+
+
+def test_another_key_leaves_a_backend_and_an_operators_options_as_they_are_and_any_source_may_have_it() -> None:
+    fleet, first, second = Fleet(), EngineKey("file", "a"), EngineKey("file", "b")
+    fleet.take(FILE, [engine(1, key=first)])
+    fleet.reconciler.override("http://e1", Engine("http://e1", weight=7.0))
+    fleet.reconciler.add(Engine("http://e1", weight=7.0), fleet.now)
+    fleet.settle()
+    (effect,) = fleet.take(FILE, [engine(1, key=second)])
+    assert isinstance(effect, ToChange)
+    assert effect.want.found.key == second
+    assert (fleet.added, fleet.backends["http://e1"].weight) == (1, 7.0)
+    fleet.reconciler.override("http://e1", Engine("http://e1", weight=2.0))
+    fleet.settle()
+    fleet.take(FILE, [engine(1, key=first)])
+    assert (fleet.added, fleet.backends["http://e1"].weight) == (1, 2.0)
+    assert fleet.take(FILE, [engine(1, key=first)]) == []
+
+
+def test_a_rank_has_the_key_of_its_engine_and_nothing_prints_one() -> None:
+    keys = {"http://e:1": EngineKey("file", "secret"), "http://f:1#rank=1": EngineKey("other", "secret")}
+    own = [own_key(keys, url) for url in ("http://e:1#rank=3", "http://f:1#rank=1", "http://f:1#rank=2", "http://f:1")]
+    assert [key and key.file for key in own] == ["file", "other", None, None]
+    assert "secret" not in repr(FoundBackend(Engine("http://e:1"), key=keys["http://e:1"])) + str(keys)
 
 
 @pytest.mark.parametrize("source", FOLLOWED, ids=str)
