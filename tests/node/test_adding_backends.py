@@ -65,6 +65,7 @@ class Clustering(Part):
             streams=StreamSharer(),
             verdicts=SimpleNamespace(),
             backend_lists=SimpleNamespace(),
+            backend_sets=SimpleNamespace(),
             backends=keys,
         )
         self.peer = SimpleNamespace(transitions=list, doubted=list, features=features)
