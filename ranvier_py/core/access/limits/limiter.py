@@ -231,11 +231,7 @@ class Limiter:
             margin = min(excess.margin(count.unsettled + amount), meter.amount - amount)
             fit = self.room.fit(meter, count, amount, margin, now)
             if fit is Fit.FULL:
-                wait_s, room = (
-                    self.room.wait_s(meter, count, amount + margin, now),
-                    self.room.of(meter.amount, count, now),
-                )
-                full.append(Refusal(meter, wait_s, wants=amount + margin, left=room))
+                full.append(lacking(self.room, meter, count, amount + margin, now))
             elif fit is Fit.SEND:
                 self.unseen = True
                 self.hurry()
