@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from random import Random
+from typing import TYPE_CHECKING
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.trace_options import target_of
@@ -43,7 +44,9 @@ from ranvier_py.node.parts.tls_parts import EngineTls, TlsFiles
 from ranvier_py.node.parts.upkeep import HangParts, Learner, PeerFollower, Polls, Sweep, recorder_of
 from ranvier_py.node.parts.verdict_parts import VerdictParts
 from ranvier_py.node.ranks.rank_parts import RankParts
-from ranvier_py.proxy.pipeline import Pipeline
+
+if TYPE_CHECKING:  # imported where there is a collector
+    from ranvier_py.node.tracing.trace_parts import TraceParts
 
 
 def make_node(config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> tuple[Node, KeyInbox]:
@@ -77,8 +80,8 @@ def parts_of(
     )
     limits, index = LimitParts(node, clustering), index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
     responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
-    models, tokens = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index)
-    path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve)
+    models, tokens, tracer = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index), tracer_of(node)
+    path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve, tracer=tracer)
     access = Access(node, clustering, limits, path.pipeline.realtime)
     names = NameParts(node, path.addresses, path.upstream, polls.poller, events)
     learner, kept, drains = Learner(worker), KeptOrders(node, clustering), NodeOrders(node, clustering)
@@ -118,19 +121,18 @@ def parts_of(
         WorkerReports(router, events.engine_caches, inbox, faults=node.faults),
         access,
         limits,
-        *trace_parts_of(node, path.pipeline),
+        *([tracer] if tracer is not None else []),
         VerdictParts(node),
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]
 
 
-def trace_parts_of(node: Node, pipeline: Pipeline) -> list[Part]:
-    """Return the part that traces requests of this pipeline, if there is a collector. Raises ConfigError."""
+def tracer_of(node: Node) -> TraceParts | None:
+    """Return the part that traces requests, if there is a collector. Raises ConfigError."""
     target = target_of(node.config.traces, os.environ)
     if target is None:
-        return []
+        return None
     from ranvier_py.node.tracing.trace_parts import TraceParts  # noqa: PLC0415  # imported where there is a collector
 
-    part = pipeline.tracer = TraceParts(node, target)
-    return [part]
+    return TraceParts(node, target)

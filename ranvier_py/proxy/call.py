@@ -101,6 +101,10 @@ class Tracer(Protocol):
     def refused(self, request: HttpRequest, client: Client, error: RanvierError) -> RequestTrace: ...
 
 
+CallObserver: TypeAlias = "Callable[[Call, float], object]"
+"""Called once with each call that is over, and when. It raises nothing."""
+
+
 class ReadRequest(NamedTuple):
     """What a request is, once its body is as engines get it."""
 

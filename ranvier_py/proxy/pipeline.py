@@ -19,7 +19,7 @@ from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.wanted.found_backend import EngineKey
-from ranvier_py.proxy.call import Call, PipelineLimits, PromptTokenizer, Tracer
+from ranvier_py.proxy.call import Call, CallObserver, PipelineLimits, PromptTokenizer, Tracer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
@@ -45,7 +45,7 @@ Stage = Callable[[Call], Steps[None] | None]
 
 
 class Pipeline:
-    """Handles every request of the public port. `report` is called with each that ends; `responses` may be replaced."""
+    """Handles every request of the public port. `responses` and `observers` may be replaced."""
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
@@ -56,7 +56,6 @@ class Pipeline:
         limits: PipelineLimits,
         address_of: Callable[[str], BackendAddress],
         asking: UsageAsker,
-        report: Callable[[Call, float], object],
         trouble: Callable[[BackendId], object],
         look_for: Callable[[str], Awaitable[None]],
         lacking: Callable[[BackendId], object],
@@ -69,9 +68,10 @@ class Pipeline:
         responses: ResponseCache | None,
         mender: BodyMender | None,
         reserve: ReserveStage | None,
+        tracer: Tracer | None,
     ) -> None:
-        self.report, self.responses = report, responses
-        self.tracer: Tracer | None = None
+        self.observers: Sequence[CallObserver] = ()
+        self.tracer, self.responses = tracer, responses
         self.serving: dict[int, Call] = {}  # in flight, by descriptor, oldest first
         realtime, self.router_fields = Realtime(), RouterFields()
         self.mend = MendStage(mender, router.registry)
@@ -162,16 +162,16 @@ class Pipeline:
             self._ended(call)
 
     def _ended(self, call: Call) -> None:
-        self.serving.pop(call.client.fd, None)
-        call.client.renamed = None
+        client = call.client
+        self.serving.pop(client.fd, None)
+        client.renamed = None
         if call.reservation is not None:
             call.reservation.limits.settle(call)
         now = time.monotonic()
-        if call.trace is not None and self.tracer is not None:
-            self.tracer.end(call, now)
-        self.report(call, now)
-        if call.client.seen_head is not None:
-            call.client.seen_head.request.body = b""  # since it is kept for the next request
+        for observe in self.observers:
+            observe(call, now)
+        if client.seen_head is not None:
+            client.seen_head.request.body = b""  # since it is kept for the next request
 
     def _compute(self, call: Call) -> Steps[None]:
         try:

@@ -29,11 +29,13 @@ from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
 from ranvier_py.control.control_port import ControlPort
 from ranvier_py.core.options import SECONDS_MAX
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.core.shadows.mirrors import Mirrored
 from ranvier_py.core.shadows.shadow import Shadow
 from ranvier_py.core.tracing.span_names import VERSIONS
 from ranvier_py.node.config_source import ConfigSource
 from ranvier_py.node.part import Part
+from ranvier_py.node.parts import request_parts
 from ranvier_py.node.reload import NEEDS_RESTART, Reloads, takes
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
@@ -443,6 +445,23 @@ async def test_logs_change_their_level(tmp_path: Path) -> None:
     async with reloadable(tmp_path) as (_, changed):
         assert (await changed(log_level="error"))["applied"] == ["log_level"]
     assert logger.level == level, "nobody set up logs here: whose they are keeps them"
+
+
+async def test_requests_are_counted_whatever_the_level_and_logged_while_it_asks_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[RequestSummary] = []
+    is_read = False
+    monkeypatch.setattr(request_parts, "request_line", lambda: lines.append if is_read else None)
+    async with reloadable(tmp_path, log_level="warning") as (node, changed):
+        for level, logged in (("warning", 0), ("info", 1), ("error", 1)):
+            is_read = level == "info"
+            await changed(log_level=level)
+            for path in ("/v1/models", "/nothing"):
+                await node.http.get(f"{node.url}{path}")
+            assert [line.path for line in lines] == ["/v1/models", "/nothing"] * logged
+        page = (await node.http.get(f"{node.control}/metrics")).text
+    assert 'ranvier_requests_total{code="200",model="",path="/v1/models",tenant=""} 3' in page
 
 
 async def test_looks_at_metrics_are_not_begun_by_a_reload(tmp_path: Path) -> None:

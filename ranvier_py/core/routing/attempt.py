@@ -90,7 +90,11 @@ Plan: TypeAlias = Sequence[Leg]
 
 
 class Observer:
-    """Is notified of each event of every attempt, in order: a recorder, policies in the shadow. It raises nothing."""
+    """Is notified of each event of every attempt, in order: a recorder, policies in the shadow. It raises nothing.
+
+    Not an observer of calls: a shadow places in the same moment as the policy does, an answer may be read only after
+    its call is over, and the replay has attempts and no calls.
+    """
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         """The attempt was sent. No request waits for its own notice."""

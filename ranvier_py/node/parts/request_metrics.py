@@ -137,9 +137,7 @@ class TenantTokens:
 
 
 class RequestMetrics(Observer):
-    """See the module. `line` logs a request; None: nobody reads such lines."""
-
-    line: Callable[[RequestSummary], object] | None = None
+    """See the module."""
 
     def __init__(self, node: Node) -> None:
         node.router.observers += (self,)
@@ -187,16 +185,12 @@ class RequestMetrics(Observer):
             )
         if len(self._ended) >= WAITING_MAX:
             self.fold()
-        if self.line is not None:
-            self.line(call.summary(now))
 
     def refused(self, request: RequestSummary) -> None:
         """Take a request that the pipeline never got."""
         self._ended.append(Ended(request.path.encode(), request.status, request.tenant))
         if len(self._ended) >= WAITING_MAX:
             self.fold()
-        if self.line is not None:
-            self.line(request)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         """Take the counts of an answer, which is read beside the path of its request."""

@@ -37,6 +37,7 @@ from ranvier_py.core.prompts.prompt import Prompt
 from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.engine_findings import trouble
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.io.logs import request_line
 from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.asked import Asked, Route
@@ -48,7 +49,7 @@ from ranvier_py.node.parts.request_metrics import RequestMetrics
 from ranvier_py.node.parts.response_parts import Responses
 from ranvier_py.node.parts.tls_parts import PUBLIC, tls_context
 from ranvier_py.node.parts.upkeep import Polls
-from ranvier_py.proxy.call import PromptTokenizer
+from ranvier_py.proxy.call import PromptTokenizer, Tracer
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.failed_tries import known_short, passed_over
@@ -83,6 +84,7 @@ class RequestPath(Part):
         models: ModelLooks,
         *,
         reserve: ReserveStage | None,
+        tracer: Tracer | None,
     ) -> None:
         config = node.config
         self._node, self._responses, self._clients, self.counts = node, responses, clients, RequestMetrics(node)
@@ -100,7 +102,6 @@ class RequestPath(Part):
             changed=log_transitions,
             tenants=responses.tenants,
             limits=config.pipeline,
-            report=self.counts.ended,
             own_keys=node.sources.keys,
             authorization=authorization_of(config),
             may_see=debugger_of(config),
@@ -108,8 +109,26 @@ class RequestPath(Part):
             responses=responses.cache,
             mender=clients.mender,
             reserve=reserve,
+            tracer=tracer,
         )
+        self._observe()
         self.pipeline.resolve.table = table_of(config.model)
+
+    def _observe(self) -> None:
+        """List what gets each request that is over: its spans, its counts, and its line in the log."""
+        tracer, line = self.pipeline.tracer, request_line()
+        self._line = line
+        self.pipeline.observers = (
+            *([tracer.end] if tracer is not None else []),
+            self.counts.ended,
+            *([lambda call, now: line(call.summary(now))] if line is not None else []),  # else nobody reads such lines
+        )
+
+    def refused(self, request: RequestSummary) -> None:
+        """Take a request that the pipeline never got."""
+        self.counts.refused(request)
+        if self._line is not None:
+            self._line(request)
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         name, path = (spec.tls_name, spec.base_path) if spec is not None else ("", "")
@@ -141,6 +160,7 @@ class RequestPath(Part):
 
     def reload(self, before: Config, after: Config) -> None:
         pipeline, edits = self.pipeline, self.pipeline.forward.edits
+        self._observe()
         pipeline.set_limits(after.pipeline)
         pipeline.resolve.table = table_of(after.model)
         pipeline.responses = self._responses.cache
@@ -292,26 +312,26 @@ class PublicPort(Part):
 
     name = "public_port"
     keys = (
-        *("server", "upstream", "pipeline", "log_level", "log_format", "drain_timeout_s"),
+        *("server", "upstream", "pipeline", "drain_timeout_s"),
         *(*PUBLIC, "cors_origins"),
     )
 
     def __init__(
         self, node: Node, path: RequestPath, polls: Polls, clustering: ClusterParts | None, access: Access
     ) -> None:
-        config, handle, path.counts.line = node.config, path.pipeline.handle, request_line()
+        config, handle, tracer = node.config, path.pipeline.handle, path.pipeline.tracer
         self._node, self._polls, self._clustering, self._path = node, polls, clustering, path
         self._certificate = tls_context(config)
         self.server = DataServer(
             *(handle, config.server),
             tls=self._certificate,
-            report=path.counts.refused,
+            report=path.refused,
             ids=request_ids(),
             faults=node.faults,
         )
         self.server.conversations.cors.origins = config.cors_origins
         self.server.conversations.by_head, self.server.conversations.before_body = access.by_head, access.before_body
-        self.server.conversations.denied, tracer = access.denied, path.pipeline.tracer
+        self.server.conversations.denied = access.denied
         self.server.conversations.refused = tracer.refused if tracer is not None else None
         path.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.draining = False
@@ -384,7 +404,6 @@ class PublicPort(Part):
         """Both sides of a request share the descriptors, so their limits change together."""
         self.server.tls, self.server.conversations.cors.origins = self._certificate, after.cors_origins
         self.server.conversations.limits = after.server
-        self._path.counts.line = request_line()
 
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield what the port is nearly full of."""

@@ -60,7 +60,7 @@ class TraceCounters:
 
 
 class TraceParts(Part):
-    """See the module. Without a collector there is none (`node.trace_parts_of`)."""
+    """See the module. Without a collector there is none (`node.tracer_of`)."""
 
     name = "traces"
     keys = ("otel_sample_ratio", "otel_semconv", "otel_queue_max")
