@@ -78,11 +78,12 @@ Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX), After
 Target = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX), AfterValidator(target_name)]
 Weight = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)]
 Price = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=SECONDS_MAX, allow_inf_nan=False)] | None
 
 
 class CostSpec(BaseModel):
-    """What tokens cost; what is left out costs what input, or output, does."""
+    """What tokens cost. What is left out costs what input, or output, does; answers that no engine computes nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -91,6 +92,7 @@ class CostSpec(BaseModel):
     cache_write: Price | None = None
     output: Price = 1.0
     reasoning: Price | None = None
+    cached_answers: Share = 0.0
 
     @property
     def cost(self) -> ModelCost:
@@ -100,6 +102,7 @@ class CostSpec(BaseModel):
             self.input if self.cache_write is None else self.cache_write,
             self.output,
             self.output if self.reasoning is None else self.reasoning,
+            self.cached_answers,
         )
 
 

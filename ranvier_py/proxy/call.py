@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limits.estimates import Estimate
-from ranvier_py.core.access.limits.limiter import Grant
+from ranvier_py.core.access.limits.limiter import NOTHING, Grant
+from ranvier_py.core.access.limits.meters import Amounts
 from ranvier_py.core.answers.answer_counts import UNCOUNTED
 from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import RanvierError, UpstreamTimeout, words_of
@@ -153,6 +154,7 @@ class Reservation:
     estimate: Estimate | None = None  # of its tokens, once they are reserved
     captured: bytearray | None = None  # the first part of the latest answer, if others keep it …
     ends: AnswerEnds | None = None  # … once there is more
+    stored: Amounts = NOTHING  # what it takes if no engine computes its answer
 
     @property
     def grants(self) -> Sequence[Grant]:

@@ -24,7 +24,7 @@ tenants = ["gold"]
 api_key = "sk-of-the-table"
 max_tokens = 4096
 defaults = {temperature = 0.5, stop = ["x"]}
-cost = {input = 3, cached_input = 0.3, output = 15}
+cost = {input = 3, cached_input = 0.3, output = 15, cached_answers = 0.1}
 [[model]]
 name = "claude-*"
 to = "my-qwen"
@@ -64,7 +64,7 @@ def test_a_file_has_tables_with_all_that_a_model_may_have(tmp_path: Path, monkey
         4096,
         {"temperature": 0.5, "stop": ["x"]},
     )
-    assert first.cost == ModelCost(3, 0.3, 3, 15, 15)
+    assert first.cost == ModelCost(3, 0.3, 3, 15, 15, 0.1)
     assert (second.api_key, second.first_event_s, second.total_retries_max) == ("sk-of-a-file", 5.0, 0)
     assert second.retry_statuses == (503,)
     assert {"sk-of-the-table", "sk-of-a-file"} <= set(found.config.secret_values())

@@ -58,10 +58,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What a token of one model costs, in any currency. Input that was cached, or written to a cache, has its own."""
+    """What a token of one model costs, in any currency. Input that was cached, or written to a cache, has its own.
+    `cached_answers`: the share of that which an answer costs that was computed for an equal request."""
 
     input: float = 1.0
     cached_input: float = 1.0
     cache_write: float = 1.0
     output: float = 1.0
     reasoning: float = 1.0
+    cached_answers: float = 0.0

@@ -14,7 +14,7 @@ class AnswerEnds:
 
     __slots__ = ("_begin", "_captured", "_dropped", "_events", "_kept")
 
-    def __init__(self, captured: bytearray | None = None) -> None:
+    def __init__(self, captured: bytes | bytearray | None = None) -> None:
         self._captured, self._kept, self._begin = b"" if captured is None else captured, bytearray(), b""
         self._dropped = self._events = 0
 

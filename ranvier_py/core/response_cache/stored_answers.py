@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import orjson
 
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.answers.answer_events import AnswerEvent
 from ranvier_py.core.answers.answer_stream import merge_call
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
@@ -64,6 +65,13 @@ class StoredAnswer(NamedTuple):
     def size(self) -> int:
         """Bytes of this answer, beside what every entry takes."""
         return len(self.body) + len(self.counts)
+
+    @property
+    def ends(self) -> AnswerEnds:
+        """Return what shows what the engine counted."""
+        found = AnswerEnds(self.body)
+        found.add(self.counts)
+        return found
 
     def reply(self, question: Question) -> Portions[bytes | None]:
         """Return the body that answers this question, a stream in chunks; None if it cannot be made of this."""

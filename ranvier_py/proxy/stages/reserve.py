@@ -18,7 +18,7 @@ from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.asked_answers import ONE_ANSWER, PROMPTS, AskedAnswers, asked_answers, may_ask
 from ranvier_py.core.access.limits.background import in_background
-from ranvier_py.core.access.limits.estimates import Estimates, Took, took_of, usual_need
+from ranvier_py.core.access.limits.estimates import Estimates, Took, price_of_stored, took_of, usual_need
 from ranvier_py.core.access.limits.limiter import NOTHING, Grant, HomeQuestion, Limiter, Refusal
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup, Meters
 from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure, amounts_of
@@ -63,7 +63,16 @@ class ReserveStage:
         may_be_uncounted = meters.needs_counts and (creates or has_no_counts(request))
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
         tokens = meters.tokens if api and api not in PROMPTS and request.fields.readable else None
-        seen.limits = HeadLimits(meters, tokens, lengths, api, may_be_uncounted, self.end)
+        seen.limits = HeadLimits(
+            meters=meters,
+            tokens=tokens,
+            lengths=lengths,
+            api=api,
+            may_be_uncounted=may_be_uncounted,
+            stored=self.stored,
+            price=self.price,
+            settle=self.end,
+        )
         if meters.shown:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
@@ -152,10 +161,31 @@ class ReserveStage:
         found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess, held=grant)
         return None if found is grant else self._hold(call, limits, found)
 
+    def stored(self, call: Call, model: str, ends: AnswerEnds) -> Steps[None] | None:
+        """Reserve what an answer takes that no engine computes for this request: what it costs, and a request of the
+        limits of its model. Raises LimitReached."""
+        held = call.reservation
+        assert held is not None
+        group = held.limits.meters.of(model)
+        price = self.price(call, ends)
+        if not price and group is held.limits.meters.rest:
+            return None
+        held.stored = NOTHING._replace(cost=price)
+        found = self.limiter.reserve(group, held.stored, time.monotonic(), held=held.grant)
+        return None if found is held.grant else self._hold(call, held.limits, found)
+
+    def price(self, call: Call, ends: AnswerEnds) -> float:
+        """Return what an answer costs that no engine computes for this request, as far as it is here."""
+        held, cost = call.reservation, cost_of_model(call)
+        if held is None or not (cost.cached_answers and held.limits.meters.counts_cost):
+            return 0.0
+        return price_of_stored(cost, ends, held.limits.api, call.request.body, held.limits.lengths)
+
     def end(self, call: Call) -> None:
         """Settle what a request has reserved."""
-        held, attempt, took = call.reservation, call.attempt, NOTHING
+        held, attempt = call.reservation, call.attempt
         assert held is not None
+        took = held.stored
         if attempt is not None and attempt.reply.status < 300:
             prompt, _, answer, _ = attempt.reply.counts
             if prompt is None or answer is None or held.estimate is not None or held.ends is not None:

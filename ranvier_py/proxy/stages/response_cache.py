@@ -16,6 +16,7 @@ from copy import copy
 from functools import partial
 from typing import Any, Protocol
 
+from ranvier_py.core.answers.answer_ends import AnswerEnds
 from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import Tenants
@@ -149,6 +150,8 @@ class ResponseCache:
             return BYPASS
         kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
+        if (held := call.reservation) is not None:
+            yield from held.limits.stored(call, question.model, stored.ends) or ()
         self._count(call, HIT)
         if call.client.renamed is not None:
             body = call.client.renamed.stored(body, in_chunks=question.stream)
@@ -270,6 +273,9 @@ class ResponseCache:
                 if shared.failure is not None:
                     raise copy(shared.failure)  # without its traceback
                 return False
+            held = call.reservation if head.status == 200 else None
+            if held is not None:
+                yield from held.limits.stored(call, question.model, AnswerEnds()) or ()
             self._count(call, HIT if head.status == 200 else MISS)
             named = () if head.fields.names_request else ((b"x-request-id", call.id),)
             age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
@@ -286,6 +292,10 @@ class ResponseCache:
         if not shared.is_whole:
             raise UpstreamClosed("the answer that was waited for broke off")
         self.store.counters.shared += head.status == 200
-        tokens = shared.stored.tokens if shared.stored is not None else (0, 0)
+        tokens = (0, 0)
+        if shared.stored is not None:
+            tokens = shared.stored.tokens
+            if held is not None:
+                held.stored = held.stored._replace(cost=held.limits.price(call, shared.stored.ends))
         self._served(call, head.status, tokens, follower.at)
         return True

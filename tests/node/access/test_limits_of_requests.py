@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from ranvier_py.core.routing.request_paths import COUNTING_PATHS
 from tests.late_import import Late
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
-from tests.node.test_cached_responses import until_in_flight
 from tests.proxy.wire import HANG, STREAM_HEAD, Scripted, answer, chunk, post
 
 anthropic, openai = Late("anthropic"), Late("openai")
@@ -302,36 +300,9 @@ async def test_a_limit_in_the_shadow_refuses_nobody(tmp_path: Path) -> None:
         assert 'ranvier_limits_shadowed_total{limit="requests per minute"} 2.0' in page
 
 
-async def test_hits_of_the_response_cache_are_requests_without_tokens(tmp_path: Path) -> None:
-    engine = Scripted(answer(counted(100, 50)))
-    settings = {"response_cache": True}
-    limits = {"requests_per_minute": 3, "tokens_per_minute": 100_000}
-    async with limited(tmp_path, engine, settings=settings, **limits) as node:
-        answers = [await asked(node, bearer(RED), temperature=0) for _ in range(4)]
-        assert [one.status_code for one in answers] == [200, 200, 200, 429]
-        assert [one.headers.get("x-cache") for one in answers[:3]] == ["MISS", "HIT", "HIT"]
-        limit = (await node.ask("/admin/access"))["limits"]["key red"]["limits"]
-        assert {one["limit"]: one["used"] for one in limit} == {"requests per minute": 3, "tokens per minute": 150}
-    assert len(engine.heads) == 1
-
-
-async def test_who_waits_for_an_equal_request_is_a_request_without_tokens(tmp_path: Path) -> None:
-    go_on = trio.Event()
-    engine = Scripted(go_on, answer(counted(100, 50)))
-    limits = {"requests_per_minute": 9, "tokens_per_minute": 100_000}
-    async with limited(tmp_path, engine, settings={"response_cache": True}, **limits) as node:
-        async with trio.open_nursery() as nursery:
-            for _ in range(4):
-                nursery.start_soon(partial(asked, node, bearer(RED), temperature=0))
-            await until_in_flight(node, 4)
-            go_on.set()
-        assert used(await node.ask("/admin/access")) == {"requests per minute": (4, 0), "tokens per minute": (150, 0)}
-    assert len(engine.heads) == 1
-
-
-def used(view: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """What is used, and reserved, of each limit of RED."""
-    return {each["limit"]: (each["used"], each["reserved"]) for each in view["limits"]["key red"]["limits"]}
+def used(view: dict[str, Any], scope: str = "key red") -> dict[str, tuple[float, float]]:
+    """What is used, and reserved, of each limit of RED, or of its tenant."""
+    return {each["limit"]: (each["used"], each["reserved"]) for each in view["limits"][scope]["limits"]}
 
 
 async def test_requests_at_a_time_are_bounded_and_free_when_a_client_leaves(tmp_path: Path) -> None:

@@ -270,6 +270,15 @@ def took_of(ends: AnswerEnds, api: str) -> Took | None:
     return Took(prompt, int(counts.get(cached_name, 0)), 0, output, int(counts.get(REASONING, 0)))
 
 
+def price_of_stored(cost: ModelCost, ends: AnswerEnds, api: str, body: bytes, lengths: TenantLengths) -> float:
+    """Return what an answer costs that was computed for an equal request: the share of what it cost there, or of what
+    it may have cost as long as nothing of it is known."""
+    found = took_of(ends, api) or Took(None, 0, 0, round(lengths.answers.mean), 0)
+    prompt = len(body) / BYTES_PER_TOKEN if found.prompt is None else found.prompt
+    _, cached, written, output, reasoning = found
+    return cost.cached_answers * cost_of(cost, prompt, cached, output, written=written, reasoning=reasoning)
+
+
 def took_of_others(ends: AnswerEnds, counts: Mapping[bytes, bytes], prompt_name: bytes, *, embeds: bool) -> Took:
     """Return what an answer shows of which the engine has not counted all."""
     events = ends.events or int(ends.size / BYTES_PER_TOKEN)

@@ -196,7 +196,8 @@ class Limiter:
         """Reserve `need` in all limits of a group or in none. So many of its tokens are `sure`. What the request has
         `held` before grows by it, if both are counted in one tally."""
         if now >= group.until:
-            group.excess = excess.per(need.tokens)
+            if need.tokens:  # what takes none says nothing of those that do
+                group.excess = excess.per(need.tokens)
             self.room.look(group, now)
         is_cheap = not need.cost or need.cost <= group.cost_left
         if held is not None:
