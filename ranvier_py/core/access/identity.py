@@ -81,5 +81,5 @@ def identity_of(tenant: Tenant, key: AccessKey) -> Identity:
 
 
 def globs(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Return one expression for all of these globs."""
-    return re.compile("|".join([translate(pattern) for pattern in patterns]))
+    """Return one expression for all of these globs. Brackets are part of names."""
+    return re.compile("|".join([translate(pattern.replace("[", "[[]")) for pattern in patterns]))

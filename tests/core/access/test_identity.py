@@ -19,7 +19,13 @@ NAMES = st.text("ab/-:.*?[]é\n", max_size=6)
 @given(st.lists(NAMES, min_size=1, max_size=3), NAMES)
 def test_a_key_may_use_the_models_that_one_of_its_globs_matches(globs: list[str], model: str) -> None:
     allowed = identity_of(RED, AccessKey("a", models=globs)).may_use(model)
-    assert allowed == any(fnmatchcase(model, glob) for glob in globs)
+    assert allowed == any(fnmatchcase(model, glob.replace("[", "[[]")) for glob in globs)
+
+
+def test_brackets_are_part_of_a_models_name_as_in_the_tables_of_models() -> None:
+    identity = identity_of(RED, AccessKey("a", models=["org/llama[awq]", "qwen[4*"]))
+    names = ["org/llama[awq]", "org/llamaa", "qwen[4bit]", "qwen4"]
+    assert [name for name in names if identity.may_use(name)] == ["org/llama[awq]", "qwen[4bit]"]
 
 
 def test_without_globs_a_key_may_use_every_model_and_so_may_whom_a_proxy_names() -> None:

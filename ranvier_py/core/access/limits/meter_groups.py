@@ -8,11 +8,10 @@ request, so one number stands for all limits of a group but those of cost. Bound
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from math import inf, sqrt
 from typing import NamedTuple
 
-from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.identity import Identity, globs
 from ranvier_py.core.access.limit_values import Limits, Unit
 from ranvier_py.core.access.limits.count import Count, SlotTally
 from ranvier_py.core.access.limits.meters import INDEX, LimitSpan, Measure, Meter, meters_of
@@ -96,7 +95,7 @@ class IdentityMeters:
             own += find(f"key {key.id}", key.limits, tenant.name)
             scopes.append(key.limits)
         self._globs = [
-            (glob, find(f"tenant {tenant.name}, models {glob}", limits, tenant.name))
+            (globs([glob]), find(f"tenant {tenant.name}, models {glob}", limits, tenant.name))
             for glob, limits in tenant.model_limits
         ]
         self.identity, self.tenant = identity, tenant.name
@@ -120,7 +119,7 @@ class IdentityMeters:
             return self.rest
         group = self._by_model.get(model)
         if group is None:
-            more = [each for glob, meters in self._globs if fnmatchcase(model, glob) for each in meters]
+            more = [each for glob, meters in self._globs if glob.match(model) for each in meters]
             self._by_model[model] = group = MeterGroup((*self.rest.meters, *more), self.rest.shows)
         if group.shows:
             self.shown[-1] = group

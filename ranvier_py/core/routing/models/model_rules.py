@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 from hashlib import blake2b
 from math import inf, log
 from typing import Any, NamedTuple
 
+from ranvier_py.core.access.identity import globs
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.bounded import BoundedDict
 
@@ -99,7 +99,7 @@ class TenantRules:
 
     def add(self, rule: ModelRule) -> None:
         if GLOB.search(rule.name):
-            self.globs.append((re.compile(translate(rule.name.replace("[", "[[]"))), rule))
+            self.globs.append((globs([rule.name]), rule))
             self.globs.sort(key=lambda each: -len(each[1].name))
         self.names.setdefault(rule.name, rule)
 
