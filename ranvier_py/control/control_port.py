@@ -40,11 +40,10 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample
 from ranvier_py.node.access.keys_files import KeyedPart
-from ranvier_py.node.asked import PLAIN, Asked, ControlAnswer, Route, bearer_of
+from ranvier_py.node.asked import PLAIN, VERBOSE, Asked, ControlAnswer, Route, bearer_of
 from ranvier_py.node.part import Handler, Node
 from ranvier_py.node.parts.siblings import OWN, answers_of
 from ranvier_py.node.parts.tls_parts import CONTROL, tls_context
-from ranvier_py.node.parts.verdict_parts import VerdictParts
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ OPERATING = (
 )
 """What changes how a node works, but neither whom it trusts nor where it sends prompts; what only shows takes less."""
 
-VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 OPEN_METRICS = "application/openmetrics-text"
 
 OPEN_PATHS = ("/healthz", "/readyz", *OPEN)
@@ -117,7 +115,6 @@ class ControlPort(KeyedPart):
     def routes(self) -> Mapping[str, Handler]:
         return {
             "GET /healthz": Route(lambda _: {"status": "ok"}, "Whether the process lives"),
-            "GET /readyz": Route(self._readyz, "Whether the node should get requests, and why not", statuses=(503,)),
             "GET /metrics": Route(
                 self._page,
                 "All metrics, for Prometheus, of all workers",
@@ -130,11 +127,6 @@ class ControlPort(KeyedPart):
 
     def _document(self, _: Asked) -> Mapping[str, Any]:
         return document(self._node, role_for, OPEN_PATHS)
-
-    def _readyz(self, asked: Asked) -> ControlAnswer:
-        reason = self._node.unready()
-        verdict = self._node.part(VerdictParts).view() if VERBOSE in asked.query else {}
-        return ControlAnswer({"ready": not reason, "reason": reason, **verdict}, 503 if reason else 200)
 
     async def _page(self, asked: Asked) -> ControlAnswer:
         config, accept = self._node.config, asked.field("accept")

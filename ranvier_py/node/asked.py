@@ -17,6 +17,7 @@ ORDER_BYTES_MAX = 64 * 1024  # every order has a few short members
 MEMBERS_MAX = 32  # each unknown one is looked up among the known
 
 LISTED = 50  # routes or decisions in an answer unless `limit` is given: a screen
+VERBOSE = "verbose"  # in the query of /readyz: asks for the verdict, too, which takes a key
 PLAIN = "text/plain; charset=utf-8"
 
 

@@ -47,6 +47,7 @@ from ranvier_py.io.logs import name_lines
 from ranvier_py.node.asked import Asked, ControlAnswer, Route
 from ranvier_py.node.fingerprints import FingerprintScheme
 from ranvier_py.node.part import Handler, Node, Part
+from ranvier_py.node.parts.status_shares import engines_of_peers
 from ranvier_py.node.shared_orders import SharedOrders
 from ranvier_py.supervision import Faults
 
@@ -259,6 +260,9 @@ class ClusterParts(Part):
         endpoints = gossip_endpoints(self._config)
         expected, age_s = endpoints is not None and bool(endpoints.join), now - self._started_at
         return peer_findings(self.peer, self._noted.signs, now, expected=expected, age_s=age_s)
+
+    def of_engines(self, now: float) -> Mapping[str, Mapping[str, Any]]:
+        return engines_of_peers(self.peer, now)
 
     def routes(self) -> Mapping[str, Handler]:
         return {

@@ -68,7 +68,7 @@ def parts_of(
     """Make the parts; the last one is the public port."""
     config, router, rng = node.config, node.router, node.rng
     resolver, pools = resolver or Resolver(node.faults), redis_pools_of(config)
-    asking, shadows, recorder = UsageAsker(enabled=config.ask_usage), ShadowPolicies(node), recorder_of(node)
+    asking, recorder = UsageAsker(enabled=config.ask_usage), recorder_of(node)
     clients = ClientReader(config, node.scheme, rng.getrandbits(64), clustering)
     router.observers += (clients,)
     worker = TokenizerWorker(tokenizer, router, inbox, queue_max=config.learn_queue_max)
@@ -79,7 +79,7 @@ def parts_of(
         router, asking, events, metrics_interval_s=config.polls.metrics_interval_s, polls=polls
     )
     limits, index = LimitParts(node, clustering), index_parts_of(node, events.engine_caches, pools.get(INDEX_REDIS))
-    responses = Responses(node, pools.get(RESPONSES_REDIS), clustering)
+    shadows, responses = ShadowPolicies(node, calibration), Responses(node, pools.get(RESPONSES_REDIS), clustering)
     models, tokens, tracer = ModelLooks(node, polls.poller), IndexedTokenizer(worker, index), tracer_of(node)
     path = RequestPath(node, tokens, asking, polls, responses, clients, models, reserve=limits.reserve, tracer=tracer)
     access = Access(node, clustering, limits, path.pipeline.realtime)
@@ -122,7 +122,7 @@ def parts_of(
         access,
         limits,
         *([tracer] if tracer is not None else []),
-        VerdictParts(node),
+        VerdictParts(node, clustering, calibration),
         Explanations(path.pipeline, worker, access),
         PublicPort(node, path, polls, clustering, access),
     ]

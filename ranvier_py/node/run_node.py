@@ -8,7 +8,6 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -83,11 +82,7 @@ async def run(
         with exempt_once_made():  # the parts and the control port load while the tokenizer process does
             from ranvier_py.node.cluster_parts import open_cluster  # noqa: PLC0415
             from ranvier_py.node.node import make_node, parts_of  # noqa: PLC0415
-            from ranvier_py.node.parts.request_parts import (  # noqa: PLC0415
-                PublicPort,
-                RequestPath,
-                within_descriptors,
-            )
+            from ranvier_py.node.parts.request_parts import PublicPort, within_descriptors  # noqa: PLC0415
             from ranvier_py.node.reload import Reloads  # noqa: PLC0415
 
             control_port = control()
@@ -107,12 +102,13 @@ async def run(
             reloads = Reloads(node, loaded, source, descriptors)
             *parts, public_port = parts_of(node, tokenizer, inbox, cluster, resolver)
             node.assemble([*parts, control_port(node), reloads, public_port])
-            with closing(node.part(RequestPath).upstream), collected_in_waits():
-                await run_parts(node, node.part(PublicPort), task_status)
+            port = node.part(PublicPort)
+            with collected_in_waits():
+                await run_parts(node, port, task_status)
     finally:
         await tokenizer.close()
     log.info(event("node.stopped"))
-    return node.part(PublicPort).cut_by
+    return port.cut_by
 
 
 async def run_parts(node: Node, port: PublicPort, task_status: trio.TaskStatus[Addresses]) -> None:

@@ -24,6 +24,7 @@ from ranvier_py.node.discovery.discovery_parts import DiscoveryParts
 from ranvier_py.node.part import Part
 from ranvier_py.node.parts.request_parts import PublicPort
 from ranvier_py.node.parts.router_parts import ShadowPolicies
+from ranvier_py.node.parts.status_views import engine_rows
 from ranvier_py.node.parts.tls_parts import TlsFiles
 from ranvier_py.node.reload import Reloads
 from tests.builders.built_nodes import built
@@ -36,6 +37,24 @@ from tests.node.test_verdict import SOON, finding, until_found
 def found_by(kind: type[Part], **settings: Any) -> tuple[Any, list[Finding]]:
     part = built(**settings).part(kind)
     return part, [*part.findings(0.0)]
+
+
+class Knows(Part):
+    """A part that knows something of engines, and of one that has gone."""
+
+    def __init__(self, **facts: Any) -> None:
+        self._facts = facts
+
+    def of_engines(self, now: float) -> dict[str, Any]:
+        return {"one": self._facts, "gone": self._facts}
+
+
+def test_the_status_shows_of_an_engine_what_the_last_part_knows_that_knows_anything() -> None:
+    parts = [Knows(running=3, waiting=1), Knows(running=None, waiting=2, predicted_tokens=5)]
+    node = built(backend=["http://127.0.0.1:9,name=one"], more=lambda _: [*parts])
+    (row,) = engine_rows(node, [], 0.0)
+    assert (row["running"], row["waiting"], row["predicted_tokens"]) == (3, 2, 5)
+    assert (row["tokens_per_s"], row["level"]) == (None, "estimated")
 
 
 @pytest.mark.parametrize(("days", "severity"), [(-1, Severity.DOWN), (13, Severity.DEGRADED), (15, None)])

@@ -61,6 +61,11 @@ SHOWN = (
 )
 """What the page of the control port shows of each engine's hits."""
 
+OF_STATUS = (
+    *("running", "waiting", "generated_per_s", "engine_hit_share"),
+    *("predicted_tokens", "cached_tokens"),
+)
+
 
 class Look(NamedTuple):
     """The time of the last look at one engine, the requests there that no node sent, those in its queue, the tokens
@@ -171,12 +176,6 @@ class CalibrationParts(Part):
             del self._without_reuse[backend.id]
             log.info(event("backend.reuses_prefixes", engine=backend.name))
 
-    def server_info(self, backend: BackendId, caches: bool) -> None:
-        slot = self._registry.ids.current(backend)
-        if slot is not None:
-            slot.reuse.server_info_read(caches)
-            self._registry.changes.reconsider(slot)
-
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
         names = [str(card.get("owned_by")) for card in backend.catalog.cards]
@@ -237,6 +236,9 @@ class CalibrationParts(Part):
             "backends": [self._backend_view(id_, known) for id_, known in self.calibration.backends().items()],
             "asking": values(self._asking.counters),
         }
+
+    def of_engines(self, now: float) -> Mapping[str, Mapping[str, Any]]:
+        return {row["name"]: {name: row[name] for name in OF_STATUS} for row in self.view()["backends"]}
 
     def routes(self) -> Mapping[str, Handler]:
         beside = {} if self._polls is None else {"polls": self._polls.view}

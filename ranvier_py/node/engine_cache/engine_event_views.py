@@ -48,6 +48,12 @@ class EngineEventViews(Part):
             "standby": [{**self._names_of(one.stream.source), **one.view(now)} for one in standby],
         }
 
+    def of_engines(self, now: float) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            backend.name: {"level": self._events.level(backend.id).value, "why": self._why(backend)}
+            for backend in self._registry
+        }
+
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield one finding for all engines whose caches are known less than exactly for the same reason."""
         engines: dict[tuple[Level, str, bool], list[str]] = {}

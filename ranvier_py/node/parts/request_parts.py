@@ -13,6 +13,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -129,6 +130,11 @@ class RequestPath(Part):
         self.counts.refused(request)
         if self._line is not None:
             self._line(request)
+
+    async def loop(self) -> None:
+        """Keep the connections to engines until the end."""
+        with closing(self.upstream):
+            await trio.sleep_forever()
 
     def added(self, backend: Backend, spec: BackendSpec | None) -> None:
         name, path = (spec.tls_name, spec.base_path) if spec is not None else ("", "")

@@ -259,8 +259,8 @@ class ShadowPolicies(Part):
     joins, sums_series = MappingProxyType({"shadows": of_shadows}), True
     keys = ("shadow", *POLICY_OPTIONS, "route_ttl_s")
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, calibration: CalibrationParts) -> None:
+        self._node, self._calibration = node, calibration.calibration
         self.shadows: Shadows | None = None
         self._begin()
 
@@ -290,7 +290,7 @@ class ShadowPolicies(Part):
 
     def sweep(self, now: float) -> None:
         if self.shadows is not None:
-            self.shadows.tick(self._node.part(CalibrationParts).calibration.backends(), now)
+            self.shadows.tick(self._calibration.backends(), now)
         for routes in self.tables:
             routes.sweep(now, self._node.generations, SWEEP_ROWS_MAX)
 

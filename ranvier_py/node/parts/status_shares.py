@@ -16,25 +16,16 @@ from ranvier_py.core.routing.backend_state.status_reports import (
     known,
     words_of,
 )
-from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts, hit_share
-from ranvier_py.node.part import Node
 
 SEEN_BY_ALL = ("engine_", "peer_", "model_", "no_peer", "cache_level", "tables_differ")
 """How the kinds of findings begin that each node finds by itself, about what all of them see."""
 
 
-def cluster_of(node: Node) -> ClusterParts | None:
-    return next((part for part in node.parts if isinstance(part, ClusterParts)), None)
-
-
-def give(node: Node, findings: Sequence[Dated], now: float) -> None:
-    """Have the peers, if there may be any, show what only this node knows."""
-    cluster = cluster_of(node)
-    if cluster is not None:
-        own = [each for each in findings if not each.finding.kind.startswith(SEEN_BY_ALL)]
-        engines = engine_reports(cluster.peer, node.part(CalibrationParts))
-        cluster.peer.features.status_reports.show(engines, (trouble_of(each, now) for each in own))
+def give(peer: RouterPeer, calibration: CalibrationParts, findings: Sequence[Dated], now: float) -> None:
+    """Have the peers show what only this node knows."""
+    own = [each for each in findings if not each.finding.kind.startswith(SEEN_BY_ALL)]
+    peer.features.status_reports.show(engine_reports(peer, calibration), (trouble_of(each, now) for each in own))
 
 
 def engine_reports(peer: RouterPeer, calibration: CalibrationParts) -> Iterator[EngineReport]:
@@ -52,13 +43,12 @@ def trouble_of(dated: Dated, now: float) -> Trouble:
     return Trouble(int(found.severity), since_s, kind, about, words_of(found.what), words_of(found.remedy))
 
 
-def engines_of_peers(cluster: ClusterParts | None, now: float) -> dict[str, Mapping[str, Any]]:
-    """Return counts of engines by their names, from whichever peer page them last."""
+def engines_of_peers(peer: RouterPeer, now: float) -> dict[str, Mapping[str, Any]]:
+    """Return counts of engines by their names, from whichever peer read their pages last."""
     found: dict[str, Mapping[str, Any]] = {}
-    features = cluster.peer.features if cluster is not None else None
-    for _, report in features.status_reports.of_peers(now) if features is not None else ():
+    for _, report in peer.features.status_reports.of_peers(now):
         for row in report.engines:
-            backend = features.backends.find(row.backend) if features is not None else None
+            backend = peer.features.backends.find(row.backend)
             if backend is not None and backend.name not in found:
                 permille = known(row.hit_permille)
                 found[backend.name] = {
@@ -70,11 +60,9 @@ def engines_of_peers(cluster: ClusterParts | None, now: float) -> dict[str, Mapp
     return found
 
 
-def findings_of_peers(cluster: ClusterParts | None, now: float) -> list[tuple[str, Dated]]:
+def findings_of_peers(peer: RouterPeer, now: float) -> list[tuple[str, Dated]]:
     """Return what peers find wrong with themselves, with their names. Who is down there only degrades here."""
-    if cluster is None:
-        return []
-    peer, found = cluster.peer, []
+    found = []
     for session, report in peer.features.status_reports.of_peers(now):
         name = peer.name_of(session)
         for severity, since_s, kind, about, what, remedy in report.troubles:

@@ -99,8 +99,10 @@ class Polls(Part):
             part.found(backend, publishers)
 
     def _server_info(self, backend: BackendId, caches: bool) -> None:
-        for part in self._node.parts:
-            part.server_info(backend, caches)
+        registry = self._node.registry
+        if (slot := registry.ids.current(backend)) is not None:
+            slot.reuse.server_info_read(caches)
+            registry.changes.reconsider(slot)
 
     def _received(self, backend: BackendId) -> None:
         log_transitions(self._node.registry.changes.received(backend, time.monotonic()))

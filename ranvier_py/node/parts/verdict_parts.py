@@ -21,9 +21,11 @@ from ranvier_py.core.findings import Dated, Finding, Findings, Severity, worst_o
 from ranvier_py.core.log_events import event
 from ranvier_py.core.mesh.wire.frame import PROTOCOL_VERSION
 from ranvier_py.core.metrics import Sample
-from ranvier_py.node.asked import Route
+from ranvier_py.node.asked import VERBOSE, Asked, ControlAnswer, Route
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.engine_cache.calibration_parts import CalibrationParts
 from ranvier_py.node.part import Handler, Node, Part
-from ranvier_py.node.parts.status_shares import cluster_of, findings_of_peers, give
+from ranvier_py.node.parts.status_shares import findings_of_peers, give
 from ranvier_py.node.parts.status_views import status_view
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,8 @@ class VerdictParts(Part):
 
     name = "verdict"
 
-    def __init__(self, node: Node) -> None:
-        self._node, self._findings = node, Findings()
+    def __init__(self, node: Node, clustering: ClusterParts | None, calibration: CalibrationParts) -> None:
+        self._node, self._clustering, self._calibration, self._findings = node, clustering, calibration, Findings()
         self._kinds: dict[str, None] = {}  # ever found, so that their metrics go back to 0
 
     async def loop(self) -> None:
@@ -70,7 +72,8 @@ class VerdictParts(Part):
                     what=each.finding.what,
                 ),
             )
-        give(self._node, self._findings.verdict(), now)
+        if self._clustering is not None:
+            give(self._clustering.peer, self._calibration, self._findings.verdict(), now)
         for each in ended:
             log.info(event("finding.ended", kind=each.finding.kind, seconds=now - each.since, what=each.finding.what))
 
@@ -94,7 +97,9 @@ class VerdictParts(Part):
         }
 
     def _status(self, now: float) -> dict[str, Any]:
-        return status_view(self._node, self._shown(findings_of_peers(cluster_of(self._node), now), now), now)
+        cluster = self._clustering
+        of_peers = findings_of_peers(cluster.peer, now) if cluster is not None else []
+        return status_view(self._node, cluster, self._shown(of_peers, now), now)
 
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
         status = self._status(now)
@@ -111,7 +116,15 @@ class VerdictParts(Part):
 
     def routes(self) -> Mapping[str, Handler]:
         what = "What is wrong, the worst first, with engines and peers"
-        return {"GET /admin/status": Route(lambda _: self._status(time.monotonic()), what)}
+        return {
+            "GET /readyz": Route(self._readyz, "Whether the node should get requests, and why not", statuses=(503,)),
+            "GET /admin/status": Route(lambda _: self._status(time.monotonic()), what),
+        }
+
+    def _readyz(self, asked: Asked) -> ControlAnswer:
+        reason = self._node.unready()
+        verdict = self.view() if VERBOSE in asked.query else {}
+        return ControlAnswer({"ready": not reason, "reason": reason, **verdict}, 503 if reason else 200)
 
 
 def finding_view(dated: Dated, name: str, now: float) -> dict[str, Any]:
