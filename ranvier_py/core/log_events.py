@@ -91,6 +91,7 @@ ORDERED = "[ (ordered by {by})]"
 EVENTS = {
     "access.keys_read": LogRow(INFO, "{file}: {keys} keys, {tenants} tenants"),
     "access.keys_refused": LogRow(ERROR, "going on as before: {problems:; }"),
+    "access.model_unknown": LogRow(WARNING, "{place} names {model}, which no engine serves and no table of models has"),
     "access.refused": LogRow(WARNING, "{status} {code}: {method} {path} of {client}[ by {key_id}]"),
     "access.restored": LogRow(WARNING, "{key_id}" + ORDERED),
     "access.revoked": LogRow(WARNING, "{key_id}" + ORDERED),

@@ -30,10 +30,16 @@ def digest_of(key: bytes) -> bytes:
 
 
 class KeyTable:
-    """Finds identities. `keys`: rows by digest; `tenants`: rows by name."""
+    """Finds identities. `keys`: rows by digest; `tenants`: rows by name; `patterns`: what the file says of models, and
+    where each first stands."""
 
-    def __init__(self, keys: Mapping[bytes, bytes] = {}, tenants: Mapping[str, bytes] = {}) -> None:
-        self.keys, self.tenants = keys, tenants
+    def __init__(
+        self,
+        keys: Mapping[bytes, bytes] = {},
+        tenants: Mapping[str, bytes] = {},
+        patterns: Mapping[str, str] = {},
+    ) -> None:
+        self.keys, self.tenants, self.patterns = keys, tenants, patterns
         self._made = BoundedDict[bytes | str, Identity](MADE_MAX)
 
     def __len__(self) -> int:
@@ -75,7 +81,7 @@ class KeyTable:
 
     def packed(self) -> Iterator[bytes]:
         """Yield lines from which `unpacked` makes the same table."""
-        yield b"%d" % len(self.tenants)
+        yield orjson.dumps({"tenants": len(self.tenants), "patterns": self.patterns})
         for row in self.tenants.values():
             yield row
         for digest, row in self.keys.items():
@@ -84,13 +90,14 @@ class KeyTable:
 
 def unpacked(lines: Sequence[bytes]) -> Iterator[KeyTable | None]:
     """Make a table of the lines of `packed`; yield None between two portions, and the table at the end."""
-    count = int(lines[0]) + 1
+    head = orjson.loads(lines[0])
+    count = head["tenants"] + 1
     tenants = {orjson.loads(row)["name"]: row for row in lines[1:count]}
     keys = dict[bytes, bytes]()
     for start in range(count, len(lines), LINES_AT_ONCE):
         keys.update((bytes.fromhex(line[:64].decode()), line[64:]) for line in lines[start : start + LINES_AT_ONCE])
         yield None
-    yield KeyTable(keys, tenants)
+    yield KeyTable(keys, tenants, head["patterns"])
 
 
 def key_of(row: Row) -> AccessKey:

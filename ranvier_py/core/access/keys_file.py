@@ -7,7 +7,8 @@ tenant of its own. A tenant that a key names must have a table: else a typing er
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from math import inf
 from typing import Any
@@ -16,6 +17,7 @@ from orjson import dumps
 
 from ranvier_py.core.access.key_table import KeyTable, Row
 from ranvier_py.core.access.limit_values import CalendarWindow, Mode, Unit
+from ranvier_py.core.access.model_patterns import PATTERNS_MAX, is_watched
 
 NAME = re.compile(r"[\x21-\x7e]{1,64}")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -192,15 +194,21 @@ class KeyTables:
         self._named: dict[str, str] = {}  # tenants that keys name -> where the first of them does
         self._keys: dict[bytes, bytes] = {}
         self._tenants: dict[str, bytes] = {}
+        self._patterns: dict[str, str] = {}  # what is named of models, and where first
+        self._taken = Counter[str]()  # tables of each kind, in the pieces before
 
     def take(self, values: Mapping[str, Any]) -> None:
         for other in values:
             if other not in self._kinds:
                 self._wrong(str(other)[:64], f"there is no such table, expected [[{']], [['.join(self._kinds)}]]")
-        self._tenants.update((row["name"], packed(row)) for _, row in self._rows("tenant", values))
+        for at, row in self._rows("tenant", values):
+            self._tenants[row["name"]] = packed(row)
+            named = [limits["models"] for limits in row.get("model_limits", ())]
+            self._watch(named, f"{at}.model_limits", f"tenant {row['name']}")
         for at, row in self._rows("key", values):
             if "tenant" in row:
                 self._named.setdefault(row["tenant"], f"{at}.tenant")
+            self._watch(row.get("models", ()), f"{at}.models", f"key {row['id']}")
             own = {"tenant": row["id"], **row}
             self._keys[bytes.fromhex(own.pop("sha256"))] = packed(own)
 
@@ -209,7 +217,12 @@ class KeyTables:
         for tenant, at in self._named.items():
             if tenant not in self._tenants:
                 self._wrong(at, f"there is no [[tenant]] with the name {tenant}")
-        return KeyTable(self._keys, self._tenants)
+        return KeyTable(self._keys, self._tenants, self._patterns)
+
+    def _watch(self, patterns: Sequence[str], at: str, whose: str) -> None:
+        for pattern in patterns:
+            if pattern not in self._patterns and len(self._patterns) < PATTERNS_MAX and is_watched(pattern):
+                self._patterns[pattern] = f"{self._place(at)}: {whose}"
 
     def _rows(self, kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
         """Yield the good tables of a kind, each with its place."""
@@ -220,7 +233,8 @@ class KeyTables:
             self._wrong(kind, f"must be tables, [[{kind}]]")
             return
         checks, needed = self._kinds[kind]
-        for number, table in enumerate(found):
+        first_number, self._taken[kind] = self._taken[kind], self._taken[kind] + len(found)
+        for number, table in enumerate(found, first_number):
             at = f"{kind}[{number}]"
             row, wrong = checked(table, checks, needed)
             for member in set(needed).intersection(UNIQUE, row):

@@ -22,11 +22,13 @@ from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.access.keys_file import label
 from ranvier_py.core.access.revocations import UNSIGNED
 from ranvier_py.core.errors import BadRequest, RanvierError
+from ranvier_py.core.findings import Finding
 from ranvier_py.core.history.joined_panes import limited
 from ranvier_py.core.log_events import event
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import HEADER
+from ranvier_py.node.access.key_models import KeyModels
 from ranvier_py.node.access.keys_files import KeyedPart
 from ranvier_py.node.access.limit_parts import LimitParts
 from ranvier_py.node.asked import LIMIT, TEXT_SCHEMA, Asked, Route
@@ -60,7 +62,7 @@ class Access(KeyedPart):
 
     name = "access"
     joins = MappingProxyType({"tenants": limited})
-    keys = ("keys_file", "trusted_proxies")
+    keys = ("keys_file", "trusted_proxies", "model")
 
     def __init__(self, node: Node, clustering: ClusterParts | None, limits: LimitParts, realtime: Realtime) -> None:
         config, self._clustering, self._limits, self._realtime = node.config, clustering, limits, realtime
@@ -73,7 +75,7 @@ class Access(KeyedPart):
             self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
         if self.gate is not None and limits.reserve is not None:
             self.gate.known = limits.reserve.known
-        self._listed = node.registry.pools.names
+        self._listed, self._models = node.registry.pools.names, KeyModels(node.registry, config)
         self._log_limit = LogLimit()
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None
         self.before_body: HeadCheck | None = self._check if limits.reserve is not None else None
@@ -109,6 +111,8 @@ class Access(KeyedPart):
 
     def sweep(self, now: float) -> None:
         self._part()
+        if self.gate is not None:
+            self._models.look(self.gate.table)
 
     def _take(self, table: KeyTable) -> None:
         if self.gate is not None:
@@ -141,7 +145,12 @@ class Access(KeyedPart):
     def reload(self, before: Config, after: Config) -> None:
         if self.gate is not None:
             self.gate.trusted = trusted(after)
+        self._models.take(after)
         self.move(after.keys_file)
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        yield from super().findings(now)
+        yield from self._models.findings()
 
     def panes(self, now: float, *, watched: bool) -> Mapping[str, Any]:
         """Show the limits of tenants and keys, those first of which least is left."""
@@ -213,6 +222,7 @@ class Access(KeyedPart):
             "trouble": self.file.trouble,
             "keys": {"count": counters.keys, "first": first, "listed": keys},
             "tenants": counters.tenants,
+            "unknown_models": dict(self._models.unmatched),
             "revoked": self._revoked(),
             "refused": dict(self.gate.counters.refused),
             **self._limits.view(),

@@ -12,7 +12,10 @@ import pytest
 from ranvier_py.core.routing.request_paths import FORM_PATHS, PATHS, REALTIME_PATH
 from tests.examples import some
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
+from tests.node.access.test_keys_read import replaced
 from tests.node.node_lab import Lab, Node, lab, opened, turn
+from tests.node.test_reload import reloadable
+from tests.node.test_verdict import finding, until_found
 from tests.node.test_whose_answers import APIS
 from tests.proxy.test_realtime import request as handshake
 from tests.proxy.wire import GOOD, Scripted, answer
@@ -210,3 +213,23 @@ async def test_a_hosted_provider_gets_the_nodes_key_and_no_other(tmp_path: Path)
     (head,) = engine.heads
     assert b"authorization: Bearer the-key-of-the-provider\r\n" in head
     assert b"rk-" not in head
+
+
+async def test_a_model_of_a_key_that_nothing_serves_is_named_with_its_line_until_something_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A typing error locks a client out; a file may also name what is not there yet, so it is taken."""
+    tenant = '[[tenant]]\nname = "t"\n[[tenant.model_limits]]\nmodels = "lab-modle*"\ntokens_per_minute = 9\n'
+    red = key_lines(RED, models=["lab-*", "none", "gpt-4o"], tenant="t")
+    path = keys_file(tmp_path, tenant, red, key_lines(BLUE, models=["gpt-*"]))
+    async with reloadable(tmp_path, keys_file=str(path)) as (node, changed):
+        view = await node.until("/admin/access", lambda view: view["unknown_models"])
+        places = {"lab-modle*": f"{path}:1: tenant t", "gpt-4o": f"{path}:6: key red", "gpt-*": f"{path}:12: key blue"}
+        assert view["unknown_models"] == places
+        found = finding(await until_found(node, "key_models"), "key_models")
+        assert (found["severity"], found["about"]) == ("notice", "models gpt-*")
+        assert f"access.model_unknown {path}:6: key red names gpt-4o, which no engine serves" in caplog.text
+        await changed(keys_file=str(path), model=[{"name": "gpt-4o", "to": "lab-model"}])
+        await node.until("/admin/access", lambda view: list(view["unknown_models"]) == ["lab-modle*"])
+        replaced(path, red.replace('t"', 'u"') + tenant.replace("modle", "model").replace('"t"', '"u"'))
+        await node.until("/admin/access", lambda view: not view["unknown_models"])
