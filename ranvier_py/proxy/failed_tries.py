@@ -180,6 +180,12 @@ class FailedTries:
             self._refused.append(attempt)
         return elsewhere
 
+    def relayed_blank(self, attempt: Attempt) -> None:
+        """Take in an answer without a word that the client has."""
+        if attempt.judged and not attempt.prompt.response_key:
+            kind = self._kind(attempt)
+            self._router.registry.refusals.blank(attempt.target, kind, self._others(attempt), time.monotonic())
+
     def _others(self, attempt: Attempt) -> Sequence[Backend]:
         """Return the backends that may serve a request and were not asked yet."""
         tried, model = (*self._budget.tried, attempt.target.id), attempt.prompt.model

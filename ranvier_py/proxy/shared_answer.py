@@ -19,6 +19,7 @@ from functools import partial
 import trio
 from trio.lowlevel import wait_writable
 
+from ranvier_py.core.answers.answer_events import BLANK
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
 from ranvier_py.core.answers.chunked import in_chunk
 from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError
@@ -226,7 +227,7 @@ class SharedAnswer:
 
     def complete(self, reader: AnswerReader) -> None:
         """Note that all of the answer came, and what its reader found in it."""
-        self.is_whole, self._has_failed = self.head is not None, reader.failure is not None
+        self.is_whole, self._has_failed = self.head is not None, reader.failure not in (None, BLANK)
         if isinstance(reader, StreamReader) and reader.removal is not None:
             self.counts = reader.removal.counts
 

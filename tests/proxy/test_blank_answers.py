@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import trio
 
 from tests.node.node_lab import lab
 from tests.proxy.test_black_holes import Busy, load, refusing
@@ -24,36 +25,40 @@ def choice(**members: Any) -> dict[str, Any]:
     return {"id": "x", "choices": [{"index": 0, "logprobs": None, **members}], "usage": COUNTS}
 
 
-def blank(path: bytes, finish: str | None = "stop") -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
-    """An answer without a word, as one object and as events."""
+def blank(path: bytes, finish: str | None = "stop", space: str = "") -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
+    """An answer without a word, or of white space alone, as one object and as events."""
     if path == b"/v1/chat/completions":
-        message = {"role": "assistant", "content": "", "tool_calls": [], "reasoning": None}
-        events = [choice(delta={"role": "assistant", "content": ""}), choice(delta={}, finish_reason=finish)]
-        return choice(message=message, finish_reason=finish), events
+        message = {"role": "assistant", "content": space, "tool_calls": [], "reasoning": None}
+        events = [choice(delta={"role": "assistant", "content": ""}), *[choice(delta={"content": space})] * len(space)]
+        return choice(message=message, finish_reason=finish), [*events, choice(delta={}, finish_reason=finish)]
     if path == b"/v1/completions":
-        return choice(text="", finish_reason=finish), [choice(text="", finish_reason=finish)]
+        return choice(text=space, finish_reason=finish), [choice(text=space, finish_reason=finish)]
     if path == b"/generate":
-        whole = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": finish}, **COUNTS}}
+        ids = [220] if space else []
+        whole = {"text": space, "output_ids": ids, "meta_info": {"finish_reason": {"type": finish}, **COUNTS}}
         return whole, [whole]
     if path == b"/v1/messages":
-        text, usage = {"type": "text", "text": ""}, {"input_tokens": 3, "output_tokens": 1}
+        text, usage = {"type": "text", "text": space}, {"input_tokens": 3, "output_tokens": 1}
+        step = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": space}}
         reason = {"stop": "end_turn", "length": "max_tokens"}.get(finish or "", finish)
         turn = {"type": "message", "role": "assistant", "stop_reason": reason, "usage": usage}
         return {**turn, "content": [text]}, [
             {"type": "message_start", "message": {**turn, "content": [], "stop_reason": None}},
-            {"type": "content_block_start", "index": 0, "content_block": text},
+            {"type": "content_block_start", "index": 0, "content_block": {**text, "text": ""}},
+            *([step] if space else []),
             {"type": "content_block_stop", "index": 0},
             {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage},
             {"type": "message_stop"},
         ]
-    part = {"type": "output_text", "text": "", "annotations": []}
+    part = {"type": "output_text", "text": space, "annotations": []}
     item = {"type": "message", "id": "m", "role": "assistant", "content": [part], "status": "completed"}
     response = {"id": "r", "object": "response", "status": "completed", "text": {"format": {"type": "text"}}}
     return {**response, "output": [item]}, [
         {"type": "response.created", "response": {**response, "status": "in_progress", "output": []}},
         {"type": "response.output_item.added", "item": {**item, "content": []}},
-        {"type": "response.content_part.added", "part": part},
-        {"type": "response.output_text.done", "text": ""},
+        {"type": "response.content_part.added", "part": {**part, "text": ""}},
+        *[{"type": "response.output_text.delta", "delta": space}] * len(space),
+        {"type": "response.output_text.done", "text": space},
         {"type": "response.content_part.done", "part": part},
         {"type": "response.output_item.done", "item": item},
         {"type": "response.completed", "response": {**response, "output": [item]}},
@@ -63,15 +68,15 @@ def blank(path: bytes, finish: str | None = "stop") -> tuple[dict[str, Any], Seq
 class Blank(Scripted):
     """Answers each request for text without a word, for this reason; or those alone whose bodies have `only`."""
 
-    def __init__(self, finish: str | None = "stop", only: bytes = b"") -> None:
+    def __init__(self, finish: str | None = "stop", only: bytes = b"", space: str = "") -> None:
         super().__init__()
-        self.finish, self.only, self.well = finish, only, False
+        self.finish, self.only, self.space, self.well = finish, only, space, False
 
     def script(self) -> Sequence[Step]:
         path, body = self.heads[-1].split(b" ")[1], self.bodies[-1]
         if self.well or path not in GENERATING or self.only not in body:
             return self.good
-        whole, events = blank(path, self.finish)
+        whole, events = blank(path, self.finish, self.space)
         return (
             [STREAM_HEAD, *map(event, events), LAST]
             if json.loads(body)["stream"]
@@ -79,10 +84,13 @@ class Blank(Scripted):
         )
 
 
-@pytest.mark.parametrize("finish", ["stop", "length"])
+SPACES = ["", " ", " \n"]
+
+
+@pytest.mark.parametrize(("finish", "space"), [("stop", ""), ("length", ""), ("stop", " "), ("length", "\n\n ")])
 @pytest.mark.parametrize("policy", ["affinity", "least_loaded"])
-async def test_one_whose_answers_are_blank_gets_hardly_any_request(policy: str, finish: str) -> None:
-    engines = [Blank(finish), Busy(), Busy(), Busy()]
+async def test_one_whose_answers_are_blank_gets_hardly_any_request(policy: str, finish: str, space: str) -> None:
+    engines = [Blank(finish, space=space), Busy(), Busy(), Busy()]
     async with lab(*engines, policy=policy) as node:
         await load(node, 24)
         before = len(engines[0].bodies)
@@ -92,9 +100,10 @@ async def test_one_whose_answers_are_blank_gets_hardly_any_request(policy: str, 
     assert len(engines[0].bodies) - before <= 8
 
 
+@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_client_sees_a_blank_answer_of_one_that_has_not_served_while_others_did(stream: bool) -> None:
-    engines = [Blank(), Scripted(GOOD)]
+async def test_no_client_sees_a_second_blank_answer_of_one_while_others_have_words(stream: bool, space: str) -> None:
+    engines = [Blank(space=space), Scripted(GOOD)]
     async with lab(*engines, policy="round_robin") as node:
         engines[0].well = True
         assert set(await load(node, 6, clients=1)) == {200}
@@ -107,9 +116,10 @@ async def test_no_client_sees_a_blank_answer_of_one_that_has_not_served_while_ot
     assert sick <= len(GENERATING)  # one of each API is believed, since it may be right
 
 
+@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_all_engines_answer_without_a_word_is_what_the_client_wants(stream: bool) -> None:
-    engines = [Blank(), Blank(), Blank()]
+async def test_what_all_engines_answer_without_a_word_is_what_the_client_wants(stream: bool, space: str) -> None:
+    engines = [Blank(space=space), Blank(space=space), Blank(space=space)]
     async with lab(*engines) as node:
         for number in range(60):
             path = GENERATING[number % len(GENERATING)]
@@ -166,5 +176,35 @@ async def test_calls_reasoning_refusals_and_filtered_answers_are_not_blank(kind:
     async with lab(*engines, policy="round_robin") as node:
         for number in range(12):
             await answered(node, question(b"/v1/chat/completions", number, poison=False))
+        assert await refusing(node) == [None, None]
+    assert asked(engines) == 12
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_white_space_of_an_engine_that_has_words_is_relayed_at_once(path: bytes) -> None:
+    more, engine = trio.Event(), Scripted(GOOD)
+    events = [event(each) for each in blank(path, None, " ")[1]]
+    end = 1 if path in (b"/v1/completions", b"/generate") else {b"/v1/messages": 3, b"/v1/responses": 4}.get(path, 2)
+    async with lab(engine) as node, await node.wire() as client:
+        await answered(node, question(path, 0, poison=False))
+        engine.turns = iter([[STREAM_HEAD, *events[:end], more, LAST]])
+        await client.send(question(path, 1, poison=False, stream=True))
+        assert await client.until(events[end - 1])  # though nothing says yet that a word follows
+        more.set()
+        await client.until(LAST)
+
+
+@pytest.mark.parametrize("space", [" ", "\n\n"])
+async def test_white_space_before_words_blames_nobody(space: str) -> None:
+    events = [
+        choice(delta={"content": space}),
+        choice(delta={"content": "word"}),
+        choice(delta={}, finish_reason="stop"),
+    ]
+    engines = [Scripted(STREAM_HEAD, *map(event, events), LAST), Scripted(STREAM_HEAD, *map(event, events), LAST)]
+    async with lab(*engines, ask_usage=False) as node:
+        for number in range(12):
+            body = (await answered(node, question(b"/v1/chat/completions", number, poison=False, stream=True)))[2]
+            assert body == b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
         assert await refusing(node) == [None, None]
     assert asked(engines) == 12

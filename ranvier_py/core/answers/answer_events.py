@@ -3,9 +3,9 @@
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
 part of what was asked for. What lacks the member that every answer of its API has is one, whatever its words, and so is
-a page. Comments, pings, roles and what announces an answer begin none. One that finishes without a word, for no reason
-that explains it, is blank: engines may mean that. Invariant: an error counts as the status that it names, and teaches
-nothing (test_errors_inside.py).
+a page. Comments, pings, roles and what announces an answer begin none. One that finishes without more than white space,
+for no reason that explains it, is blank: engines may mean that. Invariant: an error counts as the status that it
+names, and teaches nothing (test_errors_inside.py).
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ ANNOUNCING = frozenset(
 PARTS = ("content_block", "item", "part", "delta", "response")
 """Members of typed events that have the words of an answer, if any."""
 
+TEXT_EVENTS = ("output_text", "reasoning_text", "reasoning_summary_text", "refusal")
 FRAMES = frozenset(
     (
-        *("content_block_start", "content_block_stop", "message_delta", "message_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop"),
         *("response.output_item.added", "response.output_item.done", "response.content_part.added"),
-        *("response.content_part.done", "response.output_text.done", "response.completed", "response.incomplete"),
+        *("response.content_part.done", "response.completed", "response.incomplete"),
+        *(f"response.{text}.{step}" for text in TEXT_EVENTS for step in ("delta", "done")),
     )
 )
 """Types of events that begin and end an answer, and its parts."""
@@ -59,7 +61,9 @@ EXPLAINED = frozenset(
 """Reasons to finish, in lower case, that say why an answer has no words."""
 
 PARTS_LEVELS_MAX = 8  # of lists and objects in the last event of a response, down to its text
-WORDLESS = (None, "text", "message", "thinking", "reasoning", "output_text")  # types of parts that are text, or nothing
+WORDLESS = (None, "text", "message", "thinking", "reasoning", "output_text", "text_delta", "thinking_delta")
+"""Types of parts that are text, or nothing."""
+TEXT_MEMBERS = frozenset(("content", "reasoning", "reasoning_content", "refusal"))  # of messages
 
 STATUSES: Mapping[str, int] = {
     "overloaded": 529,
@@ -167,14 +171,19 @@ def has_begun(choice: Any) -> bool:
     """Whether a choice has more than a role."""
     if type(choice) is not dict:
         return True
-    return has_words(choice) or bool(choice.get("finish_reason"))
+    message = choice.get("delta", choice.get("message"))
+    if type(message) is dict and any(message[name] for name in message if name != "role"):
+        return True
+    return bool(choice.get("text") or choice.get("finish_reason"))
 
 
 def has_words(choice: Mapping[str, Any]) -> bool:
-    """Whether a choice has any output."""
+    """Whether a choice has any output that is more than white space."""
     message = choice.get("delta", choice.get("message"))
-    return (
-        any(message[name] for name in message if name != "role") if type(message) is dict else bool(choice.get("text"))
+    return not is_wordless(choice.get("text")) or any(
+        not is_wordless(part) if name in TEXT_MEMBERS else bool(part)
+        for name, part in (message.items() if type(message) is dict else ())
+        if name != "role" and not (type(part) is dict and not any(part.values()))
     )
 
 
@@ -186,7 +195,10 @@ def is_blank(fields: Mapping[str, Any]) -> bool:
     if type(meta := fields.get("meta_info")) is dict:  # SGLang's /generate
         reason = meta.get("finish_reason")
         kind = reason.get("type") if type(reason) is dict else reason
-        return not explains(kind) and fields.get("text") == "" and not fields.get("output_ids")
+        text = fields.get("text")
+        return (
+            not explains(kind) and type(text) is str and not (text.strip() or (not text and fields.get("output_ids")))
+        )
     if fields.get("status") not in (None, "completed", "incomplete"):
         return False
     items = fields.get("content", fields.get("output"))
@@ -199,9 +211,11 @@ def explains(reason: object) -> bool:
 
 
 def is_wordless(part: Any, levels: int = PARTS_LEVELS_MAX) -> bool:
-    """Whether a part of an answer is text without a word."""
+    """Whether a part of an answer is text without a word: white space at most."""
     if not part or levels == 0:
         return not part
+    if type(part) is str:
+        return not part.strip()
     if type(part) is dict:
         if part.get("type") not in WORDLESS:
             return False

@@ -2,7 +2,8 @@
 
 Rule: a piece of whole events in whole chunks, in which nothing is looked for, passes unchanged. Any other is taken out
 of its chunks and cut into events, however reads and chunks cut these, and each event goes to whom it concerns. What is
-left where counts were removed, or an event had to be held, leaves in a chunk of ours.
+left where counts were removed, or an event had to be held, leaves in a chunk of ours. White space is output, for the
+prefill is done, but begins no answer by itself.
 Invariant: neither what passes nor what is found depends on the cuts (test_answer_reader.py).
 Bounds: HELD_BYTES_MAX of an incomplete event, and of what comes before an answer begins; CAPTURE_BYTES_MAX.
 """
@@ -26,7 +27,7 @@ from ranvier_py.core.answers.answer_events import (
     failure_in_whole,
     is_no_answer,
 )
-from ranvier_py.core.answers.answer_stream import ResponseName, has_finished, has_token
+from ranvier_py.core.answers.answer_stream import WORD, ResponseName, has_finished, has_token, has_word
 from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
 from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
@@ -36,8 +37,8 @@ QUOTED_ERROR, QUOTED_ABORT = b'"error"', b'"abort"'  # also what an answer ends 
 OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
 OUTPUT_BEGINS = re.compile(
     rb'(?:"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[)(?s:.{0,512}?)'
-    rb'(?:"(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*"[^"]'
-    rb'|"tool_calls"\s*:\s*\[\s*\{|"tool_use")|\A\{"text"\s*:\s*"[^"]'
+    rb'(?:"(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*%b'
+    rb'|"tool_calls"\s*:\s*\[\s*\{|"tool_use")|\A\{"text"\s*:\s*%b' % (WORD, WORD)
 )
 """With its first word, in nearly all answers that are one object; what has none of these is looked at."""
 EMBEDDINGS_BEGIN = re.compile(rb'"embedding"\s*:\s*(?:\[\s*[-\d]|"[^"])|' + OUTPUT_BEGINS.pattern)
@@ -175,7 +176,7 @@ class WholeReader(AnswerReader):
 class StreamReader(AnswerReader):
     """Reads a stream of events."""
 
-    __slots__ = ("_aligned", "_end", "_finished", "_mark", "_opening", "_over", "_passing", "removal")
+    __slots__ = ("_aligned", "_end", "_finished", "_mark", "_opening", "_over", "_passing", "_speaks", "removal")
 
     def __init__(self, api: str, chunks: ChunkedReader | None, *, streams: bool, names: bool, captures: bool) -> None:
         super().__init__(api, chunks, streams=streams, names=names, captures=captures)
@@ -187,6 +188,7 @@ class StreamReader(AnswerReader):
         self._opening = True  # every event is looked at
         self._over = False  # only what ends a chunked message is to come
         self._finished = False  # an event said that it ends, without a word so far
+        self._speaks = False  # it has more than white space
 
     def unframe(self) -> None:
         super().unframe()
@@ -203,7 +205,7 @@ class StreamReader(AnswerReader):
             and (self._mark not in data and ERROR not in data)
             and (complete or (data.endswith(self._end) and (chunks is None or not chunks.inside)))
             and (chunks is None or len(chunks.spans) < 2 or data.count(CHUNK_END) >= len(chunks.spans))
-            and (not self._opening or self._has_token(data))
+            and (not self._opening or self._has_word(data))
         ):
             self.size += len(data)
             if self.captured is not None and self.size <= CAPTURE_BYTES_MAX:
@@ -213,9 +215,9 @@ class StreamReader(AnswerReader):
             return data
         return super().feed(data, complete)
 
-    def _has_token(self, data: bytes) -> bool:
-        if has_token(data, self.api):
-            self.has_output, self.begun, self._opening = True, True, False
+    def _has_word(self, data: bytes) -> bool:
+        if has_word(data, self.api):
+            self.has_output, self.begun, self._speaks, self._opening = True, True, True, False
         return not self._opening
 
     def _passed(self, data: bytes, complete: bool) -> bytes:
@@ -244,13 +246,14 @@ class StreamReader(AnswerReader):
         end = len(data) if is_last else end_of_events(data, 0, len(data))
         events, self.held = data[:end], data[end:]
         kept = passed + self._sifted(events)
-        if is_last and self.failure is None and not self.begun:
-            self.failure = BLANK if self._finished else EMPTY
+        if is_last and self.failure is None and not self._speaks:
+            is_blank = self._finished or self.has_output
+            self.failure = BLANK if is_blank else None if self.begun else EMPTY
         return kept + self._pass_on(self.held) if len(self.held) > HELD_BYTES_MAX else kept
 
     def _pass_on(self, data: bytes) -> bytes:
         """Let an incomplete event go, except a line end at its end that may become the event's end."""
-        self._passing = self.begun = True
+        self._passing = self.begun = self._speaks = True
         kept = 2 if data.endswith(b"\n\r") else 1 if data.endswith((b"\n", b"\r")) else 0
         self.held = data[len(data) - kept :]
         return data[: len(data) - kept]
@@ -266,7 +269,7 @@ class StreamReader(AnswerReader):
             kept += (events[at:start], self._looked_at(events[start:end]))
             at = end
         else:
-            self.begun, self._opening = True, False  # no engine writes so
+            self.begun, self._speaks, self._opening = True, True, False  # no engine writes so
         return b"".join((*kept, events[at:]))
 
     def _next(self, events: bytes, at: int, places: dict[bytes, int]) -> int:
@@ -293,8 +296,10 @@ class StreamReader(AnswerReader):
         if ERROR in event or RESPONSE_FAILED in event or QUOTED_ABORT in event:
             self.failure = found.failure
         if self._opening and self.failure is None:
-            self.has_output = has_token(event, self.api)
-            is_blank = found.is_blank and not self.has_output
+            has_words = has_word(event, self.api)
+            self.has_output = self.has_output or has_words or has_token(event, self.api)
+            is_blank = found.is_blank and not has_words
             self._finished = self._finished or (is_blank and has_finished(event, self.api))
-            self.begun = self.begun or self.has_output or (found.begins and not is_blank)
-        self._opening = not (self.has_output or self.failure)
+            self._speaks = self._speaks or has_words or (found.begins and not is_blank)
+            self.begun = self.begun or self._speaks
+        self._opening = not ((self.has_output and self._speaks) or self.failure)

@@ -28,6 +28,16 @@ FIRST_TOKEN = {
 """By API; CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done,
 so only output proves the prefill."""
 
+WORD = rb'"(?: |\\[nrt])*+(?:[^"\\]|\\[^nrt])'  # the beginning of a text that is more than white space
+CHAT_WORD = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*%b|"tool_calls"\s*:\s*\[\s*\{' % WORD
+)
+FIRST_WORD = {
+    "messages": re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*%b|"type"\s*:\s*"tool_use"' % WORD),
+    "responses": re.compile(rb'"delta"\s*:\s*%b|"type"\s*:\s*"function_call"' % WORD),
+}
+"""By API; CHAT_WORD for the others. In nearly all first events with output."""
+
 CHAT_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 FINISHED = {
     "messages": re.compile(rb'"stop_reason"\s*:\s*"'),
@@ -74,6 +84,11 @@ def has_finished(data: bytes, api: str = "chat") -> bool:
 def has_token(data: bytes, api: str = "chat") -> bool:
     """Whether this piece of a stream has generated output."""
     return FIRST_TOKEN.get(api, CHAT_TOKEN).search(data) is not None
+
+
+def has_word(data: bytes, api: str = "chat") -> bool:
+    """Whether this piece of a stream plainly has output that is more than white space."""
+    return FIRST_WORD.get(api, CHAT_WORD).search(data) is not None
 
 
 def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answer:

@@ -170,6 +170,9 @@ class ForwardStage:
             self.edits.asking.answered(reader.removal, attempt.target.id, attempt.generation)
         if reader.failure is not None and judgement is SERVED:
             judgement = yield from self._judge(call, attempt, exchange, reader.failure, None)
+            if judgement is BLANK_ANSWER:
+                self._failed_tries(call).relayed_blank(attempt)
+                judgement = SERVED
         return judgement
 
     def _after_error(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ranvier_py.core.answers.answer_counts import answer_counts
+from ranvier_py.core.answers.answer_events import BLANK
 from ranvier_py.core.answers.answer_reader import CAPTURE_BYTES_MAX, AnswerReader
 from ranvier_py.core.answers.answer_stream import has_finished
 from ranvier_py.core.routing.attempt import Attempt
@@ -65,7 +66,7 @@ class AnswerProof:
 
     def whole(self, *, chunked: bool) -> None:
         """Have a whole answer learned. One without output proves a prefill only if the engine says how it finished."""
-        if self._captured is None or self._reader.failure is not None:
+        if self._captured is None or self._reader.failure not in (None, BLANK):
             return
         attempt, raw = self._attempt, bytes(self._captured)
         attempt.reply.counts = answer_counts(raw, attempt.prompt.api)

@@ -12,6 +12,7 @@ from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.blame.refusals import kind_of
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.answers.locations import Places
 from ranvier_py.proxy.call import Call, PipelineLimits
@@ -40,6 +41,7 @@ class RelayStage:
     ) -> Steps[bytes]:
         """Wait until an answer begins, or shows what it is instead: until then the request may be sent elsewhere.
         `held`: what goes on of what came. Returns all of that but for what the client already has."""
+        self._trust(call, attempt, reader)
         if reader.begun or reader.failure or exchange.complete:
             return held
         if call.awaited is None:
@@ -53,9 +55,17 @@ class RelayStage:
                 if piece or exchange.complete:
                     attempt.target.seen.received_at = time.monotonic()
                     awaited.add(reader.feed(piece, exchange.complete))
+                self._trust(call, attempt, reader)
         finally:
             held = awaited.taken()
         return held
+
+    def _trust(self, call: Call, attempt: Attempt, reader: AnswerReader) -> None:
+        """Let white space begin an answer, unless no word may follow: where this backend, or another one before it, has
+        answered such a request without any."""
+        if reader.has_output and not reader.begun and reader.failure is None and call.failed_tries is None:
+            kind = kind_of(call.read.request.path, attempt.prompt.model)
+            reader.begun = self.registry.refusals.is_proven(attempt.target, kind)
 
     def _next(self, call: Call, exchange: Exchange) -> Steps[bytes]:
         """Wait for the next piece of an answer that has not begun."""

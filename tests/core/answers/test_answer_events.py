@@ -167,6 +167,10 @@ def test_lists_in_lists_are_followed_no_further_than_answers_go() -> None:
         {"choices": [{"text": "", "finish_reason": "stop"}, {"text": "", "finish_reason": "length"}]},
         {"choices": [{"text": "", "finish_reason": "failed"}]},
         {"choices": [{"message": {"role": "assistant", "content": []}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"role": "assistant", "content": " \n", "provider_fields": {"refusal": None}}}]},
+        {"choices": [{"text": "\n\n", "finish_reason": "length"}]},
+        {"type": "message", "content": [{"type": "text", "text": "\t"}], "stop_reason": "max_tokens"},
+        {"text": " ", "output_ids": [220], "meta_info": {"finish_reason": {"type": "length"}}},
     ],
 )
 def test_what_finishes_without_a_word_and_without_a_reason_is_blank(fields: Any) -> None:

@@ -53,6 +53,7 @@ CHAT = [
     Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
     Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), finishes=True),
     Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}), begins=True),
+    Known(delta(" \n"), has_output=True),
     Known(delta("a"), begins=True, has_output=True),
     Known(delta('an error: {"error": 1}, event: error, "prompt_tokens": 3'), begins=True, has_output=True),
     Known(b'data: no json "prompt_tokens"\n\n', begins=True),
@@ -69,6 +70,7 @@ MESSAGES = [
     Known(b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"text"}}\n\n'),
     Known(event({"type": "content_block_start", "content_block": {"type": "redacted_thinking", "data": "x"}}), True),
     Known(event({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}), finishes=True),
+    Known(event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": " "}}), has_output=True),
     Known(event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}), True, True),
     Known(b"event: error\n" + event({"type": "error", "error": {"type": "overloaded_error"}}), status=529),
 ]
@@ -78,6 +80,7 @@ RESPONSES = [
     Known(event({"type": "response.output_item.added", "item": {}})),
     Known(event({"type": "response.output_item.added", "item": {"type": "web_search_call"}}), begins=True),
     Known(event({"type": "response.completed", "response": {"output": []}}), finishes=True),
+    Known(event({"type": "response.output_text.delta", "delta": "\t"}), has_output=True),
     Known(event({"type": "response.output_text.delta", "delta": "a"}), begins=True, has_output=True),
     Known(event({"type": "response.failed", "response": {}}), status=500),
     Known(event({"type": "error", "code": "rate_limit_exceeded"}), status=429),
@@ -98,7 +101,7 @@ class Reference:
             self.has_output |= one.has_output and not self.status
             finished |= one.finishes
         if not (self.begun or self.status):
-            self.status = BLANK.status if finished else EMPTY.status
+            self.status = BLANK.status if finished or self.has_output else EMPTY.status
         self.left = b"".join(one.data if one.left is None or not removes else one.left for one in events)
         self.removed = sum(one.left is not None for one in events)
 
