@@ -26,7 +26,7 @@ from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.edits import LegEdits
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.realtime import Realtime
-from ranvier_py.proxy.stages.admit import AdmitStage, shown_to
+from ranvier_py.proxy.stages.admit import AdmitStage, asked_in
 from ranvier_py.proxy.stages.browsers import BrowserStage
 from ranvier_py.proxy.stages.forward import ForwardStage, one_leg
 from ranvier_py.proxy.stages.learn import LearnStage
@@ -83,9 +83,9 @@ class Pipeline:
         models = ModelStage(router.registry, look_for)
         # without a file of keys nobody has limits, nor is anybody let in for some models alone
         reserving = () if reserve is None else (reserve,)
-        admitting = () if reserve is None else (AdmitStage(router.registry.pools.names),)
         again: Sequence[Stage] = (self.read, self.match, *(each.again for each in reserving))
         self.resolve = ResolveStage(router, models, limits, again)
+        admitting = () if reserve is None else (AdmitStage(self.resolve),)
         learn = LearnStage(router, tokenizer, changed)
         self.relay = RelayStage(router.registry, limits, learn, realtime, may_see, address_of)
         self.forward = ForwardStage(
@@ -180,4 +180,4 @@ class Pipeline:
                 if steps is not None:
                     yield from steps
         except ModelNotFound as error:
-            raise shown_to(call, error, self.read.router.registry.pools.names) from error
+            raise self.resolve.missing(asked_in(call), call.identity) from error

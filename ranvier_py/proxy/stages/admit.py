@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from trio.lowlevel import checkpoint
 
 from ranvier_py.core.access.identity import Identity
-from ranvier_py.core.errors import BadRequest, ModelNotFound
+from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.prompts.outer_members import is_doubled
 from ranvier_py.core.prompts.reserved_members import OVERLAP_BYTES, SLICE_BYTES, escaped_name_in
 from ranvier_py.core.routing.models.model_names import ModelNames
 from ranvier_py.proxy.call import Call, ReadRequest
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.stages.resolve_model import ResolveStage
 
 ASKING = frozenset((b"POST", b"PUT", b"PATCH"))
 """Methods that may have an engine use a model; so may an upgrade."""
@@ -31,19 +32,19 @@ FOR_SOME = "this key is for some models: the request must name one of them, once
 
 @dataclass(slots=True)
 class AdmitStage:
-    names: ModelNames
+    resolve: ResolveStage
 
     def __call__(self, call: Call) -> Steps[None] | None:
         """Raise ModelNotFound or BadRequest if the key may not use the model."""
-        identity, read = call.identity, call.read
+        identity, read, names = call.identity, call.read, self.resolve.models.registry.pools.names
         if identity is None or not identity.is_limited_to_models:
             return None
         model = read.prompt.model
         if model:
             if not call.may_use(model):
-                raise self.names.missing(asked_in(call), identity.may_use)
-            return None if may_use_all(identity, self.names) else named_once(read)
-        if (call.request.method in ASKING or read.upgrades) and not may_use_all(identity, self.names):
+                raise self.resolve.missing(asked_in(call), identity)
+            return None if may_use_all(identity, names) else named_once(read)
+        if (call.request.method in ASKING or read.upgrades) and not may_use_all(identity, names):
             raise BadRequest(FOR_SOME)
         return None
 
@@ -58,15 +59,6 @@ def may_go_on(identity: Identity, models: Sequence[str], names: ModelNames) -> b
     if not identity.is_limited_to_models:
         return True
     return any(map(identity.may_use, models)) if models else all(map(identity.may_use, names.listed))
-
-
-def shown_to(call: Call, error: ModelNotFound, names: ModelNames) -> ModelNotFound:
-    """Return the error for a model that no engine has, by the name that was asked for, and naming none that the key may
-    not use."""
-    identity = call.identity
-    if identity is None or not identity.is_limited_to_models:
-        return error if call.named is None else names.missing(call.named.asked)
-    return names.missing(asked_in(call), identity.may_use)
 
 
 def asked_in(call: Call) -> str:

@@ -62,7 +62,7 @@ def answer_one(resolve: ResolveStage, call: Call, name: str) -> Steps[None]:
         yield from resolve.models.sought(name)
         card = card_of(registry, name, claude=claude)
     if card is None:
-        raise registry.pools.names.missing(name, may_use)
+        raise resolve.missing(name, call.identity)
     answer(call, orjson.dumps(card))
 
 

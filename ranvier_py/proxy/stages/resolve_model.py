@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from trio.lowlevel import checkpoint
 
-from ranvier_py.core.access.identity import Identity
+from ranvier_py.core.access.identity import ANYBODY, Identity
+from ranvier_py.core.errors import ModelNotFound
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, UNCOUNTED_BYTES_MAX, spliced
 from ranvier_py.core.prompts.form_model import FormModel, form_model
@@ -26,6 +27,7 @@ from ranvier_py.core.routing.blame.judgements import Judgement
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.models.body_edits import body_splices
 from ranvier_py.core.routing.models.chat_key import chat_key
+from ranvier_py.core.routing.models.model_list import NO_ALIASES
 from ranvier_py.core.routing.models.model_rules import EMPTY, ERROR, OVERLOADED, TIMEOUT, TOO_LONG, ModelTable, Served
 from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy.answers.renamed_answer import RenamedAnswer
@@ -134,6 +136,12 @@ class ResolveStage:
         self.counters.served[self._label(named.served)] += 1
         if any(rule.names_asked for rule in named.served.rules):
             call.client.renamed = call.client.renamed or RenamedAnswer(named.asked)
+
+    def missing(self, model: str, identity: Identity | None) -> ModelNotFound:
+        """Return the error for a model that nobody serves. It names only those that this client may use."""
+        names, may_use = self.router.registry.pools.names, (identity or ANYBODY).may_use
+        aliases = self.table.shown(names.listed, tenant_of(identity)) if self.table is not None else NO_ALIASES
+        return names.missing(model, may_use, aliases)
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.limits, self._limits = limits, {}

@@ -58,6 +58,20 @@ async def test_a_key_may_use_an_alias_by_its_name_or_by_that_of_the_model(tmp_pa
                 assert not any(f"`{other}`" in error["message"] for other in set(names) - {name} - set(allowed))
 
 
+async def test_the_error_for_a_wrong_name_names_the_nearest_aliases_that_the_key_may_use(tmp_path: Path) -> None:
+    tables = [{"name": "gpt-4o", "to": "main"}, {"name": "gpt-4o-mini", "to": "small", "tenants": ["gold"]}]
+    for models, near in ((["gpt-4o"], "`gpt-4o`"), (["small"], "`gpt-4o-mini`"), ([], "`gpt-4o`, `gpt-4o-mini`")):
+        key = two_tenants(tmp_path, **({"models": models} if models else {}))
+        async with lab(Named("main", "small"), model=tables, keys_file=key) as node:
+            wrong = [await asked(node, bearer(RED), model="gpt4o")]
+            wrong += [await node.http.get(f"{node.url}/v1/models/gpt4o", headers=bearer(RED))]
+            wrong += [await asked(node, bearer(RED), model="gpt4o", messages=[])]
+            for each in wrong:
+                assert (
+                    each.json()["error"]["message"] == f"The model `gpt4o` does not exist; the nearest names are {near}"
+                )
+
+
 async def test_a_fallback_must_be_permitted_to_the_key_by_its_own_name(tmp_path: Path) -> None:
     tables = [
         {"name": "a", "to": "main", "fallback": ["dear", "cheap"]},

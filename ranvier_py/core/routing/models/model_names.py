@@ -3,18 +3,19 @@
 Rule: a name that backends list goes to those; else `base:adapter` and `default` go to SGLang's engines of that base,
 of these to those that list the adapter; any other name goes to backends that take any. One whose list is not known yet
 may serve each. Invariant: names that clients invent take no memory (test_model_names.py).
-Bound: COMPARED_MAX names are compared with a missing one.
+Bound: COMPARED_MAX names, and as many aliases, are compared with a missing one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from math import sqrt
 
 from ranvier_py.core.errors import ModelNotFound, NoBackend
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backend import Backend, Catalog, Pool
+from ranvier_py.core.routing.models.model_list import NO_ALIASES
 
 COMPARED_MAX, NEAREST_MAX = 256, 3
 LIKE_LEAST = 0.4
@@ -79,21 +80,31 @@ class ModelNames:
         """Return the error that a client gets for an empty pool."""
         return self.missing(model) if pool.unknown else NoBackend("No backend is available to serve this request")
 
-    def missing(self, model: str, may_use: Callable[[str], bool] = lambda _: True) -> ModelNotFound:
+    def missing(
+        self, model: str, may_use: Callable[[str], bool] = lambda _: True, aliases: Mapping[str, str] = NO_ALIASES
+    ) -> ModelNotFound:
         """Return the error for a model that nobody serves; its first words are OpenAI's. `may_use`: which names it may
-        show."""
-        near = ", ".join(f"`{name}`" for name in self.nearest(model, may_use))
+        show; `aliases`: further ones, each with the model that it stands for."""
+        near = ", ".join(f"`{name}`" for name in self.nearest(model, may_use, aliases))
         return ModelNotFound(
             f"The model `{model}` does not exist" + (f"; the nearest names are {near}" if near else "")
         )
 
-    def nearest(self, model: str, may_use: Callable[[str], bool] = lambda _: True) -> Sequence[str]:
-        """Return up to NEAREST_MAX listed names that come near this one, the nearest first."""
+    def nearest(
+        self, model: str, may_use: Callable[[str], bool] = lambda _: True, aliases: Mapping[str, str] = NO_ALIASES
+    ) -> Sequence[str]:
+        """Return up to NEAREST_MAX names that come near this one, the nearest first."""
         if not self._pairs:
             self._pairs = {name: pairs_of(name) for name in islice(self.listed, COMPARED_MAX)}
         wanted = pairs_of(model)
-        likeness = {name: len(wanted & own) / sqrt(len(wanted) * len(own)) for name, own in self._pairs.items()}
-        near = [name for name, share in likeness.items() if share >= LIKE_LEAST and may_use(name)]
+        known = ((name, own) for name, own in self._pairs.items() if name not in aliases and may_use(name))
+        also = (
+            (alias, pairs_of(alias))
+            for alias, served in islice(aliases.items(), COMPARED_MAX)
+            if may_use(alias) or may_use(served)
+        )
+        likeness = {name: len(wanted & own) / sqrt(len(wanted) * len(own)) for name, own in chain(known, also)}
+        near = [name for name, share in likeness.items() if share >= LIKE_LEAST]
         return sorted(near, key=likeness.__getitem__, reverse=True)[:NEAREST_MAX]
 
 

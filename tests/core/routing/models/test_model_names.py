@@ -121,6 +121,16 @@ def test_names_that_differ_by_case_or_in_path_are_near() -> None:
     assert "Qwen3-8B" in str(registry.pools.names.missing("qwen"))
 
 
+def test_aliases_are_near_as_well_but_none_that_may_not_be_used() -> None:
+    registry = cluster(1)
+    registry.changes.probed(BackendId(0), serving("llama-8b", "qwen-72b"), 0)
+    names, aliases = registry.pools.names, {"gpt-4o": "llama-8b", "gpt-4o-mini": "qwen-72b"}
+    assert names.nearest("gpt4o", aliases=aliases) == ["gpt-4o", "gpt-4o-mini"]
+    assert names.nearest("gpt4o", lambda name: name in ("qwen-72b", "x"), aliases) == ["gpt-4o-mini"]
+    assert names.nearest("gpt4o", lambda name: name == "gpt-4o", aliases) == ["gpt-4o"]
+    assert names.nearest("llama", aliases={"llama-8b": "qwen-72b"}) == ["llama-8b"]
+
+
 def test_of_many_names_a_bounded_number_is_compared() -> None:
     registry = cluster(1)
     registry.changes.probed(BackendId(0), serving(*(f"adapter-{number}" for number in range(4 * COMPARED_MAX))), 0)
