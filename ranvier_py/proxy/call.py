@@ -173,7 +173,11 @@ class Reservation:
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class Call:
-    """One request of a client. Each slot names the stage that fills it."""
+    """One request of a client. Each slot names the stage that fills it.
+
+    What a stage has found is frozen. The attempt, the reservation and the named model go on while the call does: what
+    holds work or limits must be one object, which ends once, and not a copy of it.
+    """
 
     request: HttpRequest  # identify: as it came, but for what only routers may set in its head
     client: Client

@@ -1,6 +1,6 @@
 """What of a body is changed for an engine, and in which order; all other bytes stay as the client wrote them:
 
-    strip, mend   what only routers may set; what rules are of, not for a hosted provider   before the body is read
+    model, strip, mend   before the body is read, and for all legs: what is matched has to be what engines get
     usage         the question for a stream's counts   for each leg, as its backend takes it
     salt          the tenant's, as the last member     for each leg, as its backend takes it
     mark          `cache_control` of a system prompt   for each leg, if the operator wants that

@@ -18,7 +18,8 @@ from ranvier_py.core.metrics import Sample, samples, values
 
 
 class Senders(Enum):
-    """Whose messages a machine takes. All of them have proved that they are live and have the cluster's key."""
+    """Whose messages a machine takes. All of them have proved that they are live and have the cluster's key. Whom it
+    writes to it chooses itself, of those that `met` brings: it may be another set for each kind of message."""
 
     ANY = auto()
     MET_FIRST = auto()  # any; one that may share routes becomes a peer before its message is taken

@@ -69,12 +69,15 @@ class Access(KeyedPart):
         needs_key = config.keys_file is not None
         isolation = config.tenant_isolation
         field = isolation.removeprefix(HEADER).lower().encode() if isolation.startswith(HEADER) else b""
-        has_gate = needs_key or bool(config.ports.trusted_proxies)
-        self.gate = Gate(needs_key=needs_key, trusted=trusted(config), tenant_field=field) if has_gate else None
-        if self.gate is not None and clustering is not None:
-            self.gate.is_revoked = clustering.peer.features.revocations.is_revoked
-        if self.gate is not None and limits.reserve is not None:
-            self.gate.known = limits.reserve.known
+        self.gate: Gate | None = None
+        if needs_key or config.ports.trusted_proxies:
+            self.gate = Gate(
+                needs_key=needs_key,
+                trusted=trusted(config),
+                tenant_field=field,
+                is_revoked=clustering.peer.features.revocations.is_revoked if clustering is not None else None,
+                known=limits.reserve.known if limits.reserve is not None else None,
+            )
         self._listed, self._models = node.registry.pools.names, KeyModels(node.registry, config)
         self._log_limit = LogLimit()
         self.by_head: HeadCheck | None = self._let_in if self.gate is not None else None

@@ -63,13 +63,20 @@ class AccessCounters:
 class Gate:
     """Lets requests in. `table` and `trusted` may be replaced. `needs_key`: whether there are keys; without them only
     who may name tenants is checked. `tenant_field`: the field that names them, if there is one. `is_revoked`: whether
-    the key with this id is revoked at this time of day, in milliseconds. `known`: called with a head once it is found
-    out whose it is, or that it is now somebody else's."""
+    the key with this id is revoked at this time of day, in milliseconds; None where nobody may revoke one. `known`:
+    called with a head once it is found out whose it is, or that it is now somebody else's."""
 
-    def __init__(self, *, needs_key: bool, trusted: Sequence[Network], tenant_field: bytes) -> None:
+    def __init__(
+        self,
+        *,
+        needs_key: bool,
+        trusted: Sequence[Network],
+        tenant_field: bytes,
+        is_revoked: Callable[[str, float], bool] | None,
+        known: Callable[[SeenHead, HttpRequest], object] | None,
+    ) -> None:
         self.table, self.needs_key, self.trusted = KeyTable(), needs_key, trusted
-        self.is_revoked: Callable[[str, float], bool] = lambda *_: False
-        self.known: Callable[[SeenHead, HttpRequest], object] = lambda *_: None
+        self._is_revoked, self._known = is_revoked, known
         self.counters = AccessCounters()
         self._tenant_field = tenant_field if trusted or needs_key else b""
         self._claims = frozenset((*(TENANT_CLAIMS if needs_key else ()), self._tenant_field))
@@ -139,7 +146,7 @@ class Gate:
             if found is None or found.key is None:
                 why = why or "unknown"
             elif not (why := found.key.refusal(now)):
-                if not self.is_revoked(found.key.id, 1000 * now):
+                if self._is_revoked is None or not self._is_revoked(found.key.id, 1000 * now):
                     return found, ""
                 why = "revoked"
         return None, why
@@ -159,7 +166,8 @@ class Gate:
         fields = RequestFields.of(headers[: len(headers) - (self.needs_key and identity is not None)])
         known = request.http_minor, request.keep_alive, fields, request.path
         seen.request = HttpRequest(request.method, request.target, headers, b"", *known)
-        self.known(seen, request)
+        if self._known is not None:
+            self._known(seen, request)
 
     def _passed(self, headers: Fields, identity: Identity | None, claims: list[str]) -> Headers:
         """Return what others get of the fields of a head; the tenant stands last, as the credential. What is not
@@ -183,7 +191,7 @@ class Gate:
 
 def is_open(request: HttpRequest) -> bool:
     """Whether no key is needed: it is answered here, and shows no more than that the node lives and what pages may."""
-    if request.method == b"OPTIONS":
+    if request.method == b"OPTIONS":  # one that is no preflight goes to an engine, like any other request
         return bool(request.fields.origin and asked_method(request))
     return request.method in (b"GET", b"HEAD") and request.path in ALIVE
 

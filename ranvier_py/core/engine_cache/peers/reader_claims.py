@@ -64,12 +64,13 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
     GATHER_S = REPORT_INTERVAL_S
     EVERYONE_MAX = EVERYONE_MAX
 
-    def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
+    def __init__(
+        self, session: int, outbox: list[Outgoing], rng: Random, now: float, arrived: Callable[[float], object]
+    ) -> None:
         super().__init__(outbox, rng, now)
         self.new: list[ReaderClaim] = []
-        self.arrived: Callable[[float], object] = lambda _: None
         self.dropped = 0
-        self._session = session
+        self._session, self._arrived = session, arrived
         self.known: dict[Place, ReaderClaim] = {}
         self._ended: dict[Place, None] = {}  # those of `known` whose member reads the stream no more
         self._clock = 0  # the greatest of our dropped reports: later ones begin above it
@@ -118,7 +119,7 @@ class ReaderClaimTable(JoinTable[Place, ReaderClaim]):
             if self._passes_on:
                 self._changed[place] = None
         if self.new:
-            self.arrived(now)
+            self._arrived(now)
 
     def _outbid(self, claim: ReaderClaim, known: ReaderClaim | None) -> None:
         """Outbid a report in our name. If we know nothing of the stream, deny that we read it, unless it does so."""

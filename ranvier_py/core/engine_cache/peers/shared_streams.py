@@ -39,10 +39,9 @@ class SharedStreams(Machine, StreamSharer):
         self.moved: Callable[[], object] = lambda: None
         self.synced: Callable[[], bool] = lambda: True
         self.live: Sequence[int] = ()  # all members that could read a stream, but us
-        self.claims = ReaderClaimTable(session, outbox, rng, now)
+        self.claims = ReaderClaimTable(session, outbox, rng, now, self.follow)
         self.transfers = SnapshotTransfers(hasher, outbox, rng, self._snapshot)
         self.ownership = Ownership(session, now)
-        self.claims.arrived = self.follow
         self._backends = backends
         self._keys: dict[BackendId, int] = {}
         self._ids: dict[int, BackendId] = {}

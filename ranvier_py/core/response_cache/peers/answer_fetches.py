@@ -94,16 +94,16 @@ class AnswerFetches:
         counters: PeerAnswerCounters,
         outbox: list[Outgoing],
         round_trip_s: Callable[[int], float],
+        lacks: Callable[[int, bytes], object],
     ) -> None:
         self.arrived: Callable[[Fetched], bool] = lambda _: True
-        self.lacks: Callable[[int, bytes], object] = lambda *_: None
         self.find: Callable[[bytes, float, float], bytes | None] = lambda *_: None
         self.timeout_s = settings.timeout_s
         self.transfer = Transfer(ANSWERS, self, outbox, Window(1 << 40))  # `begin` keeps the budget
         self.hurries = False  # a question waits to be sent
         self._settings = settings
         self._counters = counters
-        self._round_trip_s = round_trip_s
+        self._round_trip_s, self._lacks = round_trip_s, lacks
         self._number = 0
         self._holders: dict[int, _Holder] = {}
         self._bytes = Window(settings.given_bytes_per_s)
@@ -170,7 +170,7 @@ class AnswerFetches:
         elif end is not End.GONE:
             holder.timeouts = 0
         if end is End.ABSENT:
-            self.lacks(fetch.peer.session, fetch.name)
+            self._lacks(fetch.peer.session, fetch.name)
         if fetch.peers:
             self._next(fetch, RESULTS[end], now)
 

@@ -61,8 +61,7 @@ class PeerAnswers(Machine):
         self.settings = settings
         self.counters = PeerAnswerCounters()
         self.keys = AnswerKeyGossip(secrets.fingerprint_key, settings, self.counters, outbox, room)
-        self.fetches = AnswerFetches(settings, self.counters, outbox, round_trip_s)
-        self.fetches.lacks = self.keys.lacks
+        self.fetches = AnswerFetches(settings, self.counters, outbox, round_trip_s, self.keys.lacks)
         known = Invalidations(settings.ttl_s)
         self.invalidations = InvalidationGossip(known, secrets.admin_key, self.counters, outbox, rng)
         self._outbox = outbox

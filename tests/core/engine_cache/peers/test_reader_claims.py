@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from ranvier_py.core.engine_cache.peers import reader_claims
@@ -34,8 +36,7 @@ def test_what_a_node_reports_is_known_to_all_within_seconds(count: int, mesh: bo
 
 
 def test_only_the_latest_report_of_the_member_itself_counts() -> None:
-    table = StreamNet(2).nodes[1].gossip.claims
-    table.arrived = lambda _: None
+    table = ReaderClaimTable(1, [], Random(1), 0.0, lambda _: None)
     table.receive(peer_of(2), ReaderClaims((ReaderClaim(11, 2, 7, 5),)), 0.0)
     table.receive(peer_of(2), ReaderClaims((ReaderClaim(11, 2, 6, 2), ReaderClaim(11, 2, 7, 3))), 0.0)
     assert state_in(table, 2, 11) == 5
