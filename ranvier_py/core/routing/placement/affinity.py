@@ -149,7 +149,7 @@ class Affinity(Policy):
 
     def bears_newcomers(self, match: Match, candidates: Sequence[Candidate], position: int, loads: Floats) -> bool:
         """Whether a newcomer waits no more than `divert_factor` x the median there, before its first token and in
-        all."""
+        all. There is room for it."""
         # without this one: among few engines its own queue would be half of the median
         others = [each for each in range(len(loads)) if each != position]
         if (
@@ -159,13 +159,17 @@ class Affinity(Policy):
         ):
             return True  # no more decode there than elsewhere
         factor, median = self.options.divert_factor, self.options.median
-        first_s, all_s = self.by_time.ahead_s(match, candidates[position])
+        first_s, all_s = self.by_time.ahead_s(match, candidates[position], missing=0.0)
         # who is alone at a slow engine has nobody ahead, and still waits; what only might be faster leaves no holder
         all_s += self.by_time.slower_s(match, candidates, position)
-        ahead_s = [self.by_time.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
+        ahead_s = [self.ahead_s(match, candidates[each]) for each in near_the_median(others, loads)]
         return first_s <= factor * median_of([each[0] for each in ahead_s], median) and all_s <= factor * median_of(
             [each[1] for each in ahead_s], median
         )
+
+    def ahead_s(self, match: Match, candidate: Candidate) -> tuple[float, float]:
+        """Return the seconds that a request waits there for others' work before its first token, and in all."""
+        return self.by_time.ahead_s(match, candidate, missing_at_holder(match, candidate))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time, in which held tokens cost nothing: a system prompt, or a document with
@@ -235,7 +239,7 @@ class Affinity(Policy):
         """As `ttft`, with the seconds of others' work ahead, which decide whether a holder is left."""
         found = self.by_time.terms(match, candidates)
         return [
-            {**terms, "ahead_s": self.by_time.ahead_s(match, candidate)[1]}
+            {**terms, "ahead_s": self.ahead_s(match, candidate)[1]}
             for terms, candidate in zip(found, candidates, strict=True)
         ]
 

@@ -259,15 +259,16 @@ class Ttft(Policy):
         answer_s = match.answer_tokens * self.learner.decode_rates.per_answer_token_s
         return DECODE_SHARE * (factor(candidates[position].id) - least) * answer_s
 
-    def ahead_s(self, match: Match, candidate: Candidate) -> tuple[float, float]:
-        """Return the seconds that a request waits there for others' work before its first token, and in all."""
+    def ahead_s(self, match: Match, candidate: Candidate, missing: float) -> tuple[float, float]:
+        """Return the seconds that a request waits there for others' work before its first token, and in all. `missing`:
+        see `missing_at_holder`."""
         queue_s, _ = self.learner.service_rates[candidate.id].predict(0, ahead_of(candidate.work, match.at))
         many, own = candidate.load, candidate.work.own
         context = REQUEST_TOKENS + match.prompt_tokens + match.answer_tokens / 2
         contexts = own.contexts + (many - own.decoding) * context + context * many
         decode = self.learner.decode_rates
         decode_s = decode.factor(candidate.id) * decode.per_context_s * match.answer_tokens * contexts
-        full_s = self.full_s(match, missing_at_holder(match, candidate), decode.factor(candidate.id), contexts)
+        full_s = self.full_s(match, missing, decode.factor(candidate.id), contexts)
         return queue_s + full_s, queue_s + full_s + DECODE_SHARE * decode_s
 
     def full_s(self, match: Match, missing: float, factor: float, contexts: float) -> float:
@@ -370,6 +371,9 @@ def typical_memory(match: Match, candidates: Sequence[Candidate]) -> float:
 
 def missing_at_holder(match: Match, candidate: Candidate) -> float:
     """Return what is missing, as `missing_share`, at a backend that holds the whole prompt, judged by itself alone."""
+    room = candidate.work.room
+    if not room.cache_tokens and not room.places:  # neither is known
+        return 0.0
     return missing_share(match, candidate, match.prompt_tokens, typical_memory(match, (candidate,)))
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import Choice, Holder, Match, Service
+from ranvier_py.core.routing.placement import Choice, Holder, Match, Service, ttft
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
+from ranvier_py.core.routing.placement.ttft import missing_share
 from ranvier_py.core.routing.rates.decode_rate import LOOK_EVERY, Decoded
 from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
@@ -312,6 +313,22 @@ def test_a_holder_whose_cache_running_answers_will_fill_is_left() -> None:
     assert trained().choose(match, candidates, Random(1)).reason == "affinity"
     candidates[0].work.own.memory = 60_000
     assert trained().choose(match, candidates, Random(1)).reason == "diverted"
+
+
+def test_whether_an_engine_is_full_is_found_out_once_and_only_where_its_size_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(
+        ttft,
+        "missing_share",
+        lambda match, engine, *more: looks.append(engine.id) or missing_share(match, engine, *more),
+    )
+    candidates = busy((20_000, 0), (11_000, 0), (11_000, 0), (11_000, 0))
+    for engine in candidates[:3]:
+        engine.work.room.cache_tokens = 400_000
+    assert trained().choose(chat_of(5000, 5200), candidates, Random(1)).reason == "affinity"
+    assert looks == [0, 1, 2]
 
 
 def test_a_full_holder_is_left_for_the_one_engine_with_room_although_others_are_full_as_well() -> None:
