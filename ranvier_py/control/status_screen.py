@@ -83,7 +83,8 @@ class Looked:
 
 def page(status: Status, address: str, width: int = 80) -> list[str]:
     """Return everything, as long as it gets."""
-    lines = [*header(status, address, width), ""]
+    lines = [line for each in heading(status, address) for line in wrap(each, width, subsequent_indent=" " * 10)]
+    lines.append("")
     for found in groups(status["findings"]):
         lines += whole_finding(found, width)
     lines += ["", *engine_table(status["engines"], width)]
@@ -172,6 +173,11 @@ HELP = [
 
 def header(status: Status, address: str, width: int) -> list[str]:
     """Return who this is and how it is, in two lines."""
+    return [fitted(each, width) for each in heading(status, address)]
+
+
+def heading(status: Status, address: str) -> tuple[str, str]:
+    """Return the same, as long as it gets."""
     severity = word(status["severity"]).upper()
     counts = [f"{len(found)} {found[0]['kind']}" for found in groups(status["findings"])]
     ready = "ready" if status["ready"] else f"not ready: {text(status['reason'])}"
@@ -184,7 +190,7 @@ def header(status: Status, address: str, width: int) -> list[str]:
     size = counted(len(status["engines"]), "engine"), f"{load:,} in flight", counted(len(status["peers"]), "peer")
     shares = f"predicted {percent(totals['predicted_share'])}, cached {percent(totals['cached_share'])}"
     second = f"{', '.join(size)}; policy {word(totals['policy'])}, {shares}"
-    return [fitted(first, width), fitted(second, width)]
+    return first, second
 
 
 def groups(findings: Sequence[Row]) -> list[list[Row]]:

@@ -79,6 +79,15 @@ def test_a_screen_fits_into_its_terminal_and_shows_the_worst_and_engines(engines
         assert f" of {engines} by trouble" in lines[-1]
 
 
+def test_a_page_counts_every_kind_of_finding_at_its_head_in_as_many_lines_as_that_takes() -> None:
+    kinds = [f"kind_of_a_finding_{number}" for number in range(9)]
+    found = [{**DEAD[0], "kind": kind, "about": ""} for kind in kinds]
+    lines = page(status(1, *found), "http://127.0.0.1:9180")
+    head = " ".join(map(str.strip, lines[: lines.index("")]))
+    assert [kind for kind in kinds if f"1 {kind}" in head] == kinds
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_page_has_every_engine_in_one_line_of_80_columns_and_every_finding_with_its_remedy() -> None:
     lines = page(status(64, *DEAD, found("cache_level", "estimated", "notice"), peers=3), "http://a:1")
     assert max(map(len, lines)) <= 80
