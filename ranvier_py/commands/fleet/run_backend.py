@@ -144,6 +144,8 @@ def places_of(answer: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
 def report_of(action: str, answer: Mapping[str, Any]) -> Iterator[str]:
     done = {"add": "added", "remove": "removed", "drain": "drained", "undrain": "gets requests again"}
     yield f"{answer['name']} at {answer['url']}: {done.get(action, 'set')}"
+    if answer.get("kept") is False:
+        yield "  not kept: the next start of this node knows nothing of it, without a state_folder that it can write"
     yield from reached_of(answer)
 
 

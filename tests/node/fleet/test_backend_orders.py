@@ -12,7 +12,7 @@ import pytest
 
 from ranvier_py.cli import main
 from ranvier_py.commands.exit_codes import EXIT_CONFIG
-from ranvier_py.commands.fleet.run_backend import compared
+from ranvier_py.commands.fleet.run_backend import compared, report_of
 from tests.node.access.key_lab import bearer, value_of
 from tests.node.node_lab import Lab, Node, cluster_lab, opened, printed
 
@@ -138,6 +138,12 @@ async def test_the_command_lists_adds_weighs_drains_changes_and_removes() -> Non
         assert "409" in await command(node, "add", first, status=1)
         assert "gossip_admin_key" in await command(node, "weight", "one", "2", "--cluster", status=1)
         assert "needs a name" in await command(node, "drain", status=2)
+
+
+def test_the_command_names_an_order_that_does_not_outlive_a_restart() -> None:
+    answer = {"name": "two", "url": "http://e:1", "kept": False, "reached": []}
+    assert [line.split(":")[0] for line in report_of("add", answer)] == ["two at http", "  not kept"]
+    assert len([*report_of("add", {**answer, "kept": True})]) == 1
 
 
 async def test_a_node_is_drained_and_listed_by_command(caplog: pytest.LogCaptureFixture) -> None:
