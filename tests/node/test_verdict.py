@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import trio
 
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.peer import peer_findings
 from ranvier_py.core.routing.backend_state import backend_sets, status_reports
 from ranvier_py.node.parts import verdict_parts
+from ranvier_py.node.parts.backend_views import settings_digest
 from tests.documents import DOCS, tables
 from tests.node.node_lab import KEY, Lab, Node, cluster_lab, lab, opened, start_engine
 
@@ -183,6 +185,18 @@ async def test_a_peer_that_places_requests_otherwise_is_named_and_what_may_diffe
         assert (
             len({each["about"] for each in (await until_found(other, "peer_config"))["findings"]} - {"", "other"}) > 1
         )
+
+
+def test_nodes_that_have_their_keys_in_other_places_place_requests_alike(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("key")
+    digests = []
+    for key in ({"api_key_file": str(tmp_path / "a")}, {"api_key_file": str(tmp_path / "b")}, {"api_key": "key"}):
+        files = {"api_key_file": str(tmp_path / "b")} if "api_key" in key else {}
+        backend, model = {"url": "http://10.0.0.1:8000", **files}, {"name": "m", "to": "n", **key}
+        digests.append(settings_digest(config_of(backend=[backend], model=[model])))
+    assert len({*digests}) == 1
+    assert settings_digest(config_of(model=[{"name": "m", "to": "other"}])) not in digests
 
 
 async def test_a_node_that_finds_none_of_its_peers_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

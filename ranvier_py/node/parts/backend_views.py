@@ -47,11 +47,16 @@ OWN = frozenset(("shadow", "recent_decisions", "route_capacity", "prompt_memory_
 """Keys of these sections in which nodes may well differ, and secrets, which fingerprints show."""
 
 
+OF_KEYS = ("api_key", "api_key_file")
+"""Members of a table of models."""
+
+
 def settings_digest(config: Config) -> int:
-    """Return 32 bits of what decides where requests go, never 0; alike where nodes are to agree. Files count for
-    nothing, since their places differ."""
+    """Return 32 bits of what decides where requests go, never 0; alike where nodes are to agree. Files and keys count
+    for nothing, also those of models: their places differ."""
     names = [name for name, key in KEYS.items() if key.option.section in PLACING and not name.endswith("_file")]
     values = {name: jsonable(KEYS[name].value_in(config)) for name in names if name not in OWN}
+    values["model"] = [{name: each[name] for name in each if name not in OF_KEYS} for each in values["model"]]
     return crc32(json.dumps(values, sort_keys=True).encode()) or 1
 
 
