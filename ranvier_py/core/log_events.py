@@ -103,6 +103,7 @@ EVENTS = {
     "backend.generation": CHANGE,
     "backend.health": CHANGE,
     "backend.key": CHANGE,
+    "backend.key_changed": LogRow(INFO, "{engine} has another key: {before|none} -> {after|none}"),
     "backend.leaving": LogRow(INFO, "{engine}: {why|no longer}"),
     "backend.models": CHANGE,
     "backend.moved": LogRow(WARNING, "{engine} its name has other addresses: {addresses}"),

@@ -6,12 +6,14 @@ Bounds: an order's body has ORDER_BYTES_MAX, so that building its objects and na
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
 
 from ranvier_py.core.errors import BadRequest, BodyTooLarge
 
+NOT_REFUSED: Mapping[str, str] = MappingProxyType({})
 NAME_SHOWN = 64  # characters of an unknown name that are shown: enough to see the typing error
 ORDER_BYTES_MAX = 64 * 1024  # every order has a few short members
 MEMBERS_MAX = 32  # each unknown one is looked up among the known
@@ -59,9 +61,11 @@ class Asked(NamedTuple):
         lines = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in self.headers)
         return [(name, value) for name, value in lines if name.lower() != b"authorization"]
 
-    async def json(self, *members: str, others: bool = False) -> Mapping[str, Any]:
+    async def json(
+        self, *members: str, others: bool = False, refused: Mapping[str, str] = NOT_REFUSED
+    ) -> Mapping[str, Any]:
         """Return the request's JSON object. Raises BadRequest for other members than these; `others`: the caller
-        checks. Raises BodyTooLarge before it builds anything."""
+        checks; `refused`: why of those that are known elsewhere. Raises BodyTooLarge before it builds anything."""
         expected = "a JSON object with " + ", ".join(members)
         data = await self.body()
         if len(data) > ORDER_BYTES_MAX:
@@ -71,7 +75,8 @@ class Asked(NamedTuple):
             raise BadRequest(f"the body has more than {MEMBERS_MAX} members, expected {expected}")
         for name in body:
             if name not in members and not others:
-                raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")
+                why = refused.get(name) or f"there is no such member, expected {expected}"
+                raise BadRequest(f"{name[:NAME_SHOWN]}: {why}")
         return body
 
     def worker_url(self) -> str:

@@ -141,7 +141,10 @@ async def until_named(node: Node) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("suffix", ["toml", "yaml"])
 @pytest.mark.usefixtures("quick")
-async def test_a_file_of_backends_may_name_it_and_a_new_key_is_taken_at_a_reload(suffix: str, tmp_path: Path) -> None:
+async def test_a_file_of_backends_may_name_it_and_a_new_key_is_taken_at_a_reload(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     engine, file = Guarded(OWN), tmp_path / f"engines.{suffix}"
     async with opened(partial(ReloadLab, folder=tmp_path), 0, DEADLINE_S) as place:
         url, path = await place.listen(engine.serve), key_file(tmp_path)
@@ -161,6 +164,11 @@ async def test_a_file_of_backends_may_name_it_and_a_new_key_is_taken_at_a_reload
         assert f"{file}:" in source["sources"]["file"]["why"]
         assert f"{path} must hold one line of text" in source["sources"]["file"]["why"]
         assert (await node.chat()).status_code == 200  # with what it had
+        named = (await node.backends())[0]["name"]
+    assert f"backend.key_changed {named} has another key: {path} -> {path}" in caplog.text
+    assert caplog.text.count("backend.key_changed") == 1
+    assert OWN not in caplog.text
+    assert LATER not in caplog.text
 
 
 async def test_nobody_may_name_one_over_the_control_port_nor_in_a_signed_command(tmp_path: Path) -> None:
@@ -176,7 +184,7 @@ async def test_nobody_may_name_one_over_the_control_port_nor_in_a_signed_command
         await node.http.post(f"{node.control}/admin/backends", json={"url": url})
         refused = await node.http.post(f"{node.control}/admin/backends/set", json=given)
         assert refused.status_code == 400
-        assert "api_key_file" in refused.text
+        assert "api_key_file: only the backends of a node's own configuration" in refused.text
         await node.chat()
     assert {key for _, key in engine.came} == {""}
     assert not {"api_key_file", "api_key"} & {*CommandOptions._fields}

@@ -220,7 +220,11 @@ class BackendSources:
     def _change(self, change: ToChange) -> None:
         backend, spec = self._registry.ids.known(change.url), change.want.found.spec
         backend.origin.wanted_by = change.want.kinds
-        self._take_key(change.url, change.want.found.key)
+        key, before = change.want.found.key, self.keys.get(change.url)
+        if key != before:
+            files = [each.file if each is not None else "" for each in (before, key)]
+            log.info(event("backend.key_changed", engine=backend.name, before=files[0], after=files[1]))
+        self._take_key(change.url, key)
         if backend.weight != spec.weight:
             self._registry.reweigh(backend.url, spec.weight)
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.config_values import OWN_FILES_ONLY, BackendSpec
 from ranvier_py.core.errors import BadRequest, ConfigError, RanvierError
 from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend_state.order_notes import Given
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
 FIELDS = ("url", "weight", "name", *SETTABLE[1:])
+
+
+REFUSED = {"api_key_file": OWN_FILES_ONLY}
 
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in FIELDS}
@@ -112,7 +115,7 @@ class BackendOrders(Part):
         return CarriedOut(view, self._give("remove", spec, by, cluster))
 
     async def _set(self, settable: Sequence[str], asked: Asked) -> Mapping[str, Any]:
-        body = await asked.json("url", "name", *settable, "cluster")
+        body = await asked.json("url", "name", *settable, "cluster", refused=REFUSED)
         backend, scope = self._registry.ids.known(named_in(body)), self._scope(body.get("cluster"))
         wanted = {name: value for name, value in body.items() if name in settable}
         if not wanted:
