@@ -14,11 +14,11 @@ from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.placement.kv_score import KvScore
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.node.engine_cache.index_parts import IndexedTokenizer
 from ranvier_py.node.parts.response_parts import redis_pools_of
+from tests.builders.route_tables import route_table
 from tests.io.redis_server import needs_redis, pool_of, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import ENGINE, OPENING, index_parts_of, listening, stats
@@ -118,7 +118,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
         client = server.client()
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
-        index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
+        index_parts = index_parts_of(EngineCaches(route_table(capacity=100), lambda _: 0))
         shared = index_parts.share(pool_of(server.url), RedisOptions().prefix).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
@@ -136,7 +136,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
 
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
-    index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
+    index_parts = index_parts_of(EngineCaches(route_table(capacity=100), lambda _: 0))
     shared = index_parts.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
     index_parts.join(KvScore())
     tokenizer_worker = IndexedTokenizer(Tokenizing(None), index_parts)  # type: ignore[arg-type]

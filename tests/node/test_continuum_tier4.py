@@ -20,8 +20,8 @@ from ranvier_py.core.engine_cache.sources.server_events import SourceOptions
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
-from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.node.engine_cache.index_parts import IndexedBackend, IndexParts
+from tests.builders.route_tables import route_table
 from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, lab, opened, turn
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -156,7 +156,7 @@ async def test_cr28_clearing_shows_how_much_went_and_the_index_fills_again() -> 
 
 async def test_cr16_what_nobody_asks_for_goes_when_its_time_is_over() -> None:
     """The memory of it, that is: by a tick of its own, for no question comes."""
-    index_parts = index_parts_of(EngineCaches(RouteTable(capacity=100), lambda _: 0), ENGINE)
+    index_parts = index_parts_of(EngineCaches(route_table(capacity=100), lambda _: 0), ENGINE)
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(index_parts.run)
@@ -205,8 +205,7 @@ async def test_a_node_without_event_streams_shows_that_it_has_no_index() -> None
 def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() -> None:
     """A bridge of ours reports token fingerprints: what is gone is not followed, what is there is confirmed."""
     engine, held, gone = BackendId(0), Fingerprint(0xA1), Fingerprint(0xB2)
-    routes = RouteTable(capacity=100)
-    routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
+    routes = route_table(([(32, gone, 0), (16, held, 0)], engine, time.monotonic()), capacity=100)
     engine_caches = EngineCaches(routes, lambda _: 0)
     (stream,) = index_parts_of(engine_caches, ENGINE).streams.values()
     stream.started()
@@ -219,7 +218,7 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
 
 def test_a_prefix_that_came_and_went_in_one_piece_of_the_stream_is_not_confirmed() -> None:
     engine, prefix = BackendId(0), Fingerprint(0xA1)
-    routes = RouteTable(capacity=100)
+    routes = route_table(capacity=100)
     (stream,) = index_parts_of(EngineCaches(routes, lambda _: 0), ENGINE).streams.values()
     stream.started()
     stream.received([IndexEvent(Verb.CREATED, f"{prefix:016x}", 16), IndexEvent(Verb.PURGED, f"{prefix:016x}")])

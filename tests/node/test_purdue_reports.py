@@ -20,11 +20,11 @@ from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.request_paths import COMPLETION_PATH
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Attempt, Router
 from ranvier_py.node.engine_cache import push_parts
 from ranvier_py.node.engine_cache.push_parts import LEASE_S, KeyInbox, WorkerReports
 from ranvier_py.supervision import Faults
+from tests.builders.route_tables import route_table
 
 KEY = b"k" * 32
 
@@ -44,7 +44,7 @@ class World:
         self.router = Router(
             reader=reader,
             hasher=TokenHasher(KEY),
-            routes=RouteTable(),
+            routes=route_table(),
             registry=registry,
             policy=make_policy("sticky_least_loaded", PlacementOptions()),
             rng=Random(1),

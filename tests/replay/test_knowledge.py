@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysStored
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Ready, Task, execute, make_ready, make_run
@@ -26,6 +26,7 @@ from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import RunResult
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
+from tests.builders.route_tables import route_table
 from tests.replay.synthetic import BLOCK, conversation, name_of
 
 pytestmark = pytest.mark.slow
@@ -245,7 +246,7 @@ def test_a_router_and_its_calibration_agree_on_the_error() -> None:
 
 
 def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:
-    routes, engine = RouteTable(capacity=100), BackendId(0)
+    routes, engine = route_table(capacity=100), BackendId(0)
     engine_caches, source, blocks = EngineCaches(routes, lambda _: 1), Source(engine, "events"), NamedBlocks(BLOCK)
     engine_caches.open(source, blocks, 0.0)
     engine_caches.set_level(source, Level.EXACT, "it is a model", 0.0)

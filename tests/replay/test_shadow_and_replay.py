@@ -24,7 +24,6 @@ from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.request_record import Header, record_of
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.shadows.shadow import make_shadow
 from ranvier_py.core.shadows.shadows import Shadows
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -34,6 +33,7 @@ from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Trace
+from tests.builders.route_tables import route_table
 from tests.replay.synthetic import BLOCK, chats, documents, shifted
 
 NEAR = 0.02
@@ -80,7 +80,7 @@ def served_with_shadows(
     (router,), knowledge = run.placer.routers, run.placer.knowledge
     assert isinstance(knowledge, Calibrated)
     (calibration,), recording = knowledge.calibrations, Recording()
-    made = [make_shadow(router, make_policy(name), RouteTable(), Random(f"{plan.seed}/0")) for name in policies]
+    made = [make_shadow(router, make_policy(name), route_table(), Random(f"{plan.seed}/0")) for name in policies]
     shadows = Shadows(made, router.registry)
 
     class Ticking(Observer):

@@ -14,7 +14,8 @@ from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import MEDIA_MARK
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import Trust
+from tests.builders.route_tables import route_table
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 STREAM = Source(ENGINE, "zmq/0")
@@ -48,7 +49,7 @@ def reported(*chain: tuple[int, int, int], tier: Tier, cleared: bool = False) ->
 
 class World:
     def __init__(self) -> None:
-        self.routes = RouteTable(capacity=1000, ttl_s=1000.0)
+        self.routes = route_table(capacity=1000, ttl_s=1000.0)
         self.routes.outgoing.collect()
         self.generations = [1, 1]
         self.hybrids: set[BackendId] = set()

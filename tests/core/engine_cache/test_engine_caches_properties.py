@@ -15,7 +15,8 @@ from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, Blo
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import is_anchor
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import Trust
+from tests.builders.route_tables import route_table
 from tests.core.engine_cache.model import SIZE, Model, fingerprint, hasher, namespace_of
 from tests.examples import examples
 
@@ -48,7 +49,7 @@ class World:
         self.now = 10.0
         self.width = width  # blocks of ours in one of the engine's
         self.generations = [0, 0]
-        self.routes = RouteTable(capacity=capacity, ttl_s=1e6)
+        self.routes = route_table(capacity=capacity, ttl_s=1e6)
         self.routes.outgoing.collect()
         self.engine_caches = EngineCaches(
             self.routes, lambda backend: self.generations[backend], restarted=self.restarted

@@ -22,7 +22,8 @@ from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.checkpoints.cache_profile import profile_named
 from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, STATE
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import Trust
+from tests.builders.route_tables import route_table
 
 KEY = b"k" * 32
 HASHER = TokenHasher(KEY)
@@ -67,7 +68,7 @@ class World:
     def __init__(
         self, *base: str, settings: GapSettings | None = None, entries_max: int = 2_000_000, rows_max: int = 1000
     ) -> None:
-        self.routes = RouteTable(capacity=rows_max)
+        self.routes = route_table(capacity=rows_max)
         self.entries_max = entries_max
         self.generations = [1]
         self.checkpoints = Checkpoints(Boundary.chain)

@@ -17,6 +17,7 @@ from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.splitmix import MASK, mix, unmix
+from tests.builders.route_tables import route_table
 from tests.examples import examples
 
 KEY = b"k" * 32
@@ -133,7 +134,7 @@ def test_a_fingerprint_is_carried_over_to_another_name_whatever_the_salt(
 def test_one_row_stands_for_equal_tokens_of_two_text_namespaces() -> None:
     """Tools in the body of one, and the same tokens from another: what either learns is found by both, and goes for
     both."""
-    texts, routes, engine = reader(), RouteTable(capacity=100), BackendId(0)
+    texts, routes, engine = reader(), route_table(capacity=100), BackendId(0)
     plain, tools = tokenized(chat(texts, 2)), tokenized(chat(texts, 2, tools=TOOLS))
     routes.learn(plain.chain(), engine, 0, Trust.LOCAL, 1.0)
     rows = len(routes)
@@ -146,7 +147,7 @@ def test_one_row_stands_for_equal_tokens_of_two_text_namespaces() -> None:
 
 
 def test_texts_learned_apart_become_one_row_when_their_tokens_come() -> None:
-    texts, routes = reader(), RouteTable(capacity=100)
+    texts, routes = reader(), route_table(capacity=100)
     plain, tools = chat(texts, 2), chat(texts, 2, tools=TOOLS)
     routes.learn(plain.end.chain(), BackendId(0), 0, Trust.LOCAL, 1.0)
     routes.learn(tools.end.chain(), BackendId(1), 0, Trust.LOCAL, 1.0)

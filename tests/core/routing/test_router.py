@@ -23,6 +23,7 @@ from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import Attempt, Router
+from tests.builders.route_tables import route_table
 
 KEY = b"k" * 32
 
@@ -37,7 +38,7 @@ def make_router(backends: int = 4, *, texts_match: bool = True, seed: int = 1, p
     return Router(
         reader=reader,
         hasher=hasher,
-        routes=RouteTable(),
+        routes=route_table(),
         registry=registry,
         policy=make_policy(policy),
         rng=Random(seed),

@@ -11,10 +11,10 @@ from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.request_paths import CHAT_PATH, RESPONSES_PATH
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.shadows.shadow import Shadow, make_shadow
 from ranvier_py.core.shadows.shadows import FINISHED_MAX, Shadows
+from tests.builders.route_tables import route_table
 from tests.core.routing.test_router import chat, make_router, serve, start_attempt, streamed
 
 LONG = "You are an assistant. " * 400
@@ -23,7 +23,7 @@ LONG = "You are an assistant. " * 400
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
     router = make_router(policy=real)
-    shadows = [make_shadow(router, make_policy(policy), RouteTable(), Random(1)) for policy in policies]
+    shadows = [make_shadow(router, make_policy(policy), route_table(), Random(1)) for policy in policies]
     router.observers = (Shadows(shadows, router.registry),)
     return router, shadows
 

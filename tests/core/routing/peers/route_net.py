@@ -24,8 +24,9 @@ from ranvier_py.core.routing.peers.route_gossip import RouteGossip
 from ranvier_py.core.routing.peers.route_messages import SIDE_STATE, unpack_rows
 from ranvier_py.core.routing.peers.route_settings import RouteGossipSettings
 from ranvier_py.core.routing.peers.route_sync import RouteSync
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import Trust
 from tests.builders.machine_net import MachineNet, peer_of
+from tests.builders.route_tables import route_table
 
 KEY = b"a cluster secret"
 FRAME_LENGTH_BYTES = 4
@@ -48,7 +49,7 @@ class RouteNode:
         self.registry = Registry(BackendLimits())
         self.facts = BackendFacts(self.outbox, Random(session), 0.0)
         self.backends = RegistrySync(self.registry, self.facts, KEY)
-        self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
+        self.table = route_table(capacity=capacity, ttl_s=ttl_s)
         self.table.outgoing.collect()
         self.checkpoints = Checkpoints(Boundary.chain)
         self.checkpoints.collect(self.table.rows.index)

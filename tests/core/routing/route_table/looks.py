@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.route_values import BackendNames, Claim, RouteColumns
 from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.splitmix import mix
+from tests.builders.route_tables import route_table
 
 NOW = 100.0
 TTL_S = 20.0
@@ -35,7 +36,7 @@ def learned_of(chain: st.SearchStrategy[list[PrefixKey]], backends: int = BACKEN
 
 
 def table_of(learned: Learned, capacity: int = 1000, eviction: str = "lru") -> RouteTable:
-    table = RouteTable(capacity=capacity, ttl_s=TTL_S, options=RouteTableOptions(eviction))
+    table = route_table(capacity=capacity, ttl_s=TTL_S, eviction=eviction)
     for chain, backend, late, trust, age in learned:
         generation = max(0, GENERATIONS[backend] - late)
         table.learn(chain, BackendId(backend), generation, trust, NOW - age)

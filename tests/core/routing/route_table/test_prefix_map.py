@@ -10,6 +10,7 @@ import pytest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.prefix_map import HALF_S, ROUTES_MAX, STEP_ROWS, prefix_map
+from tests.builders.route_tables import route_table
 from tests.node.turns import OCCUPIED_S_MAX, least_s, longest_step_s
 
 
@@ -29,7 +30,7 @@ def learned(table: RouteTable, names: list[int], now: float, backend: int = 0) -
 
 
 def test_each_prefix_has_its_depth_its_parent_its_holders_and_its_heat() -> None:
-    table = RouteTable(capacity=100)
+    table = route_table(capacity=100)
     learned(table, [1, 2], 10.0)
     learned(table, [1, 3], 10.0 + HALF_S, backend=1)
     found = made(table, 10.0 + HALF_S)
@@ -46,7 +47,7 @@ def test_each_prefix_has_its_depth_its_parent_its_holders_and_its_heat() -> None
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_too_many_those_used_last_stay_with_all_that_stands_above_them(seed: int) -> None:
-    rng, table = Random(seed), RouteTable(capacity=5000)
+    rng, table = Random(seed), route_table(capacity=5000)
     for second in range(400):
         names = [rng.randrange(3) + 1]
         while len(names) < 6:
@@ -63,7 +64,7 @@ def test_of_too_many_those_used_last_stay_with_all_that_stands_above_them(seed: 
 
 
 def test_the_table_may_change_between_the_steps() -> None:
-    table, rng = RouteTable(capacity=2 * STEP_ROWS), Random(1)
+    table, rng = route_table(capacity=2 * STEP_ROWS), Random(1)
     for number in range(1, STEP_ROWS + 10):
         learned(table, [number], 1.0)
     steps = prefix_map(table, 2.0)
@@ -76,7 +77,7 @@ def test_the_table_may_change_between_the_steps() -> None:
 
 @pytest.mark.slow
 def test_no_step_through_a_million_routes_takes_long() -> None:
-    table = RouteTable(capacity=1_000_000)
+    table = route_table(capacity=1_000_000)
     for number in range(1, 1_000_000, 4):
         learned(table, [number, number + 1, number + 2, number + 3], number / 1000)
     assert least_s(lambda: longest_step_s(prefix_map(table, 1000.0))) <= OCCUPIED_S_MAX

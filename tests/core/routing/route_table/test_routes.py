@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table import table as table_module
 from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
 from ranvier_py.core.routing.route_table.rows import EMPTY_SECONDS
 from ranvier_py.core.routing.route_table.table import WITHDRAW_ROWS_MAX
+from tests.builders.route_tables import route_table
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)
 GENERATIONS = (7, 7, 7, 7)
+table_of = partial(route_table, generation=7)
 
 
 def prompt(*messages: tuple[str, int]) -> list[PrefixKey]:
@@ -52,7 +55,7 @@ def depth(table: RouteTable, chain: list[PrefixKey], now: float = 0.0) -> int:
 
 @pytest.fixture
 def table() -> RouteTable:
-    return RouteTable(capacity=1000, ttl_s=100.0)
+    return table_of(capacity=1000, ttl_s=100.0)
 
 
 THREAD = (("system", 256), ("user1", 50), ("assistant1", 100), ("user2", 40))
@@ -190,7 +193,7 @@ def test_evidence_from_the_past_counts_from_when_it_was_seen(table: RouteTable) 
 
 
 def test_by_age_an_idle_conversation_loses_its_deep_routes_first_and_a_shared_prompt_survives() -> None:
-    table = RouteTable(capacity=6, options=RouteTableOptions(LRU))
+    table = table_of(capacity=6, eviction=LRU)
     shared = plain(64, 128, name="system")
     idle, busy = plain(256, 512, name="idle") + shared, plain(256, 512, name="busy") + shared
     table.learn(idle, ONE, 7, Trust.LOCAL, 0.0)
@@ -229,7 +232,7 @@ def test_an_expired_claim_does_not_lend_its_trust_to_a_weaker_one(table: RouteTa
     ids=["a match", "learning it again", "learning another name of it"],
 )
 def test_a_use_keeps_a_route_from_being_evicted_and_a_dry_run_does_not(again: Callable[[RouteTable], object]) -> None:
-    table, used, other = RouteTable(capacity=2), [(64, 40, 41)], [(64, 50, 51)]
+    table, used, other = table_of(capacity=2), [(64, 40, 41)], [(64, 50, 51)]
     table.learn(used, ONE, 7, Trust.LOCAL, 0.0)
     table.learn(other, ONE, 7, Trust.LOCAL, 1.0)
     again(table)
@@ -239,9 +242,7 @@ def test_a_use_keeps_a_route_from_being_evicted_and_a_dry_run_does_not(again: Ca
 
 
 def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None:
-    table = RouteTable(capacity=3)
-    table.learn(plain(64, 128, name="a"), ONE, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
+    table = table_of((plain(64, 128, name="a"), ONE, 0.0), (plain(64, name="b"), ONE, 1.0), capacity=3)
     table.match(plain(64, 128, name="a"), GENERATIONS, 2.0)
     table.withdraw(plain(128, name="a")[0][1], ONE)
     table.learn(plain(64, 128, name="c"), ONE, 7, Trust.LOCAL, 3.0)
@@ -269,7 +270,7 @@ def test_equal_tokens_of_other_messages_get_the_names_of_both(table: RouteTable)
 
 @pytest.mark.parametrize("eviction", [LRU, UTILITY])
 def test_a_table_that_is_never_full_forgets_the_seconds_in_which_nothing_is_queued_any_more(eviction: str) -> None:
-    table = RouteTable(ttl_s=10.0, options=RouteTableOptions(eviction))
+    table = table_of(ttl_s=10.0, eviction=eviction)
     table.learn(plain(32, name="held"), ONE, 7, Trust.CONFIRMED, 0.0)
     for second in range(2000):
         table.learn(plain(64, name=str(second)), ONE, 7, Trust.CONFIRMED, float(second))
@@ -281,7 +282,7 @@ def test_a_table_that_is_never_full_forgets_the_seconds_in_which_nothing_is_queu
 
 
 def test_a_path_longer_than_the_table_is_stored_from_its_deep_end() -> None:
-    table = RouteTable(capacity=2)
+    table = table_of(capacity=2)
     assert table.learn(plain(16, 32, 64, 128), ONE, 7, Trust.LOCAL, 0.0) == 2
     assert depth(table, plain(128)) == 128
     assert table.counters.refused == 2
@@ -303,7 +304,7 @@ def test_withdrawing_a_prefix_takes_what_is_below_it_and_leaves_what_is_above_an
 
 
 def test_a_large_withdrawal_is_finished_by_the_sweep() -> None:
-    table = RouteTable(capacity=10_000)
+    table = table_of(capacity=10_000)
     root = plain(16, name="root")
     for number in range(3000):
         table.learn(plain(64, name=str(number)) + root, ONE, 7, Trust.LOCAL, 0.0)
@@ -318,7 +319,7 @@ def test_withdrawals_below_a_prefix_of_many_chats_look_at_a_bounded_part_of_them
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though an engine stores and drops the prefix again and again."""
-    table, root, looks, get = RouteTable(), plain(16, name="root"), list[int](), Claims.get
+    table, root, looks, get = table_of(), plain(16, name="root"), list[int](), Claims.get
     monkeypatch.setattr(Claims, "get", lambda claims, row, backend: looks.append(row) or get(claims, row, backend))
     for _ in range(3):
         for number in range(10_000):
@@ -335,7 +336,7 @@ def test_withdrawals_below_a_prefix_of_many_chats_look_at_a_bounded_part_of_them
 def test_withdrawals_that_are_too_many_at_once_are_given_up_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "WITHDRAW_ROWS_MAX", 0)
     monkeypatch.setattr(table_module, "WITHDRAWING_MAX", 10)
-    table = RouteTable()
+    table = table_of()
     for number in range(15):
         table.learn(plain(16, 32, name=str(number)), ONE, 7, Trust.LOCAL, 0.0)
         assert table.withdraw(plain(16, name=str(number))[0][1], ONE)
@@ -380,14 +381,14 @@ def test_keys_without_a_fingerprint_or_without_tokens_are_no_prefix(table: Route
     assert table.learn([(64, 0, 0), (0, 0, 5)], ONE, 7, Trust.LOCAL, 0.0) == 0
     assert table.learn([], ONE, 7, Trust.LOCAL, 0.0) == 0
     with pytest.raises(ValueError, match="positive"):
-        RouteTable(capacity=0)
+        table_of(capacity=0)
 
 
 def test_a_long_chat_that_was_known_by_its_text_is_learned_by_its_tokens_in_time_proportional_to_its_length() -> None:
     """Anchors that come between its messages are hung there without a walk to the top for each."""
 
     def seconds_for(messages: int) -> float:
-        table = RouteTable(capacity=100_000)
+        table = table_of(capacity=100_000)
         ends = [(48 * number, fp("tokens", number), fp("text", number)) for number in range(messages, 0, -1)]
         anchors = [(tokens - 16, fp("anchor", tokens), 0) for tokens, _, _ in ends]
         table.learn(text_only(ends), ONE, 7, Trust.LOCAL, 0.0)

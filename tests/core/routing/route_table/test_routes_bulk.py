@@ -15,6 +15,7 @@ from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table import claims as claims_module
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, Claim, RouteColumns
 from ranvier_py.core.splitmix import mix
+from tests.builders.route_tables import route_table
 from tests.core.routing.route_table.looks import (
     BACKENDS,
     DEPTHS,
@@ -73,7 +74,7 @@ PLAIN = (
 @settings(max_examples=examples(150))
 @given(learned_of(SOUP))
 def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
-    source, target = table_of(learned), RouteTable(ttl_s=TTL_S)
+    source, target = table_of(learned), route_table(ttl_s=TTL_S)
     merge_all(target, chunks_of(source, NAMES))
     check(target, GENERATIONS, NOW)
     assert sums_of(target, NAMES) == sums_of(source, NAMES)
@@ -100,7 +101,7 @@ def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, their
 
 
 def test_new_rows_hang_under_a_row_whose_tokens_came_with_the_same_claims() -> None:
-    target = RouteTable(ttl_s=TTL_S)
+    target = route_table(ttl_s=TTL_S)
     target.learn([(16, 0, 7)], BackendId(1), GENERATIONS[1], Trust.REMOTE, NOW)
     chunk = columns((0, 16, 1, 7, 1, 0), (1, 32, 2, 0, 1, 0), (2, 48, 3, 0, 1, 0))
     merge_all(target, [chunk])
@@ -157,15 +158,14 @@ def test_any_columns_leave_a_sound_table(
     ],
 )
 def test_what_is_no_live_claim_is_left_out(claim: tuple[int, int, int, int, int, float]) -> None:
-    table = RouteTable(ttl_s=TTL_S)
+    table = route_table(ttl_s=TTL_S)
     assert table.merge(columns(claim, (0, 16, 7, 8, 0, 0.0)), THEIRS, NOW) == 1
     assert set(pairs_of(table)) == {(7, 0), (8, 0)}
 
 
 def test_rows_find_their_place_among_known_ones() -> None:
     """The order of eviction follows the tree: deep rows first."""
-    table = RouteTable(ttl_s=TTL_S)
-    table.learn([(32, 2, 0), (16, 1, 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    table = route_table(([(32, 2, 0), (16, 1, 0)], 0, NOW), generation=2, ttl_s=TTL_S)
     merge_all(table, [columns((2, 48, 3, 0, 0, 1.0), (3, 64, 4, 44, 0, 1.0), (2, 48, 5, 0, 0, 1.0))])
     assert [(view.level, view.token_fingerprint) for view in table.subtree(0)] == [
         (0, 1),
@@ -179,8 +179,7 @@ def test_rows_find_their_place_among_known_ones() -> None:
 
 def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
     """A router that matches the shorter prefix must find the backend, too."""
-    table = RouteTable(ttl_s=TTL_S)
-    table.learn([(32, 2, 0), (16, 1, 0)], BackendId(0), 2, Trust.LOCAL, NOW - 9)
+    table = route_table(([(32, 2, 0), (16, 1, 0)], 0, NOW - 9), generation=2, ttl_s=TTL_S)
     merge_all(table, [columns((2, 48, 3, 0, 1, 4.0), (3, 64, 4, 0, 0, 2.0))])
     assert {pair: claim[1] for pair, claim in pairs_of(table).items()} == {
         (1, 0): 98,
@@ -195,7 +194,7 @@ def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
 
 
 def test_a_row_without_its_parent_finds_it_when_it_is_reported_again() -> None:
-    table = RouteTable(ttl_s=TTL_S)
+    table = route_table(ttl_s=TTL_S)
     merge_all(table, [columns((1, 32, 2, 0, 0, 0.0))])
     assert [view.level for view in table.subtree(0)] == [0]
     merge_all(table, [columns((0, 16, 1, 0, 0, 0.0), (1, 32, 2, 0, 0, 0.0))])
@@ -204,7 +203,7 @@ def test_a_row_without_its_parent_finds_it_when_it_is_reported_again() -> None:
 
 def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
     rng = Random(2)
-    table = RouteTable(capacity=500, ttl_s=TTL_S)
+    table = route_table(capacity=500, ttl_s=TTL_S)
     for start in range(0, 2000, 100):
         claims = [(0, 16, rng.getrandbits(64) | 1, 0, 0, 19.0 - start // 100 * 0.9) for _ in range(100)]
         merge_all(table, [columns(*claims)])
@@ -217,14 +216,14 @@ def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
 def test_uses_that_peers_saw_before_this_machine_started_are_those_of_their_own_backend() -> None:
     """Time is counted from then, so what peers saw earlier has negative seconds."""
     uses: list[tuple[int, int, int, int]] = []
-    table = RouteTable()
+    table = route_table()
     table.on_use = lambda _, backend, generation, second, tokens: uses.append((backend, generation, second, tokens))
     table.merge(columns((0, 16, 1, 0, 1, NOW + 50), (0, 32, 2, 0, 2, NOW - 5)), NAMES.generation, 10.0, used=True)
     assert uses == [(1, 0, -50, 16), (2, 5, 5, 32)]
 
 
 def test_local_rows_outlive_what_peers_report() -> None:
-    table = RouteTable(capacity=300, ttl_s=TTL_S)
+    table = route_table(capacity=300, ttl_s=TTL_S)
     for number in range(1, 201):
         table.learn([(16, mix(number), 0)], BackendId(0), 2, Trust.LOCAL, NOW - 15)
     merge_all(
@@ -238,14 +237,14 @@ def test_local_rows_outlive_what_peers_report() -> None:
 
 
 def test_more_rows_than_the_table_has_are_refused_not_mixed_up() -> None:
-    table = RouteTable(capacity=5, ttl_s=TTL_S)
+    table = route_table(capacity=5, ttl_s=TTL_S)
     merge_all(table, [columns(*((0, 16, mix(number), 0, 0, 0.0) for number in range(1, 10)))])
     check(table, GENERATIONS, NOW)
     assert (len(table), table.counters.refused) == (5, 4)
 
 
 def test_the_table_grows_by_doubling_while_it_merges() -> None:
-    table = RouteTable(capacity=3000, ttl_s=TTL_S)
+    table = route_table(capacity=3000, ttl_s=TTL_S)
     for start in range(1, 3000, 512):
         key = min(start + 512, 3001)
         merge_all(table, [columns(*((mix(n - 1), 16, mix(n), mix(n + 10**6), n % 3, 0.0) for n in range(start, key)))])
@@ -255,7 +254,7 @@ def test_the_table_grows_by_doubling_while_it_merges() -> None:
 
 def test_rows_used_before_are_linked_like_new_ones() -> None:
     """A free row keeps its old links in the columns; a row that is first among its siblings has none to its left."""
-    table = RouteTable(capacity=40, ttl_s=TTL_S)
+    table = route_table(capacity=40, ttl_s=TTL_S)
     merge_all(table, [columns(*((0, 16, mix(n), 0, 0, 10.0) for n in range(1, 41)))])
     for number in (7, 30, 12, 25, 5):
         table.withdraw(mix(number), BackendId(0))
@@ -270,7 +269,7 @@ def test_rows_used_before_are_linked_like_new_ones() -> None:
 
 
 def test_what_peers_still_use_is_evicted_last() -> None:
-    table = RouteTable(capacity=3, ttl_s=TTL_S)
+    table = route_table(capacity=3, ttl_s=TTL_S)
     merge_all(table, [columns(*((0, 16, name, 0, 0, age) for name, age in ((1, 9.0), (2, 8.0), (3, 7.0))))])
     merge_all(table, [columns((0, 16, 1, 0, 0, 1.0))])
     merge_all(table, [columns((0, 16, 4, 0, 0, 0.0))])

@@ -8,6 +8,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
+from tests.builders.route_tables import route_table
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 CHAT = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
@@ -15,7 +16,7 @@ NEXT_TURN = [(96, 106, 206), (80, 105, 0), *CHAT]
 
 
 def table(ttl_s: float = 1000.0) -> RouteTable:
-    routes = RouteTable(capacity=100, ttl_s=ttl_s)
+    routes = route_table(capacity=100, ttl_s=ttl_s)
     routes.outgoing.collect()
     return routes
 
@@ -106,13 +107,13 @@ def test_what_an_engine_confirms_again_and_again_is_reported_within_every_half_o
 
 
 def test_without_peers_nothing_is_collected() -> None:
-    routes = RouteTable(capacity=100)
+    routes = route_table(capacity=100)
     learn(routes, CHAT)
     assert not routes.outgoing.new
 
 
 def test_updates_nobody_fetches_are_bounded_and_counted() -> None:
-    routes = RouteTable(capacity=100_000)
+    routes = route_table(capacity=100_000)
     routes.outgoing.collect()
     for number in range(QUEUE_MAX + 7):
         learn(routes, [(16, number + 1, 0)])
@@ -122,7 +123,7 @@ def test_updates_nobody_fetches_are_bounded_and_counted() -> None:
 
 def test_whoever_collects_is_called_for_the_first_update_only() -> None:
     """It is on a request's path, and the rest goes out with the first."""
-    routes = RouteTable(capacity=100)
+    routes = route_table(capacity=100)
     calls: list[int] = []
     routes.outgoing.collect(lambda: calls.append(len(routes.outgoing.new)))
     learn(routes, CHAT)

@@ -6,6 +6,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphans, PeerRows
+from tests.builders.route_tables import route_table
 from tests.core.routing.route_table.test_routes_properties import check
 
 NOW = 100.0
@@ -17,7 +18,7 @@ DEEP: PrefixKey = (48, 3, 103)
 
 
 def table_of() -> tuple[RouteTable, Orphans]:
-    table = RouteTable(capacity=10_000, ttl_s=20.0)
+    table = route_table(capacity=10_000, ttl_s=20.0)
     return table, Orphans(table)
 
 
@@ -89,7 +90,7 @@ def test_what_waits_is_bounded_and_what_goes_stays_where_it_is() -> None:
 
 
 def test_uses_before_the_machine_was_started_are_reported_of_their_own_backend_and_second() -> None:
-    table = RouteTable(capacity=10_000, ttl_s=3600.0)
+    table = route_table(capacity=10_000, ttl_s=3600.0)
     used: list[tuple[int, int, int]] = []
     table.on_use = lambda _prompts, backend, _generation, second, below: used.append((backend, second, below))
     piece = PeerRows([B, B], [0, 101], [16, 32], [1, 2], [101, 102], {B: 0}, NOW - 300)

@@ -14,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust, Unheld
+from ranvier_py.core.routing.route_table import RouteTable, Trust, Unheld
 from ranvier_py.core.routing.route_table.route_values import LRU
 from ranvier_py.core.routing.route_table.rows import LANES, SHARED, TEXTS_MAX
 from ranvier_py.core.splitmix import mix
+from tests.builders.route_tables import route_table
 from tests.examples import examples
 
 BACKENDS = 3
@@ -212,7 +213,7 @@ class Passing(RuleBasedStateMachine):
     """Time passes and engines restart."""
 
     def begin(self, capacity: int) -> None:
-        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S, options=RouteTableOptions(LRU))
+        self.table = route_table(capacity=capacity, ttl_s=TTL_S, eviction=LRU)
         self.generations = [0] * BACKENDS
         self.now = 0.0
 
@@ -332,7 +333,7 @@ def test_a_text_whose_row_a_sweep_left_without_claims_is_merged_once(
     before: tuple[tuple[tuple[str, ...], float], ...],
 ) -> None:
     """A sweep looks at some rows at a time, so a row may have lost its claims and keep children that have theirs."""
-    table = RouteTable(capacity=100, ttl_s=TTL_S)
+    table = route_table(capacity=100, ttl_s=TTL_S)
     for names, at in before:
         table.learn([KEYS[name] for name in names], BackendId(0), 0, Trust.REMOTE, at)
     table.sweep(30.0, [0], limit=1)
@@ -350,7 +351,7 @@ def test_of_prompts_with_equal_tokens_the_same_few_texts_are_kept_in_whatever_or
     texts = [mix(number) for number in range(1, 3 * TEXTS_MAX)]
     kept = []
     for order in (texts, texts[::-1]):
-        table = RouteTable(ttl_s=TTL_S)
+        table = route_table(ttl_s=TTL_S)
         for text in order if late else ():
             table.learn([(64, 0, text)], BackendId(0), 0, Trust.LOCAL, 0.0)
         for text in order:

@@ -25,6 +25,7 @@ from ranvier_py.core.routing.route_table.scan import (
     bucket_of,
 )
 from ranvier_py.core.splitmix import mix
+from tests.builders.route_tables import route_table
 from tests.core.routing.route_table import looks
 from tests.core.routing.route_table.looks import BACKENDS, GENERATIONS, NOW, SOUP, TTL_S, Learned, learned_of, table_of
 from tests.examples import examples
@@ -97,7 +98,7 @@ def test_sums_do_not_depend_on_the_order_of_learning_or_on_local_ids() -> None:
         ([(32, rng.getrandbits(64) | 1, 0), (16, mix(number % 7), rng.getrandbits(64) | 1)], rng.randrange(BACKENDS))
         for number in range(300)
     ]
-    one, other = RouteTable(ttl_s=TTL_S), RouteTable(ttl_s=TTL_S)
+    one, other = route_table(ttl_s=TTL_S), route_table(ttl_s=TTL_S)
     order = (2, 0, 1)
     for chain, backend in route_updates:
         one.learn(chain, BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW)
@@ -108,8 +109,7 @@ def test_sums_do_not_depend_on_the_order_of_learning_or_on_local_ids() -> None:
 
 
 def test_one_claim_more_changes_its_buckets_only() -> None:
-    table = RouteTable(ttl_s=TTL_S)
-    table.learn([(32, mix(1), mix(2)), (16, mix(3), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    table = route_table(([(32, mix(1), mix(2)), (16, mix(3), 0)], 0, NOW), generation=2, ttl_s=TTL_S)
     before = np.frombuffer(sums_of(table, NOW), "<u8")
     table.learn([(48, mix(4), mix(5)), (32, mix(1), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
     after = np.frombuffer(sums_of(table, NOW), "<u8")
@@ -118,8 +118,7 @@ def test_one_claim_more_changes_its_buckets_only() -> None:
 
 def test_claims_about_to_expire_are_neither_summed_nor_reported() -> None:
     """Two nodes forget the same claim a second apart: that must not look like a difference."""
-    table = RouteTable(ttl_s=TTL_S)
-    table.learn([(16, mix(1), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    table = route_table(([(16, mix(1), 0)], 0, NOW), generation=2, ttl_s=TTL_S)
     edge = NOW + TTL_S - MARGIN_S
     assert sums_of(table, edge - 1) != bytes(SUMS_BYTES)
     assert [len(columns.token) for columns in chunks_of(table, edge - 1)] == [1]
@@ -130,8 +129,7 @@ def test_claims_about_to_expire_are_neither_summed_nor_reported() -> None:
 
 
 def test_backends_that_are_not_reported_are_not_summed() -> None:
-    table = RouteTable(ttl_s=TTL_S)
-    table.learn([(16, mix(1), 0)], BackendId(1), 0, Trust.LOCAL, NOW)
+    table = route_table(([(16, mix(1), 0)], 1, NOW), ttl_s=TTL_S)
     whom = names(reported=(True, False, True))
     assert sums_of(table, NOW, whom) == bytes(SUMS_BYTES)
     assert reported_by(chunks_of(table, NOW, whom=whom)) == set()
@@ -140,7 +138,7 @@ def test_backends_that_are_not_reported_are_not_summed() -> None:
 def big_table(rows: int, seed: int, churn: bool, backends: int = BACKENDS) -> RouteTable:
     """Chains of ten; with churn, in a table that has been full for long, so that rows stand anywhere."""
     rng = Random(seed)
-    table = RouteTable(capacity=rows, ttl_s=TTL_S)
+    table = route_table(capacity=rows, ttl_s=TTL_S)
     for number in range(rows // 10 * (4 if churn else 1)):
         backend = rng.randrange(backends)
         depth = rng.randint(1, 19) if churn else 10
@@ -184,7 +182,7 @@ def test_only_the_wanted_buckets_are_reported() -> None:
 
 def test_the_table_changes_and_grows_between_steps() -> None:
     """An array with a numpy view left over can't grow: learning would raise BufferError."""
-    table = RouteTable(ttl_s=TTL_S)
+    table = route_table(ttl_s=TTL_S)
     rng = Random(6)
     scan = RowsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S), np.array((), np.uint16))
     sums = SumsScan(ClaimReader(table.rows, table.claims, names(), MARGIN_S))
@@ -200,7 +198,7 @@ def test_the_table_changes_and_grows_between_steps() -> None:
 
 def test_a_step_ends_behind_many_further_claims() -> None:
     """They are read one by one: thousands of rows held by all backends would hold up requests."""
-    table = RouteTable(ttl_s=TTL_S)
+    table = route_table(ttl_s=TTL_S)
     rows = 2 * EXTRA_CLAIMS_MAX
     for number in range(rows):
         for backend in range(BACKENDS):
@@ -216,7 +214,7 @@ def test_a_step_ends_behind_many_further_claims() -> None:
 
 
 def test_a_row_with_more_claims_than_a_chunk_comes_whole() -> None:
-    table = RouteTable(ttl_s=TTL_S)
+    table = route_table(ttl_s=TTL_S)
     count = CHUNK_CLAIMS + 50
     for backend in range(count):
         table.learn([(16, mix(1), 0)], BackendId(backend), 2, Trust.LOCAL, NOW)

@@ -8,8 +8,9 @@ import numpy as np
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.utility_queue import ALPHA, CLASS_MAX, LANES_MAX, TRUST_BITS, UtilityQueue
+from tests.builders.route_tables import route_table
 from tests.core.routing.route_table.test_routes_properties import TIMES, TTL_S, AnyChain
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
@@ -17,7 +18,7 @@ GENERATIONS = (0, 0)
 
 
 def table_of(capacity: int) -> RouteTable:
-    return RouteTable(capacity=capacity, options=RouteTableOptions("utility"))
+    return route_table(capacity=capacity, eviction="utility")
 
 
 def chain_of(name: int, *depths: int) -> list[PrefixKey]:
@@ -85,7 +86,7 @@ def test_savings_are_weighed_against_age() -> None:
 def test_documents_that_never_come_again_keep_no_chats_out() -> None:
     reused = {}
     for eviction in ("lru", "utility"):
-        rng, table = Random(3), RouteTable(capacity=100, options=RouteTableOptions(eviction))
+        rng, table = Random(3), route_table(capacity=100, eviction=eviction)
         for number in range(200):
             learn(table, chain_of(1000 + number, 12_000), float(number))
         turns, reused[eviction] = [0] * 40, 0
