@@ -18,6 +18,7 @@ from ranvier_py.core.routing.request_paths import COUNTING_PATHS
 from tests.late_import import Late
 from tests.node.access.key_lab import BLUE, CHAT, RED, asked, bearer, key_lines, keys_file
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
+from tests.node.test_cached_responses import until_in_flight
 from tests.proxy.wire import HANG, STREAM_HEAD, Scripted, answer, chunk, post
 
 anthropic, openai = Late("anthropic"), Late("openai")
@@ -221,6 +222,27 @@ async def test_models_and_other_answers_of_the_node_itself_show_what_is_left_and
         for _ in range(3):
             listed = await node.http.get(f"{node.url}/v1/models", headers=bearer(RED))
             assert (listed.status_code, left(listed, "requests")) == (200, 2)
+
+
+OWN = {"/v1/models": 200, "/v1/models/lab-model": 200, "/v1/models/none": 404, CHAT: 405, "/nothing": 404}
+
+
+async def test_what_the_node_answers_itself_needs_no_room_in_a_limit(tmp_path: Path) -> None:
+    """So does an agent find out, while it waits, which models there are."""
+    engine = Scripted(
+        turns=iter([[answer(counted(1, 1))], [HANG]]), page=b'{"data":[{"id":"lab-model","object":"model"}]}'
+    )
+    async with limited(tmp_path, engine, requests_per_minute=2, concurrent=1) as node:
+        assert (await asked(node, bearer(RED))).status_code == 200
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked, node, bearer(RED))
+            await until_in_flight(node, 1)
+            assert (await asked(node, bearer(RED))).status_code == 429
+            for path, status in OWN.items():
+                found = await node.http.get(node.url + path, headers=bearer(RED))
+                assert (found.status_code, left(found, "requests")) == (status, 0)
+            nursery.cancel_scope.cancel()
+    assert len(engine.heads) == 2
 
 
 async def test_what_is_refused_by_its_head_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
