@@ -174,7 +174,7 @@ class ClusterParts(Part):
         self.peer.move(name, own[0], public_address(config.listen, own[0]), time.monotonic())
         self.port.poke()
 
-    def reread(self) -> None:
+    async def reread(self, after: Config | None) -> None:
         """Read the cluster's keys again soon."""
         if self._key_file is not None:
             self._key_file.look_soon()

@@ -122,8 +122,9 @@ class Part:
         """Return what it serves, by method and path: "GET /admin/routes/<fingerprint>"."""
         return {}
 
-    def reread(self) -> None:
-        """Read its own files again: the configuration is about to be."""
+    async def reread(self, after: Config | None) -> None:
+        """Have its own files read again soon: the configuration was. Read other files that it names now, if it is good.
+        Raises ConfigError; nothing changes."""
 
     def held(self, before: Config, after: Config) -> Iterable[str]:
         """Return keys that may change as a rule, but not from the present value to the new one."""

@@ -132,11 +132,13 @@ class Reloads(Part):
 
     async def read(self, source: ConfigSource, cause: str) -> Mapping[str, Any]:
         """Reload, and return what became of it. Raises ConfigError with all that is wrong, with nothing changed."""
-        for part in self._node.parts:
-            part.reread()
+        async with self._limiter:
+            return await self._read(source, cause)
+
+    async def _read(self, source: ConfigSource, cause: str) -> Mapping[str, Any]:
         before = self._config
         try:
-            loaded = await trio.to_thread.run_sync(source.load, limiter=self._limiter)
+            loaded = await self._loaded(source)
             answer = self.apply(source, loaded)
         except ConfigError as error:
             self.counters.reloads["refused"] += 1
@@ -145,7 +147,7 @@ class Reloads(Part):
             raise
         self.counters.reloads["done"] += 1
         self._refused = ""
-        renewed = await trio.to_thread.run_sync(self._renewed, before, loaded.config, limiter=self._limiter)
+        renewed = await trio.to_thread.run_sync(self._renewed, before, loaded.config)
         answer["renewed"] = [name for name in renewed if self.takes(name)]
         answer["restart_needed"] += [name for name in renewed if not self.takes(name)]
         self._waiting = answer["restart_needed"]
@@ -156,6 +158,22 @@ class Reloads(Part):
         for note in loaded.notes:
             log.warning(event("config.note", note=note))
         return answer
+
+    async def _loaded(self, source: ConfigSource) -> Loaded:
+        """Read the configuration, and what it names. Raises ConfigError with all that is wrong."""
+        after, problems = None, list[str]()
+        try:
+            loaded = await trio.to_thread.run_sync(source.load)
+            after = loaded.config
+        finally:
+            for part in self._node.parts:
+                try:
+                    await part.reread(after)
+                except ConfigError as error:
+                    problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return loaded
 
     def _renewed(self, before: Config, after: Config) -> list[str]:
         """Return the keys of files that have other content since they were last used."""

@@ -84,10 +84,10 @@ async def reloadable(
     async with opened(partial(ReloadLab, folder=folder, own=own), engines, DEADLINE_S) as place:
         node = await place.start(**settings)
 
-        async def changed(headers: dict[str, str] | None = None, **other: Any) -> Any:
+        async def changed(headers: dict[str, str] | None = None, status: int = 200, **other: Any) -> Any:
             place.write(**{**settings, **other})
             answer = await node.http.post(f"{node.control}/admin/reload", headers=headers)
-            assert answer.status_code == 200, answer.text
+            assert answer.status_code == status, answer.text
             return answer.json()
 
         yield node, changed

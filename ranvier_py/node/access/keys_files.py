@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.core.access.key_table import KeyTable
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.findings import Finding, Severity
@@ -45,9 +46,21 @@ class KeysFile(FollowedFile):
         self.kind, self._users = kind, users
 
     async def read(self) -> None:
-        table, counters = await read_keys(self.path, self.kind), self.counters
-        if counters.keys and not table:
-            raise ConfigError([f"{self.kind}: {self.path} has no key any more: is it being written?"])
+        path = self.path
+        table = await self.found(path)
+        if path == self.path:  # else there is another one by now, which the next look reads
+            self.take(table)
+
+    async def found(self, path: Path) -> KeyTable:
+        """Read a file of this kind. Raises ConfigError."""
+        table = await read_keys(path, self.kind)
+        if self.counters.keys and not table:
+            raise ConfigError([f"{self.kind}: {path} has no key any more: is it being written?"])
+        return table
+
+    def take(self, table: KeyTable) -> None:
+        """Let in who has a key of this table."""
+        counters = self.counters
         for use in self._users:
             use(table)
         counters.keys, counters.tenants = len(table), len(table.tenants)
@@ -67,6 +80,7 @@ class KeyedPart(Part):
 
     def __init__(self, path: Path | None, kind: str, *users: Callable[[KeyTable], object]) -> None:
         self.file = KeysFile(path, kind, *users) if path is not None else None
+        self._prepared: tuple[Path, KeyTable] | None = None  # another file, which a reload is about to name
 
     async def read(self) -> None:
         """Raises ConfigError."""
@@ -77,15 +91,25 @@ class KeyedPart(Part):
         if self.file is not None:
             await self.file.run()
 
-    def reread(self) -> None:
-        if self.file is not None:
-            self.file.look_soon()
+    async def reread(self, after: Config | None) -> None:
+        self._prepared = None
+        if self.file is None:
+            return
+        self.file.look_soon()
+        path: Path | None = KEYS[self.file.kind].value_in(after) if after is not None else None
+        if path is not None and path != self.file.path:
+            self._prepared = path, await self.file.found(path)
 
     def move(self, path: Path | None) -> None:
-        """Follow a file at another path, if there is one: whether keys are needed is decided at the start."""
-        if self.file is not None and path is not None:
-            self.file.path = path
-            self.file.look_soon()
+        """Follow a file at another path, if there is one: whether keys are needed is decided at the start. What it has
+        holds at once."""
+        if self.file is None or path is None:
+            return
+        self.file.path = path
+        if self._prepared is not None and self._prepared[0] == path:
+            self.file.take(self._prepared[1])
+        self._prepared = None
+        self.file.look_soon()
 
     def findings(self, now: float) -> Iterator[Finding]:
         if self.file is not None and (trouble := self.file.trouble):

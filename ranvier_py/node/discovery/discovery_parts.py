@@ -77,7 +77,7 @@ class DiscoveryParts(Part):
         with scope:
             await self._node.faults.keep("sources", follower.run, Sink(self._sources, follower.name))
 
-    def reread(self) -> None:
+    async def reread(self, after: Config | None) -> None:
         for follower in self._followers.values():
             follower.look_soon()
 

@@ -131,11 +131,33 @@ async def test_a_reload_may_name_another_file_and_other_proxies_but_never_opens_
         assert (await asked(node, {"x-tenant": "t"})).status_code == 200
         answer = await changed(keys_file=str(other), trusted_proxies=["10.0.0.0/8"])
         assert (sorted(answer["applied"]), answer["restart_needed"]) == (["keys_file", "trusted_proxies"], [])
-        await until_status(node, BLUE, 200)
-        assert [await status(node, RED), (await asked(node, {"x-tenant": "t"})).status_code] == [401, 401]
+        assert [await status(node, key) for key in (RED, BLUE)] == [401, 200], "at once"
+        assert (await asked(node, {"x-tenant": "t"})).status_code == 401
         answer = await changed(keys_file="", trusted_proxies=["10.0.0.0/8"])
         assert "keys_file" in answer["restart_needed"]
         assert await status(node, RED) == 401
+
+
+BAD_FILES = {"missing": None, "empty": "", "bad": key_lines(BLUE, tenant="nobody")}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+async def test_a_reload_that_names_a_file_that_can_not_be_used_changes_nothing_at_all(
+    tmp_path: Path, kind: str
+) -> None:
+    path, other, text = keys_file(tmp_path, key_lines(RED)), tmp_path / "other.toml", BAD_FILES[kind]
+    if text is not None:
+        other.write_text(text)
+    async with reloadable(tmp_path, keys_file=str(path)) as (node, changed):
+        refused = await changed(status=400, keys_file=str(other), log_level="debug")
+        assert f"keys_file: {other}" in str(refused["error"])
+        assert [await status(node, key) for key in (RED, BLUE)] == [200, 401]
+        shown = await node.ask("/admin/config")
+        assert (shown["keys_file"], shown["log_level"]) == (str(path), "info")
+        assert (await node.ask("/admin/access"))["trouble"] == ""
+        other.write_text(key_lines(BLUE))
+        assert sorted((await changed(keys_file=str(other), log_level="debug"))["applied"]) == ["keys_file", "log_level"]
+        assert [await status(node, key) for key in (RED, BLUE)] == [401, 200]
 
 
 def many_keys(folder: Path, count: int, tenants: int) -> Path:
