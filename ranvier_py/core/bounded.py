@@ -25,8 +25,9 @@ class BoundedDict(OrderedDict[Key, Value]):
         self.dropped = 0
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        self.pop(key, None)
-        if len(self) >= self.entries_max:
+        if key in self:
+            self.move_to_end(key)
+        elif len(self) >= self.entries_max:
             self.popitem(last=False)
             self.dropped += 1
         OrderedDict.__setitem__(self, key, value)

@@ -39,6 +39,8 @@ comes within a second from an engine nearby, and a client at 10 Mbit/s takes 13.
 KEEPALIVE = b": keepalive\n\n"
 """The comment that keeps the line to a client who waits for a stream's first event."""
 
+KEEPALIVE_CHUNK = in_chunk(KEEPALIVE)
+
 
 @dataclass(slots=True, eq=False)
 class Follower:
@@ -49,6 +51,8 @@ class Follower:
 
 class KeptBody:
     """What is kept of an answer's body for its clients, each of which takes it at its own pace."""
+
+    __slots__ = ("_begin", "_bytes_max", "_changed", "_data", "followers", "own")
 
     def __init__(self, bytes_max: int) -> None:
         self.own: Follower | None = Follower()  # the leader's client; None once it has left
@@ -66,14 +70,19 @@ class KeptBody:
     def add(self, data: bytes) -> None:
         self._data += data
         if len(self._data) > self._bytes_max:
-            clients = self.followers if self.own is None else [*self.followers, self.own]
-            taken = min((each.at for each in clients), default=self._begin + len(self._data)) - self._begin
-            most = max(self._bytes_max, LAG_BYTES_MAX)
-            least = max(taken, len(self._data) - most) if self.followers else taken
-            if least > 0:
-                del self._data[:least]
-                self._begin += least
-        self.notify()
+            self._drop_taken()
+        if self._changed is not None:
+            self.notify()
+
+    def _drop_taken(self) -> None:
+        """Drop what all have taken, and beyond LAG_BYTES_MAX also what they have not."""
+        clients = self.followers if self.own is None else [*self.followers, self.own]
+        taken = min((each.at for each in clients), default=self._begin + len(self._data)) - self._begin
+        most = max(self._bytes_max, LAG_BYTES_MAX)
+        least = max(taken, len(self._data) - most) if self.followers else taken
+        if least > 0:
+            del self._data[:least]
+            self._begin += least
 
     def notify(self) -> None:
         """Wake who waits: more has come, or nothing will."""
@@ -108,6 +117,11 @@ class KeptBody:
 
 class SharedAnswer:
     """Receives the answer from the leader's steps, which use it like a Client."""
+
+    __slots__ = (
+        *("_client", "_connection", "_has_failed", "_request", "asked_at", "counts", "failure", "head"),
+        *("is_private", "is_whole", "kept", "over", "question", "stored"),
+    )
 
     def __init__(self, question: Question, request: HttpRequest, client: Client, bytes_max: int) -> None:
         self.question = question
@@ -180,19 +194,20 @@ class SharedAnswer:
         """Begin the answer. Raises ClientGone if the client has left and nobody follows."""
         self._connection.started = True  # also if its client left: nobody may begin another answer
         self.is_private = head.status == 200 and head.fields.private
-        self._to_client(lambda client: client.relay_head(head, extra, body))
+        self._to_client(Client.relay_head, head, extra, body)
+        kept = self.kept
         if self.is_private:
-            self.kept.notify()
+            kept.notify()
             return
-        self.head = without_personal(head)
-        if self.kept.own is not None:
-            self.kept.own.at = len(body)
-        self.kept.add(body)
+        self.head = without_personal(head) if head.fields.personal else head
+        if kept.own is not None:
+            kept.own.at = len(body)
+        kept.add(body)
 
     def send(self, piece: bytes) -> None:
         """Continue the answer. Raises ClientGone like `relay_head`."""
         if self.head is None:
-            self._to_client(lambda client: client.send(piece))
+            self._to_client(Client.send, piece)
             return
         self.kept.add(piece)
         self._to_client(self._pass_on)
@@ -241,11 +256,12 @@ class SharedAnswer:
         self._connection.outlasts = None
         self.kept.notify()
 
-    def _to_client(self, send: Callable[[Client], None]) -> None:
+    def _to_client(self, send: Callable[..., None], *parts: object) -> None:
+        """Call this of the leader's client, unless that has left."""
         if self._client is None:
             return
         try:
-            send(self._client)
+            send(self._client, *parts)
         except ClientGone:
             if not self.leave():
                 raise
@@ -255,9 +271,10 @@ class SharedAnswer:
     @property
     def body(self) -> bytes | None:
         """The whole body without comments of ours; None if it was too large."""
-        if self.kept.is_outgrown or self.head is None:
+        head, kept = self.head, self.kept
+        if head is None or kept.is_outgrown:
             return None
-        return self.kept.all().replace(in_chunk(KEEPALIVE) if self.head.framing == "chunked" else KEEPALIVE, b"")
+        return kept.all().replace(KEEPALIVE_CHUNK if head.framing == "chunked" else KEEPALIVE, b"")
 
     @contextmanager
     def followed(self) -> Iterator[Follower]:
@@ -291,8 +308,6 @@ class SharedAnswer:
 
 def without_personal(head: HttpResponseHead) -> HttpResponseHead:
     """Return the head as clients get it that did not ask for this very answer."""
-    if not head.fields.personal:
-        return head
     kept = [(name, value) for name, value in head.headers if name.lower() not in PERSONAL]
     return HttpResponseHead(head.status, head.reason, kept, head.framing)
 

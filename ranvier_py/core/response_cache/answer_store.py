@@ -128,9 +128,9 @@ class AnswerStore:
 
     def trim(self) -> None:
         """Drop the least recently used answers while there are too many, or too many bytes."""
-        counters = self.counters
-        while counters.entries > self.options.capacity or counters.size_bytes > self.options.bytes_max:
-            self._drop(next(iter(self._answers)))
+        counters, options = self.counters, self.options
+        while counters.entries > options.capacity or counters.size_bytes > options.bytes_max:
+            self._forget(*self._answers.popitem(last=False))
             counters.evictions += 1
 
     def void(self, scope: VoidScope = EVERYTHING, before: float = inf) -> int:
@@ -145,11 +145,15 @@ class AnswerStore:
         return len(chosen)
 
     def _drop(self, key: bytes) -> None:
-        answer = self._answers.pop(key)
-        self.counters.entries -= 1
-        self.counters.size_bytes -= answer.size + ENTRY_BYTES
+        self._forget(key, self._answers.pop(key))
+
+    def _forget(self, key: bytes, answer: StoredAnswer) -> None:
+        """Count an answer as dropped that is none of these any more."""
+        counters, kept_of = self.counters, self._kept_of
+        counters.entries -= 1
+        counters.size_bytes -= answer.size + ENTRY_BYTES
         credential = parts_of(answer.tenant)[-1]
-        self._kept_of[credential] -= 1
-        if not self._kept_of[credential]:
-            del self._kept_of[credential]
+        kept_of[credential] = left = kept_of[credential] - 1
+        if not left:
+            del kept_of[credential]
         self.dropped(key)

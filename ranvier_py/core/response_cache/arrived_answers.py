@@ -17,7 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from ranvier_py.core.answers.answer_events import AnswerEvent, end_of_events
-from ranvier_py.core.answers.answer_stream import read_usage
+from ranvier_py.core.answers.answer_stream import count
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.response_cache.cache_keys import CHAT, COMPLETION, Question
@@ -72,27 +72,30 @@ def stored_answer(
     question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
 ) -> Portions[StoredAnswer | None]:
     """Return what to keep of a complete answer of status 200; None for an error, or beyond `bytes_max` when whole."""
+    api, stream = question.api, question.stream
     try:
-        portions = yield from portions_of(arrived)
-        payload = b"".join([portion.payload for portion in portions])
-        if question.stream:
-            found = yield from kept_stream(question.api, portions, payload, arrived.counts, bytes_max)
+        if not stream and arrived.framing != "chunked":  # nearly all whole answers
+            found = kept_whole(api, arrived.body, bytes_max)
         else:
-            found = kept_whole(question.api, payload, bytes_max)
+            portions = yield from portions_of(arrived)
+            payload = b"".join([portion.payload for portion in portions])
+            if stream:
+                found = yield from kept_stream(api, portions, payload, arrived.counts, bytes_max)
+            else:
+                found = kept_whole(api, payload, bytes_max)
     except MISSHAPEN:
         return None
     if found is None:
         return None
     body, counts, tokens = found
-    kind = arrived.content_type
     return StoredAnswer(
-        api=question.api,
+        api=api,
         model=question.model,
         tenant=tenant,
-        content_type=kind,
+        content_type=arrived.content_type,
         body=body,
         counts=counts,
-        stream=question.stream,
+        stream=stream,
         stored_at=now,
         tokens=tokens,
     )
@@ -173,19 +176,19 @@ def has_fault(payload: bytes) -> Portions[bool]:
     return False
 
 
-def chunks_of(portions: Sequence[Portion], count: int) -> Portions[bytes]:
-    """Return the first `count` bytes of the payload in their chunks, of which the last one may be cut."""
+def chunks_of(portions: Sequence[Portion], left: int) -> Portions[bytes]:
+    """Return the first `left` bytes of the payload in their chunks, of which the last one may be cut."""
     made: list[bytes] = []
     for portion in portions:
         at, chunks = 0, []
         for size in portion.sizes:
-            if count <= 0:
+            if left <= 0:
                 break
             if size:
-                chunks.append(chunk(portion.payload[at : at + min(size, count)]))
-            at, count = at + size, count - size
+                chunks.append(chunk(portion.payload[at : at + min(size, left)]))
+            at, left = at + size, left - size
         made.append(b"".join(chunks))
-        if count <= 0:
+        if left <= 0:
             break
         yield
     return b"".join(made)
@@ -199,5 +202,6 @@ def output_bytes(payload: bytes) -> int:
 
 
 def tokens_of(usage: object) -> tuple[int, int]:
-    prompt, _, output = read_usage(usage if type(usage) is dict else None)
-    return prompt or 0, output or 0
+    if type(usage) is not dict:
+        return 0, 0
+    return count(usage.get("prompt_tokens")) or 0, count(usage.get("completion_tokens")) or 0

@@ -91,7 +91,8 @@ def question_of(
 ) -> Question | None:
     """Return the question that a POST with this body asks; None if the cache takes no part in it."""
     api = APIS.get(target.partition(b"?")[0])
-    if api is None or b"no-store" in (wishes := directives(cache_control)) or excess(body):
+    wishes = directives(cache_control) if cache_control else {}
+    if api is None or b"no-store" in wishes or excess(body):
         return None
     try:
         fields = orjson.loads(body)
@@ -99,15 +100,18 @@ def question_of(
         return None
     if type(fields) is not dict or not is_eligible(fields, api, options):
         return None
-    stream, asked = fields.get("stream") is True, fields.get("stream_options") or {}
-    if stream and (not options.streams or type(asked) is not dict or asked.get("continuous_usage_stats")):
-        return None
+    stream, wants_usage = fields.get("stream") is True, False
+    if stream:
+        asked = fields.get("stream_options") or {}
+        if not options.streams or type(asked) is not dict or asked.get("continuous_usage_stats"):
+            return None
+        wants_usage = bool(asked.get("include_usage"))
     try:
         key = (continuum_key if options.key == "continuum" else canonical_key)(target, api, fields, owner)
     except TypeError:  # a number that was rounded
         return None
-    max_age_s = 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
-    return Question(key, api, fields["model"], stream, stream and bool(asked.get("include_usage")), max_age_s)
+    max_age_s = inf if not wishes else 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
+    return Question(key, api, fields["model"], stream, wants_usage, max_age_s)
 
 
 def forbids_sharing(cache_control: bytes) -> bool:
@@ -117,8 +121,6 @@ def forbids_sharing(cache_control: bytes) -> bool:
 
 def directives(cache_control: bytes) -> dict[bytes, float]:
     """Return those directives of a request's Cache-Control that are obeyed, with their seconds."""
-    if not cache_control:
-        return {}
     return {name: float(value or 0) for name, value in DIRECTIVE.findall(cache_control.lower())}
 
 
@@ -147,10 +149,10 @@ def is_continuum(fields: Mapping[str, Any]) -> bool:
 
 def canonical_key(target: bytes, api: str, fields: Mapping[str, Any], owner: bytes) -> bytes:
     unkeyed = SENDING if api == "responses" else UNKEYED
-    kept = {name: value for name, value in fields.items() if name not in unkeyed}
+    kept = {name: fields[name] for name in sorted(fields.keys() - unkeyed)}
     if kept.get("temperature") == 0:
         kept["temperature"] = 0  # whether it was written 0 or 0.0
-    members = exact_json(dict(sorted(kept.items())))
+    members = exact_json(kept)
     parts = LENGTH(len(target)), target, LENGTH(len(owner)), owner, LENGTH(len(members)), members
     return sha256(b"".join(parts)).digest()
 

@@ -94,13 +94,16 @@ class ResponseCache:
 
     def _answer(self, call: Call, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
         """Answer a question. Returns BYPASS if the cache could not."""
+        store = self.store
         for _ in range(WAITS_MAX + 1):
-            stored = self.store.find(question.key, time.monotonic(), question.max_age_s)
+            stored = store.find(question.key, time.monotonic(), question.max_age_s)
             if stored is not None:
                 self._refused.answered(asker.credential)
                 return (yield from self._replay(call, question, stored))
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
-            if shared is not None and (shared.is_left or self._is_void(question, asker.owner, shared.asked_at)):
+            if shared is not None and (
+                shared.is_left or store.invalidations.void(question.model, asker.owner, shared.asked_at)
+            ):
                 del self._shared[question.key]  # requests that wait for it get it, later ones do not
                 shared = None
             if shared is None:
@@ -168,10 +171,10 @@ class ResponseCache:
 
     def _lead(self, call: Call, question: Question, asker: Asker, forward: Forward) -> Steps[bytes]:
         """Look outside, or let a backend answer, for this client and for those that ask the same meanwhile."""
-        options = self.store.options
+        options, key = self.store.options, question.key
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
         shared = SharedAnswer(question, call.request, call.client, bytes_max)
-        self._shared.setdefault(question.key, shared)
+        self._shared.setdefault(key, shared)
         try:
             if self.elsewhere is not None and question.max_age_s > 0:
                 shared.stored = yield partial(self._find_elsewhere, question)
@@ -186,8 +189,8 @@ class ResponseCache:
                 shared.failure = error
             raise
         finally:
-            if self._shared.get(question.key) is shared:
-                del self._shared[question.key]
+            if self._shared.get(key) is shared:
+                del self._shared[key]
             shared.end()
         if call.shared is None:
             assert shared.stored is not None
@@ -239,27 +242,23 @@ class ResponseCache:
 
     def _keep(self, question: Question, asker: Asker, shared: SharedAnswer) -> Steps[None]:
         """Keep the answer, if it is complete and may be kept."""
-        head, body = shared.head, shared.body
-        found = None
-        if shared.is_complete and head is not None and body is not None and head.fields.readable:
-            kind = head.fields.kind or CONTENT_TYPES[question.stream]
-            if kind.startswith(CONTENT_TYPES[question.stream]):
+        head, store, found = shared.head, self.store, None
+        if shared.is_complete and head is not None and head.fields.readable and (body := shared.body) is not None:
+            usual = CONTENT_TYPES[question.stream]
+            kind = head.fields.kind or usual
+            if kind.startswith(usual):
                 arrived = Arrived(kind, head.framing, body, shared.counts)
-                most = self.store.options.answer_bytes_max
+                most = store.options.answer_bytes_max
                 found = yield from in_portions(stored_answer(question, asker.owner, arrived, time.monotonic(), most))
-        if found is None or self._is_void(question, asker.owner, shared.asked_at):
-            self.store.counters.unkept += 1
+        if found is None or store.invalidations.void(question.model, asker.owner, shared.asked_at):
+            store.counters.unkept += 1
         else:
             shared.stored = found
             self._refused.answered(asker.credential)
             if self._uses_memory:
-                self.store.keep(question.key, found)
+                store.keep(question.key, found)
             if self.elsewhere is not None:
                 self.elsewhere.keep(question.key, found, shared.asked_at)
-
-    def _is_void(self, question: Question, owner: bytes, asked_at: float) -> bool:
-        """Whether what was asked for at that time was invalidated since."""
-        return self.store.invalidations.void(question.model, owner, asked_at)
 
     def _follow(self, call: Call, question: Question, shared: SharedAnswer) -> Steps[bool]:
         """Give the client the leader's answer as it comes. Returns False if this client can't use it. Raises the error
