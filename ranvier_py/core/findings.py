@@ -8,7 +8,7 @@ Bounds: FINDINGS_MAX at once; of more the least severe are counted and not kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 
 FINDINGS_MAX = 256
@@ -46,6 +46,7 @@ class Finding:
     kind: str
     severity: Severity
     what: str
+    _: KW_ONLY
     about: str = ""
     whom: str = ""
     remedy: str = ""

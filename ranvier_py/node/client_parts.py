@@ -185,7 +185,13 @@ class ClientReader(Part, Observer):
                 f"Turn the rule {rule} on: it mends this." if rule else "See where it does so, and mend the client."
             )
             yield Finding(
-                "prefix_breaks", Severity.NOTICE, what, client, f"requests of {client}", remedy, "ranvier clients"
+                "prefix_breaks",
+                Severity.NOTICE,
+                what,
+                about=client,
+                whom=f"requests of {client}",
+                remedy=remedy,
+                command="ranvier clients",
             )
 
     def metrics(self) -> Iterator[Sample]:

@@ -103,15 +103,19 @@ class Reloads(Part):
         if cut < wanted:
             what = f"this process may have {self._descriptors} files open: connections_max is {cut} instead of {wanted}"
             remedy = "Raise the limit of files (LimitNOFILE, ulimit -n) and start it again, or lower connections_max."
-            yield Finding("descriptors", Severity.NOTICE, what, "", "clients beyond these", remedy, "ulimit -n")
+            yield Finding(
+                "descriptors", Severity.NOTICE, what, whom="clients beyond these", remedy=remedy, command="ulimit -n"
+            )
         if self._refused:
             what = f"the configuration was read again and refused: {self._refused}"
             remedy, whom = "Mend it and reload; the one before is in use.", "changes since the last reload"
-            yield Finding("config_refused", Severity.DEGRADED, what, "", whom, remedy, "ranvier config --check")
+            yield Finding(
+                "config_refused", Severity.DEGRADED, what, whom=whom, remedy=remedy, command="ranvier config --check"
+            )
         if self._waiting:
             what = f"changes of the configuration wait for a restart: {', '.join(self._waiting[:KEYS_SHOWN])}"
             remedy = "Restart this node; one after the other, if there are several."
-            yield Finding("restart_needed", Severity.NOTICE, what, "", "", remedy)
+            yield Finding("restart_needed", Severity.NOTICE, what, remedy=remedy)
 
     def metrics(self) -> Iterable[Sample]:
         return samples("config", self.counters) if self._source is not None else ()

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,6 +7,12 @@ from ranvier_py.core.findings import FINDINGS_MAX, GONE_S, Finding, Findings, Se
 DOWN = Finding("engine_down", Severity.DEGRADED, "engine a does not answer", about="a")
 ALL_DOWN = Finding("no_engine", Severity.DOWN, "no engine answers")
 ADVICE = Finding("shadow_better", Severity.NOTICE, "another policy would save more")
+
+
+def test_the_texts_of_a_finding_are_given_by_their_names() -> None:
+    """All four are texts, so no type would warn of two that changed places."""
+    with pytest.raises(TypeError):
+        Finding("clocks", Severity.NOTICE, "the clocks differ", "n1", "signed commands")  # type: ignore[misc]
 
 
 def test_a_finding_begins_once_and_ends_once_it_was_gone_for_a_while() -> None:

@@ -53,13 +53,15 @@ def of_fleet(registry: Registry, fleet: Sequence[Backend], now: float) -> Iterat
     if not fleet:
         what, remedy = "this node has no engine", "Add one, here or as backend in the configuration."
         command = "ranvier backend add http://HOST:PORT"
-        yield Finding("no_engine", Severity.DOWN, what, "", "all requests: 503", remedy, command)
+        yield Finding("no_engine", Severity.DOWN, what, whom="all requests: 503", remedy=remedy, command=command)
         return
     if not pool.ids or pool.last_resort or pool.silent:
         states = {(found.kind if (found := trouble(each, registry, now)) else "engine_fails") for each in fleet}
         what = f"none of {len(fleet)} engines serves ({', '.join(sorted(states))})"
         remedy = "Start one of the engines below, or mend what each says."
-        yield Finding("no_engine", Severity.DOWN, what, "", "all requests", remedy, "ranvier status --all")
+        yield Finding(
+            "no_engine", Severity.DOWN, what, whom="all requests", remedy=remedy, command="ranvier status --all"
+        )
         return
     serving = {model for each in pool.backends for model in each.catalog.models or ()}
     lost = {model for each in fleet for model in each.catalog.models or ()} - serving
@@ -68,7 +70,9 @@ def of_fleet(registry: Registry, fleet: Sequence[Backend], now: float) -> Iterat
         what = f"no engine serves {', '.join(names[:MODELS_SHOWN])} any more"
         what += f" and {len(names) - MODELS_SHOWN} more models" if len(names) > MODELS_SHOWN else ""
         remedy = "Start an engine with it; the ones that list it are below."
-        yield Finding("model_down", Severity.DEGRADED, what, names[0], "all requests for it: 503", remedy)
+        yield Finding(
+            "model_down", Severity.DEGRADED, what, about=names[0], whom="all requests for it: 503", remedy=remedy
+        )
 
 
 def trouble(backend: Backend, registry: Registry, now: float) -> Finding | None:
@@ -187,7 +191,7 @@ def shown_by(backend: Backend) -> str:
 def of_engine(
     kind: str, severity: Severity, backend: Backend, what: str, whom: str, remedy: str, command: str = ""
 ) -> Finding:
-    return Finding(kind, severity, what, backend.name, whom, remedy, command)
+    return Finding(kind, severity, what, about=backend.name, whom=whom, remedy=remedy, command=command)
 
 
 def unserved(tables: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
@@ -195,4 +199,4 @@ def unserved(tables: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     for name, models in tables.items():
         what = f"model {name} leads to {', '.join(models)}, which no engine serves"
         whom, remedy = f"who asks for {name}", "Correct its targets, or start an engine that serves them."
-        yield Finding("model", Severity.DEGRADED, what, f"model {name}", whom, remedy)
+        yield Finding("model", Severity.DEGRADED, what, about=f"model {name}", whom=whom, remedy=remedy)

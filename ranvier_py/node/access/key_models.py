@@ -51,4 +51,4 @@ class KeyModels:
         for pattern, place in islice(self.unmatched.items(), FOUND_MAX):
             what = f"{place} names the model {pattern}, which no engine serves and no table of models has"
             whom, remedy = "who has this key or limit", "Correct it, or start an engine that serves such a model."
-            yield Finding("key_models", Severity.NOTICE, what, f"models {pattern}", whom, remedy)
+            yield Finding("key_models", Severity.NOTICE, what, about=f"models {pattern}", whom=whom, remedy=remedy)

@@ -116,7 +116,15 @@ class KeyedPart(Part):
             kind, path = self.file.kind, str(self.file.path)
             what = f"{kind} can't be used, so the keys before hold: {trouble}"
             remedy, whom = "Mend its lines; it is read again by itself.", "keys that were added or taken out since"
-            yield Finding("keys_file", Severity.DEGRADED, what, path, whom, remedy, f"ranvier keys check {path}")
+            yield Finding(
+                "keys_file",
+                Severity.DEGRADED,
+                what,
+                about=path,
+                whom=whom,
+                remedy=remedy,
+                command=f"ranvier keys check {path}",
+            )
 
     def metrics(self) -> Iterator[Sample]:
         if self.file is not None:

@@ -121,14 +121,20 @@ class LimitParts(Part):
             what = f"the table of limits' counts is full: {self._dropped:,} were dropped here since the start"
             remedy = "Have fewer keys with limits of their own, or limit their tenants instead."
             meaning = "what those counted passes without a limit"
-            yield Finding("limits_full", Severity.DEGRADED, what, "", meaning, remedy, "ranvier access")
+            yield Finding("limits_full", Severity.DEGRADED, what, whom=meaning, remedy=remedy, command="ranvier access")
         for scope, refused in islice(reversed(self.limiter.refusals.items() if self.limiter else ()), SCOPES_SHOWN):
             if now - refused.at > REFUSED_S:
                 return
             what = f"{refused.last}; {refused.times:,} of its requests refused here since the start"
             remedy = "Leave it, or raise the limit in keys_file: it is read again by itself."
             yield Finding(
-                "limit_reached", Severity.NOTICE, what, scope, f"requests of {scope}: 429", remedy, "ranvier access"
+                "limit_reached",
+                Severity.NOTICE,
+                what,
+                about=scope,
+                whom=f"requests of {scope}: 429",
+                remedy=remedy,
+                command="ranvier access",
             )
 
     def metrics(self) -> Iterator[Sample]:

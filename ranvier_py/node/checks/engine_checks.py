@@ -79,7 +79,7 @@ class EngineCheck:
 
     def _add(self, kind: str, severity: Severity, what: str, remedy: str, whom: str = "", command: str = "") -> None:
         words = f"engine {self._about} {what}"
-        self.found.append(Finding(kind, severity, words, self._about, whom, remedy, command))
+        self.found.append(Finding(kind, severity, words, about=self._about, whom=whom, remedy=remedy, command=command))
 
     async def _answers(self) -> bool:
         reply = await self._ask("/health")
@@ -177,7 +177,7 @@ async def check_engines(config: Config) -> list[Finding]:
     specs, found = await backends_of(config)
     if not specs and not found:
         remedy = "Name one by --backend URL, or add it while the node runs."
-        return [Finding("no_engine", Severity.NOTICE, "no engine is configured", "", "all clients", remedy)]
+        return [Finding("no_engine", Severity.NOTICE, "no engine is configured", whom="all clients", remedy=remedy)]
     try:
         template = str(config.chat_template) if config.chat_template else None
         tokenizer = await trio.to_thread.run_sync(lambda: ChatTokenizer.load(config.tokenizer, chat_template=template))

@@ -52,17 +52,17 @@ async def check_ports(config: Config) -> list[Finding]:
                 busy.append((f"gossip {spelled(endpoints.listen)}", words_of(error)))
     if busy and await is_served(config):
         words = "a node serves here already, so its ports were not tried"
-        return [Finding("port", Severity.NOTICE, words, config.control)]
+        return [Finding("port", Severity.NOTICE, words, about=config.control)]
     remedy = "Stop what listens there, or choose another port."
     return [
         Finding(
             "port",
             Severity.DOWN,
             f"{place} can't be listened on: {why}",
-            place,
-            "all clients",
-            remedy,
-            command_for(place),
+            about=place,
+            whom="all clients",
+            remedy=remedy,
+            command=command_for(place),
         )
         for place, why in busy
     ]
@@ -88,7 +88,11 @@ async def check_descriptors(config: Config) -> list[Finding]:
     needed = descriptors_for(config)
     what = f"this process may have {allowed} files open, so of {wanted} connections {clients} are taken"
     remedy = f"Allow {needed}, or set connections_max = {clients}."
-    return [Finding("descriptors", Severity.DEGRADED, what, "", "clients beyond", remedy, f"ulimit -n {needed}")]
+    return [
+        Finding(
+            "descriptors", Severity.DEGRADED, what, whom="clients beyond", remedy=remedy, command=f"ulimit -n {needed}"
+        )
+    ]
 
 
 async def check_control_key(config: Config) -> list[Finding]:
@@ -97,7 +101,9 @@ async def check_control_key(config: Config) -> list[Finding]:
         return []
     what = f"the control key has at most {bits:.0f} bits, and others can reach {config.control}"
     remedy = f"Take a random one of {KEY_BITS_MIN} bits or more."
-    return [Finding("control_key", Severity.DEGRADED, what, "", "the node", remedy, "openssl rand -hex 32")]
+    return [
+        Finding("control_key", Severity.DEGRADED, what, whom="the node", remedy=remedy, command="openssl rand -hex 32")
+    ]
 
 
 def bits_of(key: str) -> float:

@@ -49,10 +49,10 @@ async def live_findings(config: Config, checks: Sequence[Check] = CHECKS) -> lis
                 found.extend(await check(config))
         except trio.TooSlowError:
             words = f"the check of {name} was not done within {CHECK_LIMIT_S:g} s"
-            found.append(Finding("check", Severity.NOTICE, words, name, remedy="Try again."))
+            found.append(Finding("check", Severity.NOTICE, words, about=name, remedy="Try again."))
         except Exception as error:  # the others are to be heard all the same
             words = f"the check of {name} failed: {words_of(error)}"
-            found.append(Finding("check", Severity.NOTICE, words, name, remedy="Report this as a bug."))
+            found.append(Finding("check", Severity.NOTICE, words, about=name, remedy="Report this as a bug."))
 
     async with trio.open_nursery() as nursery:
         for check in checks:

@@ -64,7 +64,9 @@ async def check_peers(config: Config) -> list[Finding]:
                 f"{place[0]} does not resolve: {words_of(error)}",
                 "Correct join, or the records of that name.",
             )
-            found.append(Finding("name", Severity.DEGRADED, what, f"peer {spelled(place)}", "gossip", remedy))
+            found.append(
+                Finding("name", Severity.DEGRADED, what, about=f"peer {spelled(place)}", whom="gossip", remedy=remedy)
+            )
     try:
         keys = (
             insecure_keys(config.cluster_name)
@@ -98,14 +100,22 @@ async def peer_findings(config: Config, ring: KeyRing, address: HostPort) -> Ite
     if peer.version != PROTOCOL_VERSION or peer.release != __version__:
         what = f"{peer.name} runs {peer.release or 'another release'}, protocol {peer.version}; this is {__version__}"
         remedy = "End the upgrade."
-        found.append(Finding("peer_release", Severity.NOTICE, what, about, "", remedy))
+        found.append(Finding("peer_release", Severity.NOTICE, what, about=about, remedy=remedy))
     scheme = "http" if config.tls_certificate_file is None else "https"
     reply = await EngineAsker("", public_context(), ASK_S).ask(f"{scheme}://{peer.public}", "/health")
     if difference := clock_difference(reply.date, time.time()):
         what = f"the clock of {peer.name} and this machine's differ by {difference:.0f} s"
         remedy = "Have both set by NTP."
         found.append(
-            Finding("clocks", Severity.DEGRADED, what, about, "budgets, revocations, orders", remedy, "timedatectl")
+            Finding(
+                "clocks",
+                Severity.DEGRADED,
+                what,
+                about=about,
+                whom="budgets, revocations, orders",
+                remedy=remedy,
+                command="timedatectl",
+            )
         )
     return found
 
@@ -118,14 +128,16 @@ async def silent(config: Config, about: str, address: HostPort) -> Finding:
         except OSError as error:
             what = f"{about}: nobody listens there: {words_of(error)}"
             remedy = "Start it, or correct join; this node goes on trying."
-            return Finding("peer_lost", Severity.DEGRADED, what, about, "gossip", remedy)
+            return Finding("peer_lost", Severity.DEGRADED, what, about=about, whom="gossip", remedy=remedy)
         await stream.aclose()
         if not config.gossip_udp:
-            return Finding("peer_key", Severity.NOTICE, f"{about} listens; its key was not tried, without UDP", about)
+            return Finding(
+                "peer_key", Severity.NOTICE, f"{about} listens; its key was not tried, without UDP", about=about
+            )
         what = f"{about} listens, but does not answer to this key: another key, name or protocol, or no UDP"
-        return Finding("peer_key", Severity.DEGRADED, what, about, "gossip", KEY_REMEDY)
+        return Finding("peer_key", Severity.DEGRADED, what, about=about, whom="gossip", remedy=KEY_REMEDY)
     what, remedy = f"{about}: no answer within {CONNECT_S:g} s", "Open its gossip port, UDP and TCP, to this machine."
-    return Finding("peer_lost", Severity.DEGRADED, what, about, "gossip", remedy)
+    return Finding("peer_lost", Severity.DEGRADED, what, about=about, whom="gossip", remedy=remedy)
 
 
 async def greeted(address: HostPort, ring: KeyRing, label: str) -> PeerFound | None:

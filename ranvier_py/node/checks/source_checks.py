@@ -65,7 +65,9 @@ class FirstSets:
         self.fail(name, why)
 
     def _add(self, name: SourceName, severity: Severity, what: str, remedy: str) -> None:
-        self.found.append(Finding("source", severity, what, str(name), KEPT, remedy, "ranvier check"))
+        self.found.append(
+            Finding("source", severity, what, about=str(name), whom=KEPT, remedy=remedy, command="ranvier check")
+        )
 
 
 async def backends_of(config: Config) -> tuple[Sequence[BackendSpec], Sequence[Finding]]:
@@ -95,7 +97,9 @@ def store_findings(name: str, place: str, replies: list[object] | RedisFailure) 
     whom = "what is shared by it; each node goes on with its own"
     if isinstance(replies, RedisFailure):
         what = f"Redis at {place} does not answer: {replies.why}"
-        yield Finding("store", Severity.DEGRADED, what, name, whom, f"Start it, or correct {name}.")
+        yield Finding("store", Severity.DEGRADED, what, about=name, whom=whom, remedy=f"Start it, or correct {name}.")
     elif any(isinstance(each, RedisRefusal) for each in replies):
         what = f"Redis at {place} refuses this node: {replies[0]}"
-        yield Finding("store", Severity.DEGRADED, what, name, whom, f"Correct user and password in {name}.")
+        yield Finding(
+            "store", Severity.DEGRADED, what, about=name, whom=whom, remedy=f"Correct user and password in {name}."
+        )

@@ -108,4 +108,6 @@ def misfit_finding(about: str, differs: str, card: Mapping[str, Any], tokenizer:
         remedy = f"Set tokenizer to that of its model: tokenizer = {str(root)!r}."
     else:
         remedy = "Set chat_template to the file that it was started with (--chat-template), or its model's."
-    return Finding("engine_tokenizer", Severity.DEGRADED, f"engine {about} {what}", about, "hits", remedy)
+    return Finding(
+        "engine_tokenizer", Severity.DEGRADED, f"engine {about} {what}", about=about, whom="hits", remedy=remedy
+    )

@@ -98,18 +98,30 @@ class DiscoveryParts(Part):
             elif source.left_out:
                 what = f"of {name} {len(source.left_out)} things can't be used: {source.left_out[0]}"
                 remedy = "Mend what is named there; the others are in /admin/sources."
-                yield Finding("source_left_out", Severity.NOTICE, what, str(name), "", remedy, SOURCES)
+                yield Finding("source_left_out", Severity.NOTICE, what, about=str(name), remedy=remedy, command=SOURCES)
         for url, why in islice(reconciler.failed.items(), SHOWN_MAX):
             what, remedy = f"{url} could not be added: {why}", "Mend its entry; it is tried again by itself."
             yield Finding(
-                "engine_not_added", Severity.DEGRADED, what, url, "its requests go to others", remedy, SOURCES
+                "engine_not_added",
+                Severity.DEGRADED,
+                what,
+                about=url,
+                whom="its requests go to others",
+                remedy=remedy,
+                command=SOURCES,
             )
         for url in islice(reconciler.unconfirmed, SHOWN_MAX):
             what = f"{url} gets no requests: another process took its address while its source fails"
             remedy = "Mend its source, which then confirms it; or add it yourself, if it is meant."
             command = f"ranvier backend add {url}"
             yield Finding(
-                "engine_unconfirmed", Severity.DEGRADED, what, url, "its requests go to others", remedy, command
+                "engine_unconfirmed",
+                Severity.DEGRADED,
+                what,
+                about=url,
+                whom="its requests go to others",
+                remedy=remedy,
+                command=command,
             )
 
     def routes(self) -> Mapping[str, Handler]:
@@ -139,7 +151,7 @@ def failing(source: SourceSet[Any]) -> Finding:
     severity = Severity.NOTICE if source.found else Severity.DEGRADED
     whom = "engines that come or go there" if source.found else "all engines that it would name"
     remedy = "Mend what it names; it is tried again by itself."
-    return Finding("source_failing", severity, what, str(source.name), whom, remedy, SOURCES)
+    return Finding("source_failing", severity, what, about=str(source.name), whom=whom, remedy=remedy, command=SOURCES)
 
 
 def followers_of(config: Config, rng: Random) -> dict[SourceName, SourceFollower]:

@@ -72,10 +72,18 @@ class EngineEventViews(Part):
                 remedy = "See whether its event and replay ports are open from here; it is repaired by itself."
             severity = Severity.DEGRADED if publishes else Severity.NOTICE  # estimates serve nearly as well
             command = f"ranvier status --engine {names[0]}"
-            yield Finding("cache_level", severity, what, f"{level.value}: {why}", "hits", remedy, command)
+            yield Finding(
+                "cache_level",
+                severity,
+                what,
+                about=f"{level.value}: {why}",
+                whom="hits",
+                remedy=remedy,
+                command=command,
+            )
         if trouble := self._events.subscriptions.trouble:
             what, remedy = f"no KV events can be read: {trouble}", "Mend that; until then caches are estimated."
-            yield Finding("events_unread", Severity.DEGRADED, what, "", "hits", remedy)
+            yield Finding("events_unread", Severity.DEGRADED, what, whom="hits", remedy=remedy)
 
     def _line(self, backend: Backend) -> dict[str, Any]:
         totals = Counter(applied=0, gaps=0, restarts=0, blocks=0, prefixes=0)

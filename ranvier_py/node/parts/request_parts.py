@@ -421,7 +421,14 @@ class PublicPort(Part):
             if used >= NEARLY_FULL * most:
                 what = f"{used} of {most} are in use: {name}"
                 remedy = f"Raise {name}, or add a node; see who sends so much: ranvier access."
-                yield Finding("node_full", Severity.DEGRADED, what, name, "new clients are refused beyond", remedy)
+                yield Finding(
+                    "node_full",
+                    Severity.DEGRADED,
+                    what,
+                    about=name,
+                    whom="new clients are refused beyond",
+                    remedy=remedy,
+                )
 
     def metrics(self) -> Iterator[Sample]:
         return samples("server", self.server.counters)

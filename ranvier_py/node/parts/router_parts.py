@@ -325,7 +325,15 @@ class ShadowPolicies(Part):
         if saved_s >= SHADOW_SAVED_S_MIN * placed:
             what = f"policy {name} would have saved {saved_s:.0f} s of prefill in {placed:,} requests"
             remedy = f"Replay your traffic with it, then set policy = {name}."
-            yield Finding("shadow_better", Severity.NOTICE, what, name, "first tokens", remedy, "ranvier replay TRACE")
+            yield Finding(
+                "shadow_better",
+                Severity.NOTICE,
+                what,
+                about=name,
+                whom="first tokens",
+                remedy=remedy,
+                command="ranvier replay TRACE",
+            )
 
     def metrics(self) -> Iterator[Sample]:
         for each in self._all():

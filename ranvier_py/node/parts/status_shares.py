@@ -67,6 +67,6 @@ def findings_of_peers(peer: RouterPeer, now: float) -> list[tuple[str, Dated]]:
         name = peer.name_of(session)
         for severity, since_s, kind, about, what, remedy in report.troubles:
             grade = Severity.NOTICE if severity == Severity.NOTICE else Severity.DEGRADED
-            finding = Finding(kind, grade, f"{name}: {what}", about or name, "", remedy)
+            finding = Finding(kind, grade, f"{name}: {what}", about=about or name, remedy=remedy)
             found.append((name, Dated(finding, now - since_s, now)))
     return found

@@ -139,4 +139,4 @@ def ending(about: str, ends: Iterable[float], now: float) -> Iterator[Finding]:
         what = f"{about}: a certificate {'has ended' if is_over else 'ends'} at {day}"
         severity = Severity.DOWN if is_over else Severity.DEGRADED
         remedy = "Renew it; a node that runs takes new files by itself."
-        yield Finding("certificate_ends", severity, what, about, "TLS", remedy, OPENSSL)
+        yield Finding("certificate_ends", severity, what, about=about, whom="TLS", remedy=remedy, command=OPENSSL)

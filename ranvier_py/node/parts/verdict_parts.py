@@ -81,7 +81,7 @@ class VerdictParts(Part):
         for place, kind in self._node.faults.lately(FAILED_S):
             what = f"{place} failed with {kind}, a bug of this node; it goes on"
             remedy = "Report it with the lines of the log (unexpected.error), and restart the node if it comes again."
-            yield Finding("loop_failed", Severity.DEGRADED, what, place, f"what {place} does", remedy)
+            yield Finding("loop_failed", Severity.DEGRADED, what, about=place, whom=f"what {place} does", remedy=remedy)
 
     def view(self) -> Mapping[str, Any]:
         """Return the verdict on this node alone."""

@@ -71,4 +71,6 @@ def bias_finding(bias: Bias, known: BackendPredictions, name: str) -> Finding:
     what = f"engine {name}: {words}" + (f" ({detail})" if detail else "")
     severity = Severity.DEGRADED if bias in MISTAKES else Severity.NOTICE
     about = name if kind != "engine_predictions" else f"{name}: {bias.value}"
-    return Finding(kind, severity, what, about, whom, remedy, f"ranvier status --engine {name}")
+    return Finding(
+        kind, severity, what, about=about, whom=whom, remedy=remedy, command=f"ranvier status --engine {name}"
+    )
