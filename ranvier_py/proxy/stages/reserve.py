@@ -156,7 +156,9 @@ class ReserveStage:
         read, limits, holders = call.read, held.limits, call.match.holders
         cached = holders[0].tokens if holders else 0
         cost = cost_of_model(call) if limits.meters.counts_cost else None
-        estimate = self.estimates.of(read.prompt, read.request.body, limits.lengths, cached, cost, asked)
+        is_text = call.request.fields.readable and not call.request.fields.multipart
+        body = read.request.body
+        estimate = self.estimates.of(read.prompt, body, limits.lengths, cached, cost, asked, is_text=is_text)
         held.estimate, grant = estimate, held.grant
         found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess, held=grant)
         return None if found is grant else self._hold(call, limits, found)

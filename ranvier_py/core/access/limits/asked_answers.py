@@ -27,7 +27,7 @@ from ranvier_py.core.prompts.reserved_members import (
     slices,
 )
 
-CHOICES_MAX = 128  # of one prompt, as in OpenAI's API
+CHOICES_MAX = 16_384  # of one prompt: OpenAI's API has 128, engines take far more
 SAMPLING = "sampling_params"  # where SGLang's /generate has its numbers: an object, or one for each prompt
 CHOICES: Mapping[str, Sequence[str]] = dict.fromkeys(("chat", "completion", "generate"), ("n", "best_of"))
 LENGTHS: Mapping[str, Sequence[str]] = {

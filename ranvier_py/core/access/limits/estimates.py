@@ -1,9 +1,9 @@
 """What a request will take, before it is answered; and what its answer shows that it took.
 
 Rule: the prompt counts exactly where its tokens are known, else by its bytes without media, of which each counts what
-those of its model took lately; a body that is not read counts what nine in ten of its tenant's took. The answer counts
-what the tenant's have on average, and no more than it may have; how much they vary is told beside it, since sums of
-many vary less than each. Bounds: TENANTS_MAX, MODELS_MAX.
+those of its model took lately; a body that is compressed, or a form, counts what nine in ten of its tenant's took. The
+answer counts what the tenant's have on average, and no more than it may have; how much they vary is told beside it,
+since sums of many vary less than each. Bounds: TENANTS_MAX, MODELS_MAX.
 """
 
 from __future__ import annotations
@@ -167,10 +167,12 @@ class Estimates:
         cached: float,
         cost: ModelCost | None,
         asked: AskedAnswers | None,
+        *,
+        is_text: bool = True,
     ) -> Estimate:
         """Estimate a request, of whose prompt so many tokens are expected to be cached. `asked`: the answers that it
-        asks for, None if it generates nothing."""
-        answers, media, sure, is_read = lengths.answers, 0, 0.0, prompt.kind != "opaque"
+        asks for, None if it generates nothing. `is_text`: whether its bytes show how long it is."""
+        answers, media, sure, is_read = lengths.answers, 0, 0.0, is_text or prompt.kind != "opaque"
         tokens: float = prompt.end.length
         prompts, output, excess = expected(answers, asked)
         if is_read and prompts == 1 and prompt.end.state is not None:
@@ -178,10 +180,10 @@ class Estimates:
         elif (found := media_in(body)) is not None:
             media, bytes_left = found
             tokens = bytes_left / BYTES_PER_TOKEN + media * self._media.get(prompt.model, MEDIUM_TOKENS)
-        elif prompts > 1:
-            tokens = len(body) / BYTES_PER_TOKEN
         elif not is_read:
             tokens = min(lengths.unread.p90, float(len(body)))
+        elif prompts > 1 or prompt.kind == "opaque":
+            tokens = len(body) / BYTES_PER_TOKEN
         price = 0.0 if cost is None else cost_of(cost, tokens, min(cached, tokens), output)
         all_tokens = tokens + output
         uncached = all_tokens - cached if cached < tokens else output

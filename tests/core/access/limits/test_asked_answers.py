@@ -80,6 +80,11 @@ def test_a_number_counts_however_it_is_spelled(member: bytes, form: str) -> None
     assert found == (CHOICES_MAX if "larger" in form else 7)
 
 
+@pytest.mark.parametrize("number", ["1000", "16385"])
+def test_who_asks_for_more_answers_than_one_api_allows_is_taken_at_his_word(number: str) -> None:
+    assert asked(b'{"n":%b}' % number.encode(), "chat").choices == (1000 if number == "1000" else CHOICES_MAX)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "utf-8-sig"])
 def test_a_number_counts_in_each_encoding_that_engines_take(encoding: str) -> None:
     assert asked('{"n":7,"max_tokens":50}'.encode(encoding), "chat") == AskedAnswers(1, 7, 50)

@@ -131,11 +131,24 @@ def test_media_that_are_named_count_as_well() -> None:
 
 def test_a_body_that_is_not_read_counts_what_nine_in_ten_of_its_tenant_took() -> None:
     estimates, body = Estimates(), b"\x1f\x8b" + bytes(9000)
+    tenant = estimates.tenant("acme")
     for _ in range(50):
-        found = estimates.of(prompt(body, 0, "opaque"), body, estimates.tenant("acme"), 0, None, ONE_ANSWER)
+        found = estimates.of(prompt(body, 0, "opaque"), body, tenant, 0, None, ONE_ANSWER, is_text=False)
         estimates.took(found, Took(500, 0, 0, 5, 0), "m")
-    found = estimates.of(prompt(body, 0, "opaque"), body, estimates.tenant("acme"), 0, None, ONE_ANSWER)
+    found = estimates.of(prompt(body, 0, "opaque"), body, tenant, 0, None, ONE_ANSWER, is_text=False)
     assert 500 <= found.prompt <= 610
+
+
+def test_a_text_that_is_not_read_counts_by_its_bytes_whatever_its_tenant_sent_before() -> None:
+    """Else who sends many small ones first may send as many large ones at once as he likes."""
+    estimates, small = Estimates(), orjson.dumps({"input": "hi"})
+    tenant = estimates.tenant("acme")
+    for _ in range(50):
+        found = estimates.of(prompt(small, 0, "opaque"), small, tenant, 0, None, None)
+        estimates.took(found, Took(1, 0, 0, 0, 0), "m")
+    large = orjson.dumps({"input": ["word " * 4000] * 10})
+    found = estimates.of(prompt(large, 0, "opaque"), large, tenant, 0, None, None)
+    assert found.need.tokens == len(large) / 4
 
 
 OPENAI = (
