@@ -201,7 +201,9 @@ def tokens_of(headers: Fields) -> Iterator[bytes]:
     for name, value in headers:
         key = name.lower()
         if key in CREDENTIAL_FIELDS:
-            yield SCHEME.sub(b"", value, 1).strip()
+            token = SCHEME.sub(b"", value, 1).strip()
+            if token and token.lower() != b"bearer":  # what a client sends that was given no key
+                yield token
         elif key == SUBPROTOCOL:
             offered = map(bytes.strip, value.split(b","))
             yield from (each[len(KEY_SUBPROTOCOL) :] for each in offered if each.startswith(KEY_SUBPROTOCOL))

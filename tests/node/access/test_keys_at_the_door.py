@@ -43,6 +43,14 @@ async def test_a_key_opens_by_each_field_in_which_clients_send_one(tmp_path: Pat
     assert len(engine.heads) == 1
 
 
+@pytest.mark.parametrize("field", [{"authorization": "Bearer"}, {"authorization": "bearer "}, {"x-api-key": ""}, {}])
+async def test_who_sends_an_empty_key_reads_that_one_is_needed(tmp_path: Path, field: dict[str, str]) -> None:
+    """It is what a client sends whose variable is not set: no key is wrong."""
+    async with lab(Scripted(GOOD), keys_file=keys_file(tmp_path)) as node:
+        refused = await asked(node, field)
+        assert (refused.status_code, refused.json()["error"]["message"][:21]) == (401, "this node needs a key")
+
+
 @pytest.mark.parametrize("path", some([CHAT, *PATHS_OF_BODIES, "/v1/files", "/v1/some/path"], 2))
 @pytest.mark.parametrize("own", [None, OWN])
 async def test_engines_see_no_form_of_a_clients_key_but_that_of_the_node(
