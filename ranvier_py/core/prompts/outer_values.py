@@ -50,11 +50,11 @@ class OuterValues:
 
     def find(self, name: str) -> Generator[None, None, Scalar | None]:
         """Return a member's value; None if there is none, if it is no scalar, or if it is not found."""
-        return self._scalar((yield from self._place(name)))
+        return self.scalar((yield from self._place(name)))
 
     def last(self, name: str) -> Generator[None, None, Scalar | None]:
         """The same, of the last member with this name, by whatever spelling and wherever it stands."""
-        return self._scalar((yield from self.last_place(name)))
+        return self.scalar((yield from self.last_place(name)))
 
     def last_place(self, name: str) -> Generator[None, None, int]:
         """Return where the value of that member begins; 0 if there is none, or the body is not walked."""
@@ -64,7 +64,8 @@ class OuterValues:
                 return (yield from self._place(name)) if number else 0
         return (yield from self._walked(name))
 
-    def _scalar(self, place: int) -> Scalar | None:
+    def scalar(self, place: int) -> Scalar | None:
+        """Return the value that begins there; None if it is none, an object, a list, or too long."""
         # a longer text is not looked through, but has no end within these bytes
         found = SCALAR.match(self.body, place, place + SCALAR_BYTES_MAX + 1) if place else None
         if found is None or found.end() - found.start() > SCALAR_BYTES_MAX:

@@ -111,6 +111,34 @@ async def test_a_body_that_names_no_model_or_can_not_be_read_is_refused_for_a_ke
         assert status == (400 if body in NO_JSON else 200)
 
 
+ADAPTERS = {
+    b'"lab-model"': 200,
+    b"null": 200,
+    b'"mine"': 200,  # as lab-model:mine
+    b'"other"': 400,
+    b'["lab-model"]': 400,
+    b'"lab-model","lora_path":"other"': 400,
+    b'"lab-model","lora\\u005fpath":"other"': 400,
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+async def test_an_adapter_that_a_body_names_beside_the_model_must_be_one_of_the_keys_models(
+    tmp_path: Path, path: str
+) -> None:
+    """SGLang takes its adapters so: with the name of their base alone a key could use all of them."""
+    engine = engine_of()
+    file = keys_file(tmp_path, key_lines(RED, models=["lab-model", "lab-model:mine"]), key_lines(BLUE))
+    body = b'{"model":"lab-model","messages":[{"role":"user","content":"a"}],"text":"a","lora_path":%b}'
+    async with lab(engine, keys_file=file) as node:
+        for adapter, status in ADAPTERS.items():
+            found = [(await asked(node, bearer(key), path, body % adapter)).status_code for key in (RED, BLUE)]
+            assert found == [status, 200], adapter
+        large = (body % b"null").replace(b'"text":"a"', b'"text":"%b"' % (b"a" * 5_000_000))
+        assert (await asked(node, bearer(RED), path, large)).status_code == 400
+    assert len(engine.heads) == sum(1 + (status == 200) for status in ADAPTERS.values())
+
+
 @pytest.mark.parametrize("more", ["a" * 5_000_000, [[[]]] * 100_000])
 async def test_a_body_too_large_to_be_read_names_its_model_all_the_same(tmp_path: Path, more: object) -> None:
     async with lab(engine_of(), keys_file=some_models(tmp_path), body_bytes_max=10_000_000) as node:
