@@ -43,7 +43,7 @@ async def test_a_key_opens_by_each_field_in_which_clients_send_one(tmp_path: Pat
     assert len(engine.heads) == 1
 
 
-@pytest.mark.parametrize("field", [{"authorization": "Bearer"}, {"authorization": "bearer "}, {"x-api-key": ""}, {}])
+@pytest.mark.parametrize("field", [{"authorization": "Bearer"}, {"authorization": "BEARER"}, {"x-api-key": ""}, {}])
 async def test_who_sends_an_empty_key_reads_that_one_is_needed(tmp_path: Path, field: dict[str, str]) -> None:
     """It is what a client sends whose variable is not set: no key is wrong."""
     async with lab(Scripted(GOOD), keys_file=keys_file(tmp_path)) as node:
