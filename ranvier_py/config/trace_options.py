@@ -95,13 +95,13 @@ def target_of(options: OtelOptions, variables: Mapping[str, str]) -> TraceTarget
     private_key = options.otel_key_file or path_of(variable("CLIENT_KEY"))
     timeout = variable("TIMEOUT")
     return TraceTarget(
-        url,
-        headers_of(options.otel_headers_file, variable("HEADERS")),
-        resource_of(variables),
-        options.otel_ca_file or path_of(variable("CERTIFICATE")),
-        (certificate, private_key) if certificate is not None and private_key is not None else None,
-        float(timeout) / 1000 if timeout.isdigit() and int(timeout) else options.otel_timeout_s,
-        variable("COMPRESSION") != "none",
+        url=url,
+        headers=headers_of(options.otel_headers_file, variable("HEADERS")),
+        resource=resource_of(variables),
+        ca_file=options.otel_ca_file or path_of(variable("CERTIFICATE")),
+        certificate=(certificate, private_key) if certificate is not None and private_key is not None else None,
+        timeout_s=float(timeout) / 1000 if timeout.isdigit() and int(timeout) else options.otel_timeout_s,
+        is_compressed=variable("COMPRESSION") != "none",
     )
 
 

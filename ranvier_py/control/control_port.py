@@ -258,7 +258,17 @@ def view_of(handler: Handler, settings: ControlSettings) -> Callable[..., Any]:
         key = settings.key
         worker = worker_of(bearer(), key) if key is not None else None
         caller, role = g.get("caller") or "-", g.get("role") or ""
-        made = handle(Asked(path, request.args, list(request.headers), raw_body, worker, caller, role))
+        made = handle(
+            Asked(
+                path=path,
+                query=request.args,
+                headers=list(request.headers),
+                body=raw_body,
+                worker=worker,
+                caller=caller,
+                role=role,
+            )
+        )
         answer = await made if isawaitable(made) else made
         if not isinstance(answer, ControlAnswer):
             return json_response(answer)

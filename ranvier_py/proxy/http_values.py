@@ -154,7 +154,9 @@ class RequestFields(NamedTuple):
         return cls(*first, *last, b"anthropic-version" in naming, naming.get(b"origin", b""), trace)
 
 
-NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")
+NO_REQUEST_FIELDS = RequestFields(
+    lines=b"", request_id=None, authorized=False, readable=True, multipart=False, control_key=None, cache_control=b""
+)
 
 
 class ResponseFields(NamedTuple):

@@ -476,7 +476,16 @@ class PromptReader:
             return self._opaque(fields, body, tenant, "truncated")
         model = fields.get("model")
         stream = fields.get("stream") is True
-        prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, api=kind)
+        prompt = Prompt(
+            kind=kind,
+            model=model if type(model) is str else "",
+            stream=stream,
+            end=end,
+            base=base,
+            tail=tail,
+            body=body,
+            api=kind,
+        )
         if unusual:
             if "stream_options" in fields:
                 prompt.stream_options = stream_options(fields)

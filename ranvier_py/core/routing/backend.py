@@ -154,6 +154,10 @@ class Transition:
     after: str
     why: str
 
+    @classmethod
+    def of(cls, backend: Backend, what: str, before: str, after: str, why: str) -> Transition:
+        return cls(backend=backend.id, name=backend.name, what=what, before=before, after=after, why=why)
+
 
 KEY_ACCEPTED, KEY_REFUSED = "accepted", "refused"
 """Whether an engine gives its pages to a node that asks with a key of the engine, or of all."""
@@ -325,7 +329,7 @@ class Backend:
             return []
         names = (KEY_REFUSED, KEY_ACCEPTED) if before else (KEY_ACCEPTED, KEY_REFUSED)
         why = f"{refused}: see backend_api_key, and its api_key_file" if refused else "all its pages are given to us"
-        return [Transition(self.id, self.name, "key", *names, why)]
+        return [Transition.of(self, "key", *names, why)]
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)

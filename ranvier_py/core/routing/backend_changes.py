@@ -141,7 +141,7 @@ class BackendChanges:
         self._counters.backend_restarts += 1
         self._pools.version += 1
         self.restarted(backend)
-        return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]
+        return [Transition.of(backend, "generation", str(before), str(backend.generation), why)]
 
     def restart_reported(
         self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
@@ -168,7 +168,7 @@ class BackendChanges:
         before = "unknown" if backend.catalog.models is None else in_short(backend.catalog.models)
         backend.catalog.models = models
         self._pools.relist()
-        return [Transition(backend.id, backend.name, "models", before, in_short(models), "listed by the engine")]
+        return [Transition.of(backend, "models", before, in_short(models), "listed by the engine")]
 
     def reconsider(self, backend: Backend) -> None:
         """Let pools know whether a backend reuses prefixes, if that has changed."""
@@ -182,8 +182,4 @@ class BackendChanges:
         self._pools.version += (after.admits, after.silent) != (before.admits, before.silent)
         self._pools.wake(backend.vitals.wake_at)
         pairs = (("health", before.health, after.health), ("circuit", before.circuit, after.circuit))
-        return [
-            Transition(backend.id, backend.name, what, old.value, new.value, why)
-            for what, old, new in pairs
-            if old is not new
-        ]
+        return [Transition.of(backend, what, old.value, new.value, why) for what, old, new in pairs if old is not new]

@@ -282,7 +282,15 @@ class Router:
         counters.matches[decision.source] += 1
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        attempt = Attempt(prompt, decision, target, target.generation, work, claimed, now)
+        attempt = Attempt(
+            prompt=prompt,
+            decision=decision,
+            target=target,
+            generation=target.generation,
+            work=work,
+            speculation=claimed,
+            sent_at=now,
+        )
         if not quiet:
             self.announce(attempt)
         return attempt

@@ -51,7 +51,15 @@ class BrowserStage:
         request, answer = call.request, None
         if not cors.origins:
             fields = request.fields
-            passed = HttpRequest(b"OPTIONS", target_of(request), request.headers, b"", request.http_minor, True, fields)
+            passed = HttpRequest(
+                method=b"OPTIONS",
+                target=target_of(request),
+                headers=request.headers,
+                body=b"",
+                http_minor=request.http_minor,
+                keep_alive=True,
+                fields=fields,
+            )
             answer = yield from self._ask(call, cors, passed, origin)
         own = cors.fields(origin)
         if answer is not None:

@@ -75,7 +75,9 @@ class CheckpointCache(BlockCache):
         positions = self.profile.kept(job.prompt_tokens, total, common, found.hits * self.block_size)
         self._running += 1
         due = sorted(set(positions), reverse=True)[: self.states_most]
-        return CheckpointLease(job, found.blocks, found.promised, found.hits, found.stored, due, found.hits)
+        return CheckpointLease(
+            job, found.blocks, found.promised, found.hits, stored=found.stored, due=due, kept=found.hits
+        )
 
     def grow(self, lease: Lease, tokens: int) -> None:
         super().grow(lease, tokens)

@@ -278,8 +278,18 @@ def probe_result(
     """Return the result of a good probe: `listed` models with their cards, the paths that it `lacks`, and what a
     metrics page says, if any."""
     started_at, known, marks = process
-    found = ProbeResult(True, False, page.status, latency_s, *listed, lacks, started_at, marks=marks)
-    found = replace(found, hybrid=known.hybrid)
+    models, cards = listed
+    found = ProbeResult(
+        ok=True,
+        status=page.status,
+        latency_s=latency_s,
+        models=models,
+        cards=cards,
+        lacks=lacks,
+        started_at=started_at,
+        marks=marks,
+        hybrid=known.hybrid,
+    )
     if not known.known:
         return found
     found = replace(found, ranks=known.ranks, placeable=known.placeable)

@@ -62,7 +62,9 @@ class Relays:
         out = best_plane(member) if member is not None else Plane.DATAGRAM
         back = Plane.PROBE if known_asker is not None and not known_asker.datagrams else plane
         target = Peer(request.session, (request.host, request.port))
-        self._pings[seq] = Relayed(asker, request.seq, target, back, first, out, ends_at)
+        self._pings[seq] = Relayed(
+            asker=asker, seq=request.seq, target=target, plane=back, first=first, out=out, ends_at=ends_at
+        )
         heappush(self._due, (now + profile.nack_after_s, seq))
         self.wake_at = self._due[0][0]
         self._outbox.ping(target.address, target.session, seq, out, first)

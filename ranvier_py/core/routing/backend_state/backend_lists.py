@@ -63,7 +63,15 @@ def read_listed(
 ) -> ListedBackend:
     if draining > 1 or health >= len(STATES):
         bad("listed backend")
-    return ListedBackend(key, amount(weight), draining == 1, health, in_flight, options, text(name, NAME_CHARS_MAX))
+    return ListedBackend(
+        key=key,
+        weight=amount(weight),
+        draining=draining == 1,
+        health=health,
+        in_flight=in_flight,
+        options=options,
+        name=text(name, NAME_CHARS_MAX),
+    )
 
 
 def check_total(message: BackendList) -> None:

@@ -302,7 +302,7 @@ class RegistrySync(Machine):
         self.registry.drain(backend.url, draining)
         if before is not draining:
             change = (str(before), str(draining), f"ordered by {by}" if by else "ordered on another node")
-            self.transitions.append(Transition(backend.id, backend.name, "draining", *change))
+            self.transitions.append(Transition.of(backend, "draining", *change))
 
     def _log(self, transitions: list[Transition]) -> None:
         self.transitions += transitions[: TRANSITIONS_MAX - len(self.transitions)]

@@ -93,7 +93,15 @@ def read_command(
     if len(signature) != SIGNATURE_BYTES:
         bad("signature of a command")
     texts = map(text, (verb, url, name), COMMAND_BYTES_MAX)
-    return Command(clock, signed_ms, next(texts), next(texts), amount(weight), next(texts), signature)
+    return Command(
+        clock=clock,
+        signed_ms=signed_ms,
+        verb=next(texts),
+        url=next(texts),
+        weight=amount(weight),
+        name=next(texts),
+        signature=signature,
+    )
 
 
 def read_options(hosted: int, any_model: int, tls_name: bytes, base_path: bytes) -> CommandOptions:

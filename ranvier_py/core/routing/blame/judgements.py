@@ -136,7 +136,15 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         if status == 404:
             return Judgement(outcome, is_own=is_own, lacks_model=lacks_model)
         names_rank = NO_RANK.search(words) is not None
-        return Judgement(outcome, None, False, is_own, is_too_long(words), names_rank, lacks_model)
+        return Judgement(
+            outcome=outcome,
+            pause_s=None,
+            personal=False,
+            is_own=is_own,
+            is_too_long=is_too_long(words),
+            names_rank=names_rank,
+            lacks_model=lacks_model,
+        )
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)
     pause_s = seconds_of(retry_after, wall_s) if retry_after is not None else None

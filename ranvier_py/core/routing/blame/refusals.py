@@ -224,4 +224,4 @@ def answering(status: int) -> str:
 
 
 def changed(backend: Backend, before: str, after: str, why: str) -> Transition:
-    return Transition(backend.id, backend.name, "answers", before, after, why)
+    return Transition.of(backend, "answers", before, after, why)

@@ -353,7 +353,15 @@ class RouteSync:
             for backend, name in zip(backends, token, strict=True):
                 self.counters.spared += self._confirmed.drop(BackendId(backend), name)
         generations = dict([holder for holder in holders if holder is not None])
-        return PeerRows(cast("Sequence[BackendId]", backends), parent, tokens, token, text, generations, at)
+        return PeerRows(
+            backend=cast("Sequence[BackendId]", backends),
+            parent=parent,
+            tokens=tokens,
+            token=token,
+            text=text,
+            generations=generations,
+            at=at,
+        )
 
     def _learn(self, pieces: Sequence[PeerRows], generations: Mapping[BackendId, int], now: float) -> None:
         if sum([len(piece.backend) for piece in pieces]) >= MERGED_MIN:

@@ -25,7 +25,5 @@ def count_caches(
     if not behind.as_ranks:  # else it was said that it is placed as these
         counts.append(("ranks", before[1], behind.ranks))
     return [
-        Transition(backend.id, backend.name, what, str(old), str(new), backend.advice)
-        for what, old, new in counts
-        if old == 1 < new
+        Transition.of(backend, what, str(old), str(new), backend.advice) for what, old, new in counts if old == 1 < new
     ]

@@ -243,7 +243,7 @@ class EngineNames:
             ("strangers", before.strangers, names.strangers, strangers_advice(names.strangers) or "it is one engine"),
         )
         return [
-            Transition(backend.id, backend.name, what, in_short(old) or NONE, in_short(new) or NONE, why)
+            Transition.of(backend, what, in_short(old) or NONE, in_short(new) or NONE, why)
             for what, old, new, why in found
             if bool(old) is not bool(new) and self._may_log(backend.id, f"{what} {bool(new)}", now)
         ]

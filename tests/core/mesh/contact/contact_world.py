@@ -1,4 +1,8 @@
-"""Nodes that are only sessions, and a network that remembers every packet: what first contact is tested in."""
+"""Nodes that are only sessions, and a network that remembers every packet: what first contact is tested in.
+
+Not the fake network: a test looks at each packet, holds it back, forges its source or delivers it once more, and only
+it lets time pass. `small_cluster` and `MachineNet` have the fake one below.
+"""
 
 from __future__ import annotations
 
