@@ -60,6 +60,9 @@ So with a limit of seconds for each try a stuck engine is passed over, while the
 try would prefill the prompt once more for a client that is gone when the answer comes."""
 
 
+CAUSE_BYTES = 64 * 1024
+"""Of each end of a body: requests that have these, and the length, alike are the same. Longer ones can't be hashed."""
+
 RANK_WORDS = re.compile(rb"data(?:[\W_]|\\[bfnrt])*parallel|\\u00[4-7]", re.IGNORECASE)
 """In each request of which a quotation may read like a refusal of a rank, with letters escaped or not."""
 
@@ -74,7 +77,7 @@ class FailedTries:
         self._client = client
         self._router = router
         self._budget = RetryBudget(limits)
-        self._suspects = Suspects(hash((request.path, request.body)))
+        self._suspects = Suspects(cause_of(request.path, request.body))
         self._never: Sequence[BackendId] = ()  # too short for the request
         self._refused: list[Attempt] = []  # the tries that were refused
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
@@ -245,6 +248,11 @@ class FailedTries:
             return self._router.find(attempt.prompt, time.monotonic(), (*tried, *self._never))
         except RanvierError:  # no other backend: the failure before this is the better answer
             return None
+
+
+def cause_of(path: bytes, body: bytes) -> int:
+    """Return what is equal for equal requests."""
+    return hash((path, len(body), bytes(body[:CAUSE_BYTES]), bytes(body[-CAUSE_BYTES:])))
 
 
 def quotes_no_rank(request: HttpRequest) -> bool:

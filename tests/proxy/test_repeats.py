@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.conversation import JOINED_BYTES_MAX
 from tests.node.node_lab import Node, chat, lab
 from tests.proxy.test_pipeline import asked, at_rest
 from tests.proxy.wire import CLOSE, GOOD, HANG, RESET, Scripted, Step, answer, no_more_descriptors, post, tls_contexts
@@ -67,6 +68,15 @@ async def test_inference_that_leaves_nothing_behind_is_asked_for_once_more() -> 
             for failure in FAILURES:
                 answered = await status_with(node, backends, request, failure)
                 assert (asked(backends), answered) == (2, 200), f"{what}, {failure}"
+
+
+async def test_so_is_inference_of_a_body_that_is_too_large_to_be_joined() -> None:
+    request = post(chat(body="x" * JOINED_BYTES_MAX))
+    backends = [Scripted(), Scripted()]
+    async with lab(*backends) as node:
+        for failure in ("closed", "ill"):
+            assert await status_with(node, backends, request, failure) == 200
+            assert asked(backends) == 2
 
 
 async def test_where_nobody_listens_nothing_was_sent_and_somebody_else_is_asked() -> None:
