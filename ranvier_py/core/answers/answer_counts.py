@@ -15,7 +15,7 @@ USUAL_COUNTS = (b"prompt", b"cached", b"completion")
 """Names of the prompt's, the cached and the answer's tokens, by API; those of all others."""
 
 USAGE = b'"usage"'
-COUNT = re.compile(rb'"([a-z_]{1,32})_tokens"\s*:\s*(\d{1,9})[ \n]*[,}]')
+COUNT = re.compile(rb'"([a-z_]{1,32}?)_tokens"\s*:\s*(\d{1,9})[ \n]*[,}]')
 
 
 class AnswerCounts(NamedTuple):

@@ -35,12 +35,13 @@ ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted 
 RESPONSE_FAILED = b"response.failed"
 QUOTED_ERROR, QUOTED_ABORT = b'"error"', b'"abort"'  # also what an answer ends with that was not computed
 OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
-OUTPUT_BEGINS = re.compile(
-    rb'(?:"choices"\s*:\s*\[\s*\{|"(?:output|content)"\s*:\s*\[)(?s:.{0,512}?)'
-    rb'(?:"(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*%b'
-    rb'|"tool_calls"\s*:\s*\[\s*\{|"tool_use")|\A\{"text"\s*:\s*%b' % (WORD, WORD)
+OUTPUT_BEGINS = re.compile(  # each part begins with a quote, which alone is searched for then: in a third of the time
+    rb'"(?:choices"\s*:\s*\[\s*\{|(?:output|content)"\s*:\s*\[)(?s:.{0,512}?)'
+    rb'"(?:(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*%b'
+    rb'|tool_calls"\s*:\s*\[\s*\{|tool_use")' % WORD
 )
 """With its first word, in nearly all answers that are one object; what has none of these is looked at."""
+TEXT_BEGINS = re.compile(rb'\{"text"\s*:\s*%b' % WORD)  # the same of /generate, at its very beginning
 EMBEDDINGS_BEGIN = re.compile(rb'"embedding"\s*:\s*(?:\[\s*[-\d]|"[^"])|' + OUTPUT_BEGINS.pattern)
 OBJECT_ENDS = (b"}", b"}\n", b"}\r\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -149,7 +150,7 @@ class WholeReader(AnswerReader):
         if QUOTED_ERROR in text or QUOTED_ABORT in text:
             return False
         begins = EMBEDDINGS_BEGIN if self.api == "embeddings" else OUTPUT_BEGINS
-        return begins.search(text) is not None or self.api not in ANSWERS
+        return begins.search(text) is not None or TEXT_BEGINS.match(text) is not None or self.api not in ANSWERS
 
     def _judge_object(self, text: bytes, complete: bool) -> None:
         """Judge an object by what is here of it."""
