@@ -108,6 +108,15 @@ def travelled(table: KeyTable) -> KeyTable:
     return found
 
 
+def test_a_key_of_its_own_does_not_become_one_of_a_tenant_by_its_id(tmp_path: Path) -> None:
+    """It would share the caches and the limits of whoever has that name."""
+    tenant, keys = '[[tenant]]\nname = "red"\n\n', f'[[key]]\nid = "red"\nsha256 = "{A}"\n'
+    (found,) = problems(tmp_path / "keys.toml", tenant + keys)
+    assert found.startswith("5: key[0].id: is the name of a [[tenant]] as well")
+    (tmp_path / "keys.toml").write_text(f'{tenant}{keys}tenant = "red"\n')
+    assert len(read_key_file(tmp_path / "keys.toml", "keys_file")) == 1
+
+
 def test_all_that_is_wrong_is_in_one_error_with_the_line_of_each_member(tmp_path: Path) -> None:
     text = f"""\
 [[key]]

@@ -1,7 +1,8 @@
 """Checks the tables of a file of keys, and makes the table in which keys are found.
 
 Rule: everything that is wrong is said at once, with its line; then there is no table. Without `tenant`, a key is a
-tenant of its own. A tenant that a key names must have a table: else a typing error would be a tenant without limits.
+tenant of its own, so no other has its id for a name. A tenant that a key names must have a table: else a typing error
+would be a tenant without limits.
 """
 
 from __future__ import annotations
@@ -192,6 +193,7 @@ class KeyTables:
         self._kinds, self._place = FILES[kind], place
         self._seen: dict[tuple[str, str, object], str] = {}  # what may stand but once -> where it stands
         self._named: dict[str, str] = {}  # tenants that keys name -> where the first of them does
+        self._alone: dict[str, None] = {}  # ids of keys that are tenants of their own
         self._keys: dict[bytes, bytes] = {}
         self._tenants: dict[str, bytes] = {}
         self._patterns: dict[str, str] = {}  # what is named of models, and where first
@@ -208,6 +210,8 @@ class KeyTables:
         for at, row in self._rows("key", values):
             if "tenant" in row:
                 self._named.setdefault(row["tenant"], f"{at}.tenant")
+            else:
+                self._alone[row["id"]] = None
             self._watch(row.get("models", ()), f"{at}.models", f"key {row['id']}")
             own = {"tenant": row["id"], **row}
             self._keys[bytes.fromhex(own.pop("sha256"))] = packed(own)
@@ -217,6 +221,10 @@ class KeyTables:
         for tenant, at in self._named.items():
             if tenant not in self._tenants:
                 self._wrong(at, f"there is no [[tenant]] with the name {tenant}")
+        for tenant in self._tenants:
+            if tenant in self._alone:
+                words = "is the name of a [[tenant]] as well: name that as its tenant, or give the key another id"
+                self._wrong(self._seen["key", "id", tenant], words)
         return KeyTable(self._keys, self._tenants, self._patterns)
 
     def _watch(self, patterns: Sequence[str], at: str, whose: str) -> None:
