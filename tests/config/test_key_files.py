@@ -117,6 +117,19 @@ def test_a_key_of_its_own_does_not_become_one_of_a_tenant_by_its_id(tmp_path: Pa
     assert len(read_key_file(tmp_path / "keys.toml", "keys_file")) == 1
 
 
+TWICE = {
+    'budget = [{amount = 5, window = "day"}, {amount = 7, window = "day", unit = "tokens"}]': "window and unit",
+    '[[tenant.model_limits]]\nmodels = "a*"\n[[tenant.model_limits]]\nmodels = "a*"\nconcurrent = 2': "models",
+}
+
+
+@pytest.mark.parametrize("lines", TWICE)
+def test_two_limits_that_would_count_in_one_place_are_an_error(tmp_path: Path, lines: str) -> None:
+    """Each request would count twice in it."""
+    (found,) = problems(tmp_path / "keys.toml", f'[[tenant]]\nname = "red"\n{lines}\n')
+    assert found.endswith(f"has two tables with the same {TWICE[lines]}")
+
+
 def test_all_that_is_wrong_is_in_one_error_with_the_line_of_each_member(tmp_path: Path) -> None:
     text = f"""\
 [[key]]

@@ -103,8 +103,9 @@ def amount(value: object) -> float:
     return value  # type: ignore[return-value]
 
 
-def tables(checks: Mapping[str, Check], *needed: str, most: int) -> Check:
-    """Return the check of a list of tables of these members."""
+def tables(checks: Mapping[str, Check], *needed: str, most: int, unique: Mapping[str, object]) -> Check:
+    """Return the check of a list of tables of these members. `unique`: members, with what they are by default, in which
+    each table differs from all others: they would count in one place, and twice."""
 
     def check(value: object) -> list[Row]:
         if type(value) is not list or not 0 < len(value) <= most:
@@ -115,6 +116,9 @@ def tables(checks: Mapping[str, Check], *needed: str, most: int) -> Check:
             if wrong:
                 raise ValueError("; ".join([f"{name} {words}".strip() for name, words in wrong.items()]))
             rows.append(row)
+        kinds = [tuple(row.get(name, usual) for name, usual in unique.items()) for row in rows]
+        if len({*kinds}) < len(kinds):
+            raise ValueError(f"has two tables with the same {' and '.join(unique)}")
         return rows
 
     return check
@@ -128,7 +132,7 @@ BUDGET: Mapping[str, Check] = {
 LIMITS: Mapping[str, Check] = {
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "uncached_tokens_per_minute"), whole(1)),
     "concurrent": whole(1),
-    "budget": tables(BUDGET, "amount", "window", most=BUDGETS_MAX),
+    "budget": tables(BUDGET, "amount", "window", most=BUDGETS_MAX, unique={"window": "", "unit": Unit.TOKENS.value}),
     "mode": word(*[each.value for each in Mode]),
     "uncounted": switch,
 }
@@ -149,7 +153,7 @@ KEY: Mapping[str, Check] = {
 TENANT: Mapping[str, Check] = {
     "name": label,
     **LIMITS,
-    "model_limits": tables({"models": glob, **LIMITS}, "models", most=GLOBS_MAX),
+    "model_limits": tables({"models": glob, **LIMITS}, "models", most=GLOBS_MAX, unique={"models": ""}),
 }
 CONTROL_KEY: Mapping[str, Check] = {**VALIDITY, "role": word(*ROLES)}
 FILES: Mapping[str, Mapping[str, tuple[Mapping[str, Check], tuple[str, ...]]]] = {

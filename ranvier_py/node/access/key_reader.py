@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from subprocess import DEVNULL
 
 import trio
@@ -25,7 +26,7 @@ READ_LIMIT_S = 120.0  # ten times what the largest file takes beside full cores
 
 async def read_keys(path: Path, kind: str) -> KeyTable:
     """Read a file of keys. Raises ConfigError with all that is wrong."""
-    if await trio.to_thread.run_sync(size_of, path) <= SMALL_BYTES:
+    if await trio.to_thread.run_sync(size_of, path, kind) <= SMALL_BYTES:
         return await trio.to_thread.run_sync(read_key_file, path, kind, abandon_on_cancel=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RANVIER_")}
     with trio.move_on_after(READ_LIMIT_S):
@@ -43,12 +44,16 @@ async def read_keys(path: Path, kind: str) -> KeyTable:
     raise ConfigError([f"{kind}: {path} could not be read within {READ_LIMIT_S:g} s"])
 
 
-def size_of(path: Path) -> int:
-    """Return the size of a file; 0 if there is none, which its reader says."""
+def size_of(path: Path, kind: str) -> int:
+    """Return the size of a file; 0 if there is none, which its reader says. Raises ConfigError for a pipe or a device,
+    which might never end."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
         return 0
+    if not (S_ISREG(found.st_mode) or S_ISDIR(found.st_mode)):
+        raise ConfigError([f"{kind}: {path} is no regular file"])
+    return found.st_size
 
 
 async def table_of(packed: bytes) -> KeyTable:

@@ -172,6 +172,13 @@ def many_keys(folder: Path, count: int, tenants: int) -> Path:
     return path
 
 
+async def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
+    """A reload that names one would wait for ever, and all later ones with it."""
+    os.mkfifo(tmp_path / "keys.toml")
+    with trio.fail_after(5), pytest.raises(ConfigError, match="is no regular file"):
+        await read_keys(tmp_path / "keys.toml", "keys_file")
+
+
 @pytest.mark.parametrize("line", ["", "expires = 1\n"])
 async def test_a_large_file_is_read_by_a_child_as_a_small_one_is(tmp_path: Path, line: str) -> None:
     path = many_keys(tmp_path, 1200, 20)
