@@ -83,7 +83,7 @@ class Looked:
 
 def page(status: Status, address: str, width: int = 80) -> list[str]:
     """Return everything, as long as it gets."""
-    lines = [line for each in heading(status, address) for line in wrap(each, width, subsequent_indent=" " * 10)]
+    lines = [line for each in whole_header(status, address) for line in wrap(each, width, subsequent_indent=" " * 10)]
     lines.append("")
     for found in groups(status["findings"]):
         lines += whole_finding(found, width)
@@ -173,10 +173,10 @@ HELP = [
 
 def header(status: Status, address: str, width: int) -> list[str]:
     """Return who this is and how it is, in two lines."""
-    return [fitted(each, width) for each in heading(status, address)]
+    return [fitted(each, width) for each in whole_header(status, address)]
 
 
-def heading(status: Status, address: str) -> tuple[str, str]:
+def whole_header(status: Status, address: str) -> tuple[str, str]:
     """Return the same, as long as it gets."""
     severity = word(status["severity"]).upper()
     counts = [f"{len(found)} {found[0]['kind']}" for found in groups(status["findings"])]

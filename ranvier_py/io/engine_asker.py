@@ -15,6 +15,7 @@ import trio
 from ranvier_py.core.addresses import parts_of_url
 from ranvier_py.core.engine_cache.sources.engine_polls import Page
 from ranvier_py.core.errors import words_of
+from ranvier_py.core.routing.wanted.found_backend import authorization_of
 
 BYTES_MAX = 4 << 20
 CLOSE_S = 1.0  # to close a TLS connection while being cancelled
@@ -35,7 +36,7 @@ class EngineAsker:
     def __init__(self, api_key: str, context: ssl.SSLContext | None, timeout_s: float, *, accept: str = "*/*") -> None:
         self._headers: dict[bytes | str, bytes | str] = {"accept": accept, "user-agent": "ranvier"}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}".encode()
+            self._headers["authorization"] = authorization_of(api_key)
         self._context, self._timeout_s = context, timeout_s
 
     async def ask(

@@ -58,6 +58,7 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend import Card, ProbeResult
 from ranvier_py.core.routing.models.served_apis import lacked_by_cards, lacked_by_page, page_for
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
+from ranvier_py.core.routing.wanted.found_backend import authorization_of
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class Engine:
 
     @property
     def headers(self) -> Fields:
-        key = self._key()
-        own: Fields = {"authorization": f"Bearer {key}".encode()} if key else {}
+        authorization = authorization_of(self._key())
+        own: Fields = {"authorization": authorization} if authorization else {}
         return {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier", **own}
 
     @asynccontextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +52,10 @@ class LimitFile:
             return b""
         return content
 
-    def refuse(self, end: int) -> None:
-        """Log that all behind so many bytes is not used, and keep a file from being replaced of which nothing is."""
-        why = f"from byte {end} on, it is cut off or damaged"
-        if end == 0:
-            why = "it is damaged, or not ours"
-            with suppress(OSError):
-                aside = self.path.with_name(f"unused-{self.path.name}")
-                self.path.replace(aside)
-                why += f", and is {aside.name} now"
+    def refuse(self, end: int, aside: str) -> None:
+        """Log that all behind so many bytes is not used. `aside`: the name that the file has now, if it has another."""
+        why = f"from byte {end} on, it is cut off or damaged" if end else "it is damaged, or not ours"
+        why += f", and is {aside} now" if aside else ""
         log.warning(event("limits.state_refused", file=str(self.path), why=why))
 
     @property

@@ -26,6 +26,7 @@ from ranvier_py.core.routing.models.model_rules import Served
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.summary import FailedTry, RequestSummary
+from ranvier_py.core.routing.wanted.found_backend import authorization_of
 from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.admission.seen_head import HeadLimits
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
@@ -141,7 +142,7 @@ class NamedModel:
     @property
     def authorization(self) -> bytes:
         """What its engines get where the client sends none; empty: what all get."""
-        return b"Bearer " + key.encode() if (key := self.served.api_key) else b""
+        return authorization_of(self.served.api_key)
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,9 @@ ANSWERS: Mapping[str, Sequence[str]] = {
 
 FRAMED = re.compile(rb"(?:data|event|id|retry)?:")  # begins a stream of events, whatever its head says
 FRAMED_BYTES = len("event:")
-PAGE = re.compile(rb"<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
+PAGE = re.compile(rb"\s*<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
+"""Begins what no engine writes, but a proxy before one."""
+
 
 ANNOUNCING = frozenset(
     ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")

@@ -106,12 +106,12 @@ class PortCounters:
         self.drops[reason] += packets
 
     def close(self, why: str) -> None:
-        self.closed[why] = self.closed.get(why, 0) + 1
+        self.closed[why] += 1
 
     def error(self, error: OSError) -> str:
         """Count an error of the kernel. Returns its name."""
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        self.errors[name] = self.errors.get(name, 0) + 1
+        self.errors[name] += 1
         return name
 
 

@@ -117,6 +117,17 @@ def is_something_else(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def set_aside(path: Path) -> str:
+    """Keep a file that this release can't use from being replaced: it is of a later one, or damaged. Returns its new
+    name; "" if it stays where it is."""
+    aside = path.with_name(f"unused-{path.name}")
+    try:
+        path.replace(aside)
+    except OSError:
+        return ""
+    return aside.name
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the file as a whole or not at all. Raises OSError."""
     if is_something_else(path):

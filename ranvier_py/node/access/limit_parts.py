@@ -22,7 +22,7 @@ from ranvier_py.core.access.limits.limiter import Limiter
 from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.metrics import Sample, samples
-from ranvier_py.io.gossip.state_file import write_whole
+from ranvier_py.io.gossip.state_file import set_aside, write_whole
 from ranvier_py.io.limit_file import LimitFile
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Node, Part
@@ -73,7 +73,8 @@ class LimitParts(Part):
                     counts.merge(row, time.monotonic())
                 await trio.lowlevel.checkpoint()
             if end < len(found):
-                await trio.to_thread.run_sync(self._file.refuse, end)
+                aside = "" if end else await trio.to_thread.run_sync(set_aside, self._file.path)
+                self._file.refuse(end, aside)
             await self._file.replace(written(all_rows(counts, time.monotonic())))
         task_status.started()
 

@@ -28,14 +28,13 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.metrics import Sample, counter, gauge, samples
 from ranvier_py.core.routing.wanted.backend_reconciler import Override
 from ranvier_py.core.routing.wanted.found_backend import API, KINDS, STATIC, FoundBackend, SourceName
-from ranvier_py.io.gossip.state_file import write_whole
+from ranvier_py.io.gossip.state_file import set_aside, write_whole
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.part import Node, Part
 
 log = logging.getLogger(__name__)
 
 FILE = "backends.json"
-ASIDE = "unused-"  # before the name of a file that can't be used: of a later release, or damaged
 VERSION = 1
 STATE_BYTES_MAX = 8 << 20  # 4,096 backends with all of their options
 LOOK_S = 1.0
@@ -74,8 +73,8 @@ class KeptOrders(Part):
             except OSError as error:
                 self._not_restored(file, error.strerror or str(error))
             except (ValueError, LookupError, TypeError, ConfigError) as error:
-                aside = await trio.to_thread.run_sync(set_aside, file)
-                self._not_restored(file, f"{plain(error)}{aside}")
+                aside = await trio.to_thread.run_sync(set_aside, file) if file is not None else ""
+                self._not_restored(file, plain(error) + (f"; it is {aside} now" if aside else ""))
         task_status.started()
 
     def _not_restored(self, file: Path | None, why: str) -> None:
@@ -202,18 +201,6 @@ def plain(error: Exception) -> str:
     if is_text or isinstance(error, LookupError | TypeError):
         return "it is damaged, or not ours"
     return str(error)
-
-
-def set_aside(file: Path | None) -> str:
-    """Keep a file that this release can't use from being replaced. Returns words about that. Blocks for a moment."""
-    if file is None:
-        return ""
-    aside = file.with_name(f"{ASIDE}{file.name}")
-    try:
-        file.replace(aside)
-    except OSError:
-        return ""
-    return f"; it is {aside.name} now"
 
 
 def write(path: Path, content: bytes) -> None:

@@ -61,10 +61,8 @@ SHOWN = (
 )
 """What the page of the control port shows of each engine's hits."""
 
-OF_STATUS = (
-    *("running", "waiting", "generated_per_s", "engine_hit_share"),
-    *("predicted_tokens", "cached_tokens"),
-)
+OF_STATUS = ("running", "waiting", "generated_per_s", "engine_hit_share", "predicted_tokens", "cached_tokens")
+"""What the status shows of each engine."""
 
 
 class Look(NamedTuple):

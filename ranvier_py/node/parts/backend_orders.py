@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 SETTABLE = ("weight", "kv_events", "kv_replay", "kv_ranks", "kv_profile", *CommandOptions._fields)
 FIELDS = ("url", "weight", "name", *SETTABLE[1:])
-
-
 REFUSED = {"api_key_file": OWN_FILES_ONLY}
-
-
 OPTIONS: Mapping[str, Mapping[str, Any]] = {name: {} for name in FIELDS}
 """Checked as those of the configuration are, with all that is wrong in one answer."""
 NAMED = dict.fromkeys(("url", "name"), TEXT_SCHEMA)

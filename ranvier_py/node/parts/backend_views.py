@@ -46,9 +46,8 @@ PLACING = ("Models", "Routing", "Clients", "Retries")
 OWN = frozenset(("shadow", "recent_decisions", "route_capacity", "prompt_memory_entries", *SECRETS))
 """Keys of these sections in which nodes may well differ, and secrets, which fingerprints show."""
 
-
 OF_KEYS = ("api_key", "api_key_file")
-"""Members of a table of models."""
+"""Members of a table of models in which they may differ, too."""
 
 
 def settings_digest(config: Config) -> int:

@@ -39,6 +39,7 @@ from ranvier_py.core.routing.backends import Backend, Registry
 from ranvier_py.core.routing.engine_findings import trouble
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.core.routing.wanted.found_backend import authorization_of
 from ranvier_py.io.logs import request_line
 from ranvier_py.node.access.access_parts import Access
 from ranvier_py.node.asked import Asked, Route
@@ -104,7 +105,7 @@ class RequestPath(Part):
             tenants=responses.tenants,
             limits=config.pipeline,
             own_keys=node.sources.keys,
-            authorization=authorization_of(config),
+            authorization=authorization_of(config.api_key),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
             responses=responses.cache,
@@ -170,7 +171,7 @@ class RequestPath(Part):
         pipeline.set_limits(after.pipeline)
         pipeline.resolve.table = table_of(after.model)
         pipeline.responses = self._responses.cache
-        pipeline.forward.authorization, pipeline.relay.may_see = authorization_of(after), debugger_of(after)
+        pipeline.forward.authorization, pipeline.relay.may_see = authorization_of(after.api_key), debugger_of(after)
         edits.marks, edits.asking.enabled = after.anthropic_cache_control, after.ask_usage
         self.upstream.limits, pipeline.mend.mender = after.upstream, self._clients.mender
 
@@ -203,11 +204,6 @@ def requests_view(node: Node) -> dict[str, Any]:
 def request_ids() -> Iterator[bytes]:
     """Return ids that are unique among nodes and restarts."""
     return map(f"{secrets.token_hex(4)}-%x".encode().__mod__, count(1))
-
-
-def authorization_of(config: Config) -> bytes:
-    """Return the authorization for backends of which neither they nor their model has a key; may be empty."""
-    return f"Bearer {config.api_key}".encode() if config.api_key else b""
 
 
 def debugger_of(config: Config) -> Callable[[bytes | None], bool]:

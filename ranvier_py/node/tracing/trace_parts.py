@@ -111,7 +111,7 @@ class TraceParts(Part):
 
     def _drop(self, reason: str, spans: int) -> None:
         if spans:
-            self.counters.dropped[reason] = self.counters.dropped.get(reason, 0) + spans
+            self.counters.dropped[reason] += spans
 
     # --- the collector ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ranvier_py.core.answers.answer_events import PAGE
 from ranvier_py.core.routing.health import ILL_STATUSES, Outcome, outcome_of
 
 ERROR_BYTES_MAX = 64 * 1024
@@ -65,9 +66,6 @@ NO_API = re.compile(
 OWN_STATUSES = frozenset((401, 402, 403, 407, 410, 421, 426, 501, 511))
 """By which a backend, or a proxy before it, refuses our key, its account, our protocol, or a path or host that it
 lacks."""
-
-PAGE = re.compile(rb"\s*<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
-"""Begins what no engine writes, but a proxy before one backend."""
 
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"

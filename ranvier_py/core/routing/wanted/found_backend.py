@@ -33,6 +33,11 @@ class SourceName(NamedTuple):
 STATIC, API = SourceName("static"), SourceName("api")
 
 
+def authorization_of(key: str) -> bytes:
+    """Return what an engine is sent to see this key; b"" for none."""
+    return b"Bearer " + key.encode() if key else b""
+
+
 class EngineKey(NamedTuple):
     """What one engine wants to see of those that ask it, and the file that holds it."""
 
@@ -44,7 +49,7 @@ class EngineKey(NamedTuple):
 
     @property
     def authorization(self) -> bytes:
-        return b"Bearer " + self.content.encode()
+        return authorization_of(self.content)
 
 
 def own_key(keys: Mapping[str, EngineKey], url: str) -> EngineKey | None:
