@@ -68,34 +68,51 @@ class Portion(NamedTuple):
     sizes: array[int]
 
 
+Kept = tuple[bytes, bytes, tuple[int, int]]
+"""Body, event of counts, and tokens, as a StoredAnswer has them."""
+
+
 def stored_answer(
     question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
 ) -> Portions[StoredAnswer | None]:
     """Return what to keep of a complete answer of status 200; None for an error, or beyond `bytes_max` when whole."""
-    api, stream = question.api, question.stream
     try:
-        if not stream and arrived.framing != "chunked":  # nearly all whole answers
-            found = kept_whole(api, arrived.body, bytes_max)
+        portions = yield from portions_of(arrived)
+        payload = b"".join([portion.payload for portion in portions])
+        if question.stream:
+            found = yield from kept_stream(question.api, portions, payload, arrived.counts, bytes_max)
         else:
-            portions = yield from portions_of(arrived)
-            payload = b"".join([portion.payload for portion in portions])
-            if stream:
-                found = yield from kept_stream(api, portions, payload, arrived.counts, bytes_max)
-            else:
-                found = kept_whole(api, payload, bytes_max)
+            found = kept_whole(question.api, payload, bytes_max)
     except MISSHAPEN:
         return None
+    return stored_of(question, tenant, arrived.content_type, found, now)
+
+
+def stored_at_once(
+    question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
+) -> StoredAnswer | None:
+    """Return the same of a whole answer that did not come in chunks, as nearly all of them."""
+    try:
+        found = kept_whole(question.api, arrived.body, bytes_max)
+    except MISSHAPEN:
+        return None
+    return stored_of(question, tenant, arrived.content_type, found, now)
+
+
+def stored_of(
+    question: Question, tenant: bytes, content_type: bytes, found: Kept | None, now: float
+) -> StoredAnswer | None:
     if found is None:
         return None
     body, counts, tokens = found
     return StoredAnswer(
-        api=api,
+        api=question.api,
         model=question.model,
         tenant=tenant,
-        content_type=arrived.content_type,
+        content_type=content_type,
         body=body,
         counts=counts,
-        stream=stream,
+        stream=question.stream,
         stored_at=now,
         tokens=tokens,
     )
@@ -119,9 +136,6 @@ def portions_of(arrived: Arrived) -> Portions[Sequence[Portion]]:
     if not reader.done:
         raise ChunkError("the answer is not complete")
     return found
-
-
-Kept = tuple[bytes, bytes, tuple[int, int]]
 
 
 def kept_whole(api: str, body: bytes, bytes_max: int) -> Kept | None:

@@ -21,7 +21,7 @@ from ranvier_py.core.errors import ClientGone, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
-from ranvier_py.core.response_cache.arrived_answers import Arrived, stored_answer
+from ranvier_py.core.response_cache.arrived_answers import Arrived, stored_answer, stored_at_once
 from ranvier_py.core.response_cache.askers import Asker, Askers
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
 from ranvier_py.core.response_cache.invalidations import VoidScope
@@ -82,7 +82,7 @@ class ResponseCache:
         asker = self._askers.of(call.request.headers)
         try:
             question = self._question(call.request, asker)
-            if question is not None and not call.may_use(question.model):
+            if question is not None and call.identity is not None and not call.may_use(question.model):
                 question = None  # another key of this tenant may have asked: what follows refuses this one
             result = BYPASS if question is None else (yield from self._answer(call, question, asker, forward))
             if result == BYPASS:
@@ -248,8 +248,11 @@ class ResponseCache:
             kind = head.fields.kind or usual
             if kind.startswith(usual):
                 arrived = Arrived(kind, head.framing, body, shared.counts)
-                most = store.options.answer_bytes_max
-                found = yield from in_portions(stored_answer(question, asker.owner, arrived, time.monotonic(), most))
+                given = question, asker.owner, arrived, time.monotonic(), store.options.answer_bytes_max
+                if question.stream or head.framing == "chunked":
+                    found = yield from in_portions(stored_answer(*given))
+                else:
+                    found = stored_at_once(*given)
         if found is None or store.invalidations.void(question.model, asker.owner, shared.asked_at):
             store.counters.unkept += 1
         else:

@@ -62,8 +62,13 @@ def streamed(*events: bytes, counts: bytes = b"", api: str = "chat", most: int =
 
 
 def whole(fields: Any, api: str = "chat", most: int = 1 << 20) -> StoredAnswer | None:
+    """What is kept of a whole answer, however it came."""
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return stored_answer(asked(api), b"t", Arrived(b"application/json", "length", body), 1.0, most)
+    given = asked(api), b"t", Arrived(b"application/json", "length", body), 1.0, most
+    found = arrived_answers.stored_at_once(*given)
+    in_chunks = given[2]._replace(framing="chunked", body=chunk(body) + b"0\r\n\r\n")
+    assert found == stored_answer(*given) == stored_answer(asked(api), b"t", in_chunks, 1.0, most)
+    return found
 
 
 def completion(finish: str | None = "stop", **message: Any) -> dict[str, Any]:
