@@ -148,30 +148,24 @@ class TokenizerWorker:
         queued = self._queue.get(attempt)
         if queued is None:
             self._append(attempt, raw, chunked=chunked)
-        elif self._takes(len(raw)):
+        elif self._queue_bytes + len(raw) > self._queue_bytes_max:
+            self.counters.dropped += 1
+        else:
             queued.answer, queued.chunked = raw, chunked
             self._queue_bytes += len(raw)
 
     def _append(self, attempt: Attempt, answer: bytes | None, *, chunked: bool) -> None:
-        size_bytes = len(attempt.prompt.body) + len(answer or b"")
-        if len(self._queue) >= self.queue_max:
-            self.counters.dropped += 1
+        prompt, counters = attempt.prompt, self.counters
+        size_bytes = len(prompt.body) if answer is None else len(prompt.body) + len(answer)
+        if len(self._queue) >= self.queue_max or self._queue_bytes + size_bytes > self._queue_bytes_max:
+            counters.dropped += 1
             return
-        if not self._takes(size_bytes):
-            return
-        self._queue[attempt] = QueuedPrompt(attempt.prompt, answer, chunked)
+        self._queue[attempt] = QueuedPrompt(prompt, answer, chunked)
         self._queue_bytes += size_bytes
-        self.counters.queued += 1
+        counters.queued += 1
         if self._asleep:
             self._asleep = False
             self._wake.set()
-
-    def _takes(self, size_bytes: int) -> bool:
-        """Whether the queue has room for so many more bytes; if not, they count as dropped."""
-        if self._queue_bytes + size_bytes > self._queue_bytes_max:
-            self.counters.dropped += 1
-            return False
-        return True
 
     def _take(self) -> tuple[Attempt, QueuedPrompt]:
         attempt, queued = self._queue.popitem(last=False)

@@ -52,6 +52,13 @@ class BackendAddress(NamedTuple):
         return f"{self.scheme}://{self.authority}{self.path_prefix}"
 
 
+class BackendAddresses(dict[str, BackendAddress]):
+    """Where backends listen, by URL: as it was noted when each was added; of one removed meanwhile as its URL says."""
+
+    def __missing__(self, url: str) -> BackendAddress:
+        return BackendAddress.parse(url)
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamLimits(Options):
     """Bounds of the connections to each backend."""

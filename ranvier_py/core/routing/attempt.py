@@ -253,12 +253,13 @@ def work_of(prompt: Prompt, decision: Decision, tokens: int, answer_tokens: int)
 
 
 def decoded_by(attempt: Attempt, now: float) -> Decoded | None:
-    """Return how long the answer of an attempt that just ended took, without its tokens; None if it shows nothing."""
+    """Return how long the answer of an attempt that ended now took, as its backend's work has counted; without its
+    tokens; None if it shows nothing."""
     work, own = attempt.work, attempt.target.work.own
     seconds = now - work.since
     if seconds <= 0.0 or (work.seen and not work.decoding):
         return None
-    contexts = (own.area_until(now) - work.area) / seconds
+    contexts = (own.area - work.area) / seconds
     return Decoded(attempt.target.id, 0, seconds, contexts, own.computed - work.computed)
 
 

@@ -128,6 +128,8 @@ class Speculation:
         """
         attempts, known = self._attempts, len(eligible_generations)
         found: list[Holder] = []
+        if not attempts:
+            return found
         for tokens, token, text in [key for key in chain if key[1] in attempts or key[2] in attempts]:  # few
             if tokens <= deeper_than:
                 break

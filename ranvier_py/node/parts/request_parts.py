@@ -52,7 +52,7 @@ from ranvier_py.node.parts.response_parts import Responses
 from ranvier_py.node.parts.tls_parts import PUBLIC, tls_context
 from ranvier_py.node.parts.upkeep import Polls
 from ranvier_py.proxy.call import PromptTokenizer, Tracer
-from ranvier_py.proxy.connection_pool import BackendAddress
+from ranvier_py.proxy.connection_pool import BackendAddress, BackendAddresses
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.failed_tries import known_short, passed_over
 from ranvier_py.proxy.http_values import HttpRequest
@@ -90,13 +90,13 @@ class RequestPath(Part):
     ) -> None:
         config = node.config
         self._node, self._responses, self._clients, self.counts = node, responses, clients, RequestMetrics(node)
-        self.addresses: dict[str, BackendAddress] = {}
+        self.addresses = BackendAddresses()
         self.upstream = Upstream(config.upstream)
         self.pipeline = Pipeline(
             node.router,
             self.upstream,
             tokenizer,
-            address_of=self._address_of,
+            address_of=self.addresses.__getitem__,
             asking=asking,
             trouble=polls.poller.probe_soon,
             look_for=models.look_for,
@@ -157,10 +157,6 @@ class RequestPath(Part):
         self.pipeline.router_fields.places_ranks = any(
             backend.behind.rank is not None for backend in self._node.registry
         )
-
-    def _address_of(self, url: str) -> BackendAddress:
-        """Return the backend's address, parsed when it was added; parse it again if it was removed meanwhile."""
-        return self.addresses.get(url) or BackendAddress.parse(url)
 
     def check(self, before: Config, after: Config) -> bool:
         return self._clients.check(before, after)

@@ -80,7 +80,8 @@ class ForwardStage:
             yield from self.resolve.at_keeper(call, call.named)
         try:
             while elsewhere is not None:
-                found, handed = elsewhere, list[Edit]()
+                found = elsewhere
+                handed: list[Edit] = []
                 for leg in self.plan(self.router, call, found):
                     elsewhere = yield from self._leg(call, leg, begin(self.router, call, leg, found), handed)
                     if elsewhere is not None or (leg.read is not None and (call.is_decided or call.falls_back)):

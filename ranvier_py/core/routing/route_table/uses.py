@@ -66,7 +66,8 @@ class RouteUses:
         how many it had last used in each earlier second. Tokens that prompts share count once."""
         rows, claims = self._rows, self._claims
         parents, depths, backends, evidences = rows.parent, rows.tokens, rows.backend, rows.evidence
-        new_tokens, found = 0, dict[int, int]()
+        new_tokens = 0
+        found: dict[int, int] = {}
         counted: dict[int, None] = {}  # rows
         for chain in prompts:
             row = self._goes_on_from(chain, backend, generation, counted)
