@@ -6,6 +6,7 @@ head (`RequestFields`, `ResponseFields`), and are reused for every later head of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -305,11 +306,17 @@ def own_head(
     return b"".join(lines)
 
 
+LIMIT_LINE = re.compile(rb"^(?:x|anthropic)-ratelimit-[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
 def response_head(head: HttpResponseHead, extra: Fields, more: bytes = b"", *, close: bool) -> bytes:
     """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `more` lines
-    and `extra`. `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection
-    gets `connection: close`."""
+    and `extra`. `more` show what is left of limits: a provider's own, of the account that all share, would stand beside
+    them. `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
+    `connection: close`."""
     lines = [head.fields.lines, more]
+    if more and b"imit-" in lines[0]:  # in whatever case, and cheaper than the search
+        lines[0] = LIMIT_LINE.sub(b"", lines[0])
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")
     lines.append(b"connection: close\r\n\r\n" if close or head.framing == "close" else b"\r\n")

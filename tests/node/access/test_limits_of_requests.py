@@ -76,6 +76,16 @@ def left(response: httpx.Response, what: str = "tokens") -> int:
     return int(response.headers[f"x-ratelimit-remaining-{what}"])
 
 
+async def test_what_a_provider_has_left_is_not_shown_beside_what_the_key_has(tmp_path: Path) -> None:
+    """A client would read both as one: "9, 2"."""
+    own = b"X-RateLimit-Limit-Requests: 9\r\nanthropic-ratelimit-requests-limit: 9\r\nx-limit-other: 5"
+    async with limited(tmp_path, Scripted(answer(counted(10, 5), own)), requests_per_minute=2) as node:
+        found = {key: (await asked(node, bearer(key))).headers for key in (RED, BLUE)}
+        assert [found[key]["x-ratelimit-limit-requests"] for key in (RED, BLUE)] == ["2", "9"]
+        assert ["anthropic-ratelimit-requests-limit" in found[key] for key in (RED, BLUE)] == [False, True]
+        assert found[RED]["x-limit-other"] == "5"
+
+
 async def test_requests_beyond_a_limit_are_refused_with_the_time_to_wait(tmp_path: Path) -> None:
     engine = Scripted(answer(counted(10, 5)))
     async with limited(tmp_path, engine, requests_per_minute=2) as node:
