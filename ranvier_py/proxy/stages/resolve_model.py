@@ -115,10 +115,21 @@ class ResolveStage:
         chain = self.table.chain(asked, tenant_of(identity), self.router.registry.pools.names.listed, key)
         if not chain:
             return None
+        if identity is not None and not (identity.may_use(asked) or identity.may_use(chain[0].model)):
+            chain = self._permitted(asked, chain, identity)
         named = NamedModel(asked, chain, edited)
         if len(chain) > 1 and EMPTY in fallback_on(named) and not self._is_able(chain[0].model):
             named.at = self._next_able(named, identity)
         return named
+
+    def _permitted(self, asked: str, chain: Sequence[Served], identity: Identity) -> Sequence[Served]:
+        """Return the models for a client who may not use the one of its share, but may another one's: that with the
+        greatest share, else a part of its chats would find no model under a name that others do."""
+        assert self.table is not None
+        listed = self.router.registry.pools.names.listed
+        shares = [each for each in self.table.reachable(asked, tenant_of(identity), listed) if each.is_own]
+        first = next((each for each in shares if identity.may_use(each.model)), None)
+        return chain if first is None else (first, *[each for each in chain[1:] if each.model != first.model])
 
     def _begin(self, call: Call) -> Steps[None]:
         named = call.named

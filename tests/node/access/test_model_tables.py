@@ -8,7 +8,7 @@ import pytest
 
 from tests.node.access.key_lab import BLUE, RED, asked, bearer, key_lines, keys_file
 from tests.node.access.test_limits_of_requests import counted
-from tests.node.node_lab import lab
+from tests.node.node_lab import lab, turn
 from tests.node.test_model_fallbacks import FULL
 from tests.node.test_models_by_name import Named
 from tests.proxy.wire import answer
@@ -56,6 +56,27 @@ async def test_a_key_may_use_an_alias_by_its_name_or_by_that_of_the_model(tmp_pa
                 error = answers[name].json()["error"]
                 assert error["message"].startswith(f"The model `{name}` does not exist")
                 assert not any(f"`{other}`" in error["message"] for other in set(names) - {name} - set(allowed))
+
+
+async def test_of_several_targets_a_key_gets_those_alone_that_it_may_use(tmp_path: Path) -> None:
+    """Else a part of its chats would find no model by the name, as soon as a new one has a share."""
+    tables = [
+        {"name": "chat", "to": {"main": 1, "next": 1}, "fallback": ["spare"]},
+        {"name": "other", "to": "next", "fallback": ["main"]},
+    ]
+    for models, served in (
+        (["main"], {"main"}),
+        (["next"], {"next"}),
+        (["chat"], {"main", "next"}),
+        (["spare"], set()),
+    ):
+        key = two_tenants(tmp_path, models=models)
+        async with lab(Named("main", "next", "spare"), model=tables, keys_file=key) as node:
+            chats = [await asked(node, bearer(RED), model="chat", messages=turn(f"Chat {at}")) for at in range(8)]
+            assert {each.headers.get("x-ranvier-model") for each in chats} == (served or {None})
+            assert {each.status_code for each in chats} == {200 if served else 404}
+            wrong = await asked(node, bearer(RED), model="other")
+            assert wrong.status_code == (200 if models == ["next"] else 404), "a fallback is none of the targets"
 
 
 async def test_the_error_for_a_wrong_name_names_the_nearest_aliases_that_the_key_may_use(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ class Served(NamedTuple):
         return next((value for rule in self.rules if (value := getattr(rule, setting)) is not None), None)
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is no fallback."""
+        return len(self.own) == len(self.rules)
+
+    @property
     def api_key(self) -> str:
         """The engine's key: that of the model, else of what leads to it. A fallback's engine gets no other one's."""
         return next((rule.api_key for rule in reversed(self.own) if rule.api_key), "")
