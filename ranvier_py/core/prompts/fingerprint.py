@@ -83,6 +83,11 @@ class TextHasher:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._begun = blake2b(digest_size=8, key=key)  # copied for each message, so that the key is taken in once
+
+    def __reduce__(self) -> tuple[type[TextHasher], tuple[bytes]]:
+        """Copy it by its key: a hash that has begun is not copied by others."""
+        return TextHasher, (self._key,)
 
     def namespace(self, fields: Mapping[str, Any]) -> Fingerprint:
         """Return the fingerprint of the empty prefix. `fields`: what else decides the text or keeps caches apart.
@@ -104,8 +109,9 @@ class TextHasher:
         return blake2b(data, digest_size=16, key=self._key).digest()
 
     def _digest(self, data: bytes) -> Fingerprint:
-        digest = blake2b(data, digest_size=8, key=self._key).digest()
-        return Fingerprint(int.from_bytes(digest, "little") or 1)
+        hasher = self._begun.copy()
+        hasher.update(data)
+        return Fingerprint(int.from_bytes(hasher.digest(), "little") or 1)
 
 
 def canonical_message(message: Message) -> bytes:

@@ -51,13 +51,14 @@ class Boundary:
         self.parent = parent
         self.moves = moves
         self.text = text
-        self.messages: int = parent.messages + 1 if parent else 0
+        self.messages: int = 0 if parent is None else parent.messages + 1
         self.length = length
         self.tokens = length // block_tokens * block_tokens
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
         self.own_chain: tuple[PrefixKey, ...] = ((self.tokens, 0, text),)  # keys of this message alone, deepest first
-        self._first: Boundary | None = parent.first if parent and parent.messages else None  # no cycle: freed at once
+        # None for the first one and the root, since a cycle would not be freed at once
+        self._first: Boundary | None = None if self.messages < 2 or parent is None else parent._first or parent
 
     @property
     def first(self) -> Boundary:

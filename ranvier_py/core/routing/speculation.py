@@ -78,8 +78,9 @@ class Speculation:
         known = [fingerprint for fingerprint in fps if fingerprint]
         if not known:
             return ()
-        if self.counters.fingerprints + len(known) > self.capacity:
-            self.counters.dropped += 1
+        counters, count = self.counters, len(known)
+        if counters.fingerprints + count > self.capacity:
+            counters.dropped += 1
             return ()
         attempts = self._attempts
         for fingerprint in known:
@@ -88,9 +89,9 @@ class Speculation:
                 attempts[fingerprint] = {backend: 1}
             else:
                 backends[backend] = backends.get(backend, 0) + 1
-        self.counters.fingerprints += len(known)
-        self.counters.attempts += 1
-        self.counters.added += 1
+        counters.fingerprints += count
+        counters.attempts += 1
+        counters.added += 1
         if tokens >= SHARED_TOKENS_MIN and self._came is not None:
             self._number = self._numbers[id(known)] = (self._number + 1) & 0xFFFFFFFF or 1
             self.begun[self._number] = Prefill(backend, generation, known)
@@ -111,8 +112,9 @@ class Speculation:
                 del backends[backend]
             else:
                 del attempts[fingerprint]
-        self.counters.fingerprints -= len(claimed)
-        self.counters.attempts -= 1
+        counters = self.counters
+        counters.fingerprints -= len(claimed)
+        counters.attempts -= 1
         number = self._numbers.pop(id(claimed), 0) if self._numbers else 0
         if number and self.begun.pop(number, None) is None and len(self.ended) < ENDED_MAX and self._came is not None:
             self.ended.append(number)

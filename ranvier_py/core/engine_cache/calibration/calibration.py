@@ -223,7 +223,11 @@ class Calibration(Observer):
         return None if hidden < 0 else max(0.0, now - hidden)
 
     def _known(self, attempt: Attempt) -> BackendPredictions:
-        return self._at(attempt.target.id, attempt.target.url, attempt.generation)
+        target, generation = attempt.target, attempt.generation
+        known = self._backends.get(target.id)
+        if known is not None and known.generation == generation and known.url == target.url:
+            return known
+        return self._at(target.id, target.url, generation)
 
     def _at(self, backend: BackendId, url: str, generation: int) -> BackendPredictions:
         """Return what is known of a backend: begun anew at another URL, `begin` called for a later generation."""
@@ -264,8 +268,10 @@ class Calibration(Observer):
             new_tokens, before = uses.roughly_used_before(prompts[0], *place)
         else:
             new_tokens, before = uses.used_before(prompts, *place)
-        again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
-        known.clock.add(tokens_below + new_tokens + again, second)
+        used: float = tokens_below + new_tokens
+        for earlier, tokens in before.items():
+            used += known.clock.take(tokens, earlier)
+        known.clock.add(used, second)
 
     def _renew(self, attempt: Attempt, used_at: int, now: float) -> None:
         known = self._known(attempt)
