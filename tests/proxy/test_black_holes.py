@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from tests.node.node_lab import Node, chat, lab
 from tests.proxy.test_overload import QUESTIONS, answered
 from tests.proxy.test_pipeline import asked, at_rest
 from tests.proxy.test_poison import question
-from tests.proxy.wire import CLOSE, GOOD, Scripted, Step, Wire, answer
+from tests.proxy.wire import CLOSE, GOOD, STREAM_HEAD, Scripted, Step, Wire, answer, event
 
 NO = b'{"error":{"message":"no"}}'
 NO_MODEL = b'{"error":{"message":"The model `m` does not exist.","code":404}}'
@@ -83,6 +84,29 @@ async def test_one_that_refuses_what_others_serve_gets_hardly_any_request(
     assert f'ranvier_backend_refusing_status{{backend="{names[0]}"}} {code}.0' in page
     asked_twice = 2 if code in (400, 422) else 1  # the question for counts is taken back first
     assert len(engines[0].bodies) <= 10 * asked_twice  # a few, and those of other clients meanwhile
+
+
+class AsChats(Scripted):
+    """Answers each request as if it were a chat."""
+
+    def script(self) -> Sequence[Step]:
+        choice = {"index": 0, "finish_reason": None}
+        if json.loads(self.bodies[-1]).get("stream"):
+            deltas = [{"role": "assistant", "content": ""}, {"content": "of a chat"}]
+            return [STREAM_HEAD, *[event({"choices": [{**choice, "delta": delta}]}) for delta in deltas], b"0\r\n\r\n"]
+        message = {"role": "assistant", "content": "of a chat"}
+        return [answer(json.dumps({"choices": [{**choice, "message": message}]}).encode())]
+
+
+async def test_no_client_sees_an_answer_of_another_api_and_who_gives_them_gets_hardly_any_request() -> None:
+    engines = [AsChats(), Busy(), Busy()]
+    async with lab(*engines, policy="round_robin", ask_usage=False) as node:
+        for number in range(120):
+            path = list(QUESTIONS)[number % len(QUESTIONS)]
+            body = (await answered(node, question(path, number, poison=False, stream=number % 4 < 2)))[2]
+            assert b"of a chat" not in body or path == b"/v1/chat/completions"
+        assert await refusing(node) == [404, None, None]
+    assert len(engines[0].heads) <= 4 * len(QUESTIONS)
 
 
 async def test_one_of_two_that_refuses_gets_few_percent_in_the_long_run() -> None:

@@ -22,7 +22,7 @@ from tests.proxy.wire import CHUNKED_HEAD, CLOSE, END, GOOD, HANG, ROLE, STREAM_
 
 PREFILLED, PREFILLED_AGAIN = (
     answer(
-        b'{"choices":[{"index":0}],"meta_info":{},"kv_transfer_params":{"id":%d}}' % number,
+        b'{"choices":[{"index":0}],"content":[],"output":[],"meta_info":{},"kv_transfer_params":{"id":%d}}' % number,
         b"content-type: application/json",
     )
     for number in (1, 2)

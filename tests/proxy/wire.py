@@ -355,10 +355,18 @@ def event(fields: dict[str, Any]) -> bytes:
 
 
 def delta(text: str, finish: str | None = None) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+    """An event that has what those of all APIs have, so that it may answer any request."""
+    choice = {"index": 0, "delta": {"content": text}, "text": text, "finish_reason": finish}
+    generated = {"text": text, "meta_info": {"finish_reason": {"type": finish} if finish else None}}
+    part = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}
+    return event({**part, "choices": [choice], **generated})
 
 
 ROLE = delta("")
 TOKEN = delta("word")
 END = delta("", "stop") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-GOOD = answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}')
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "text": "hi", "finish_reason": "stop"}
+WORDS = {"text": "hi", "choices": [CHOICE], "content": [{"type": "text", "text": "hi"}]}
+ITEM = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
+GOOD = answer(json.dumps({**WORDS, "output": [ITEM], "data": [{"index": 0, "embedding": [0.5]}]}).encode())
+"""What whole answers of all APIs have."""

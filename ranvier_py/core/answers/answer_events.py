@@ -3,9 +3,9 @@
 Engines that send the head of a stream before the prefill can say only so that they failed: an object with an `error`,
 an event of the type or name `error`, or `response.failed`. Beside output a whole answer is none: that error is about a
 part of what was asked for. What lacks the member that every answer of its API has is one, whatever its words, and so is
-a page. Comments, pings, roles and what announces an answer begin none. One that finishes without more than white space,
-for no reason that explains it, is blank: engines may mean that. Invariant: an error counts as the status that it
-names, and teaches nothing (test_errors_inside.py).
+a page; what has that of another API says that this one is not there. Comments, pings, roles and what announces an
+answer begin none. One that finishes without more than white space, for no reason that explains it, is blank: engines
+may mean that. Invariant: an error counts as the status that it names, and teaches nothing (test_errors_inside.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 OUTPUT = ("choices", "output", "content", "data", "text")
 """Members of answers by all APIs."""
 
-TEXTS = ("choices", "output", "content", "text")
+COUNTED = ("tokens", "count", "input_tokens", "prompt", "text", "content")
+SCORED = ("results", "data", "scores", "score", "rankings", "labels", "predictions", "embedding")
 ANSWERS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("chat", "completion", "messages", "responses"), TEXTS),
+    **dict.fromkeys(("chat", "completion"), ("choices",)),
+    "messages": ("content",),
+    "responses": ("output",),
     "generate": ("text", "output_ids", "meta_info"),
     "embeddings": ("data", "embedding", "embeddings"),
+    **dict.fromkeys(("rerank", "score", "classify"), SCORED),
+    **dict.fromkeys(("count_tokens", "tokenize", "detokenize"), COUNTED),
 }
-"""APIs of which each whole answer is an object with one of these members: a list, empty or not, but for `choices`."""
+"""APIs of which each whole answer is an object with one of these members."""
+
+IN_LISTS = ("generate", "rerank", "score", "classify")  # they may answer with a list, to one of inputs
+LISTS = ("choices", "output", "data")  # members that are lists, empty or not but for `choices`
+CHOICES: Mapping[str, Sequence[str]] = {"chat": ("delta", "message"), "completion": ("text",)}
+"""What a choice has, by API."""
+STREAMED = ("chat", "completion", "messages", "responses", "generate")
+OF_RESPONSES, OF_MESSAGES = "response.", ("message_", "content_block_")  # begin the types of their events
 
 FRAMED = re.compile(rb"(?:data|event|id|retry)?:")  # begins a stream of events, whatever its head says
 FRAMED_BYTES = len("event:")
@@ -98,6 +110,7 @@ class Failure(NamedTuple):
 EMPTY = Failure(500, b"an answer without any output")
 BLANK = Failure(200, b"an answer that has finished without a word")  # until somebody believes that it is one
 NO_ANSWER = Failure(500, b"what is no answer of this API")
+FOREIGN = Failure(404, b"an answer of another API")  # so it lacks this one
 
 
 class AnswerEvent(NamedTuple):
@@ -145,6 +158,17 @@ class AnswerEvent(NamedTuple):
         if "type" not in fields and lacks_output(fields, OUTPUT):  # words of a gateway
             return False
         return ANNOUNCING.isdisjoint(self.kinds)
+
+    def is_of_another(self, api: str) -> bool:
+        """Whether it is plainly an event of another API."""
+        fields, kind = self.fields or {}, str((self.fields or {}).get("type"))
+        if type(choices := fields.get("choices")) is list and choices:
+            if api in CHOICES:
+                return has_foreign_choice(choices[0], api)
+            return api in STREAMED and "type" not in fields and lacks_output(fields, ANSWERS[api])
+        if kind.startswith(OF_RESPONSES):
+            return api in STREAMED and api != "responses"
+        return api in STREAMED and api != "messages" and kind.startswith(OF_MESSAGES)
 
     @property
     def is_blank(self) -> bool:
@@ -203,8 +227,21 @@ def is_blank(fields: Mapping[str, Any]) -> bool:
         )
     if fields.get("status") not in (None, "completed", "incomplete"):
         return False
+    if type(data := fields.get("data")) is list:
+        return not any(type(each) is not dict or "embedding" not in each or has_vector(each) for each in data)
     items = fields.get("content", fields.get("output"))
     return type(items) is list and not explains(fields.get("stop_reason")) and is_wordless(items)
+
+
+def has_embedding(data: Sequence[Any]) -> bool:
+    """Whether a list may be one of embeddings: it is none of models."""
+    return not data or type(data[0]) is not dict or "embedding" in data[0]
+
+
+def has_vector(embedding: Mapping[str, Any]) -> bool:
+    """Whether an embedding has numbers, or bytes for them."""
+    vector = embedding["embedding"]
+    return bool(vector) and not (type(vector) is list and vector[0] is None)
 
 
 def explains(reason: object) -> bool:
@@ -232,25 +269,40 @@ def failure_in_whole(body: bytes, api: str) -> Failure | None:
     except orjson.JSONDecodeError:
         is_odd = body.endswith(b"}") and any(b'"%b"' % name.encode() in body for name in ANSWERS.get(api, ()))
         return None if is_odd or api not in ANSWERS else NO_ANSWER  # some write numbers that JSON does not have
+    names = ANSWERS.get(api, OUTPUT)
     failure = failure_of_choices(fields.get("choices"))
-    failure = failure or (None if any(fields.get(name) for name in ANSWERS.get(api, OUTPUT)) else failure_of(fields))
-    if failure is not None or (fields.get("error") and not lacks_output(fields, OUTPUT)):
+    failure = failure or (None if any(fields.get(name) for name in names) else failure_of(fields))
+    if failure is not None or (fields.get("error") and not lacks_output(fields, names)):
         return failure
     if fields.get("status") == "failed":
         return failed(fields.get("incomplete_details") or {})
-    if lacks_output(fields, ANSWERS.get(api, OUTPUT)):
-        return failed(fields) if api in ANSWERS else None
+    if lacks_output(fields, names):
+        if api not in ANSWERS:
+            return None
+        return failed(fields) if lacks_output(fields, OUTPUT) else FOREIGN
+    if api in CHOICES and has_foreign_choice(fields["choices"][0], api):
+        return FOREIGN
+    if api == "embeddings" and type(data := fields.get("data")) is list and not has_embedding(data):
+        return FOREIGN
     return BLANK if is_blank(fields) else None
 
 
 def lacks_output(fields: Mapping[str, Any], names: Sequence[str]) -> bool:
     """Whether a whole answer has none of these members of answers; a chat without any choice is none either."""
-    return all(fields.get(name) is None or (name == "choices" and not fields[name]) for name in names)
+    found = [(name, fields[name]) for name in names if fields.get(name) is not None]
+    return not any(name not in LISTS or (type(each) is list and (each or name != "choices")) for name, each in found)
+
+
+def has_foreign_choice(choice: Any, api: str) -> bool:
+    """Whether a choice is one of completions where chats are due, or the reverse."""
+    if type(choice) is not dict or any(name in choice for name in CHOICES[api]):
+        return False
+    return any(name in choice for names in CHOICES.values() for name in names)
 
 
 def is_no_answer(text: bytes, api: str) -> bool:
     """Whether what begins so, and is no object, is no answer: a page, or where an object is due anything but events."""
-    is_list = api == "generate" and text[:1] == b"[" and text[1:2] != b"]"  # to a list of prompts
+    is_list = api in IN_LISTS and text[:1] == b"[" and text[1:2] != b"]"
     return PAGE.match(text) is not None or (api in ANSWERS and not is_list and FRAMED.match(text) is None)
 
 

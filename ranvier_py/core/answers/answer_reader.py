@@ -18,6 +18,7 @@ from ranvier_py.core.answers.answer_events import (
     BLANK,
     EMPTY,
     EVENT_END,
+    FOREIGN,
     FRAMED_BYTES,
     NO_ANSWER,
     OUTPUT,
@@ -35,14 +36,25 @@ ERROR = b"error"  # in all events that are failures but RESPONSE_FAILED; quoted 
 RESPONSE_FAILED = b"response.failed"
 QUOTED_ERROR, QUOTED_ABORT = b'"error"', b'"abort"'  # also what an answer ends with that was not computed
 OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
-OUTPUT_BEGINS = re.compile(  # each part begins with a quote, which alone is searched for then: in a third of the time
-    rb'"(?:choices"\s*:\s*\[\s*\{|(?:output|content)"\s*:\s*\[)(?s:.{0,512}?)'
-    rb'"(?:(?:content|text|reasoning|reasoning_content|thinking|arguments)"\s*:\s*%b'
-    rb'|tool_calls"\s*:\s*\[\s*\{|tool_use")' % WORD
-)
-"""With its first word, in nearly all answers that are one object; what has none of these is looked at."""
-TEXT_BEGINS = re.compile(rb'\{"text"\s*:\s*%b' % WORD)  # the same of /generate, at its very beginning
-EMBEDDINGS_BEGIN = re.compile(rb'"embedding"\s*:\s*(?:\[\s*[-\d]|"[^"])|' + OUTPUT_BEGINS.pattern)
+AT_TOP = rb'\{[^{}[\]]*?"'  # in an object from its very beginning, where nothing is searched for
+OUTPUT_BEGINS = {  # each part begins with a quote, which alone is searched for then: in a third of the time
+    "chat": re.compile(
+        rb'"message"\s*:\s*\{(?s:.{0,512}?)"(?:(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b'
+        rb'|tool_calls"\s*:\s*\[\s*\{)' % WORD
+    ).search,
+    "completion": re.compile(rb'"choices"\s*:\s*\[\s*\{(?s:.{0,512}?)"text"\s*:\s*%b' % WORD).search,
+    "messages": re.compile(
+        AT_TOP + rb'content"\s*:\s*\[(?s:.{0,512}?)"(?:(?:text|thinking)"\s*:\s*%b|tool_use")' % WORD
+    ).match,
+    "responses": re.compile(rb'"output"\s*:\s*\[(?s:.{0,512}?)"(?:text|arguments)"\s*:\s*%b' % WORD).search,
+    "generate": re.compile(rb'\{"text"\s*:\s*%b' % WORD).match,
+    "embeddings": re.compile(rb'"embedding"\s*:\s*(?:\[\s*[-\d]|"[^"])').search,
+    **{
+        api: re.compile(AT_TOP + rb'(?:%b)"\s*:\s*["[\d-]' % "|".join(ANSWERS[api]).encode()).match
+        for api in ("rerank", "score", "classify", "count_tokens", "tokenize", "detokenize")
+    },
+}
+"""With its first word, in nearly all answers that are one object, by API; what has none of these is looked at."""
 OBJECT_ENDS = (b"}", b"}\n", b"}\r\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER = b"."  # held of what is no object any more
@@ -146,11 +158,11 @@ class WholeReader(AnswerReader):
         return data
 
     def _shows_output(self, text: bytes) -> bool:
-        """Whether an object names no error, and has output if its API is one of those that generate."""
+        """Whether an object names no error, and has output if its API is one of those that we know."""
         if QUOTED_ERROR in text or QUOTED_ABORT in text:
             return False
-        begins = EMBEDDINGS_BEGIN if self.api == "embeddings" else OUTPUT_BEGINS
-        return begins.search(text) is not None or TEXT_BEGINS.match(text) is not None or self.api not in ANSWERS
+        begins = OUTPUT_BEGINS.get(self.api)
+        return begins is None or begins(text) is not None
 
     def _judge_object(self, text: bytes, complete: bool) -> None:
         """Judge an object by what is here of it."""
@@ -296,6 +308,8 @@ class StreamReader(AnswerReader):
         found = AnswerEvent.of(event)
         if ERROR in event or RESPONSE_FAILED in event or QUOTED_ABORT in event:
             self.failure = found.failure
+        if not self.begun and self.failure is None and found.begins and found.is_of_another(self.api):
+            self.failure = FOREIGN
         if self._opening and self.failure is None:
             has_words = has_word(event, self.api)
             self.has_output = self.has_output or has_words or has_token(event, self.api)

@@ -30,10 +30,14 @@ so only output proves the prefill."""
 
 WORD = rb'"(?: |\\[nrt])*+(?:[^"\\]|\\[^nrt])'  # the beginning of a text that is more than white space
 CHAT_WORD = re.compile(
-    rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*%b|"tool_calls"\s*:\s*\[\s*\{' % WORD
+    rb'"(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b|"tool_calls"\s*:\s*\[\s*\{' % WORD
 )
 FIRST_WORD = {
-    "messages": re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*%b|"type"\s*:\s*"tool_use"' % WORD),
+    "completion": re.compile(rb'"choices"\s*:\s*\[\s*\{[^{}]*?"text"\s*:\s*%b' % WORD),
+    "generate": re.compile(rb'data: ?\{"text"\s*:\s*%b' % WORD),
+    "messages": re.compile(
+        rb'"delta"\s*:\s*\{[^{}]*?"(?:text|thinking|partial_json)"\s*:\s*%b|"type"\s*:\s*"tool_use"' % WORD
+    ),
     "responses": re.compile(rb'"delta"\s*:\s*%b|"type"\s*:\s*"function_call"' % WORD),
 }
 """By API; CHAT_WORD for the others. In nearly all first events with output."""

@@ -67,6 +67,11 @@ PATHS: Mapping[bytes, PathRule] = {
     REALTIME_PATH: PathRule(VLLM, placed=OPEN_LOAD, repeated=NEVER),
 }
 
+ANSWERED_AS: Mapping[bytes, str] = {
+    path: rule.reader or path.rsplit(b"/", 1)[1].decode() for path, rule in PATHS.items()
+}
+"""By path, the API that tells an answer from others (`answer_events`)."""
+
 SEGMENTS_MAX = max(path.count(b"/") for path in PATHS) - 1  # behind /v1
 
 FORM_PATHS = frozenset((b"/v1/audio/transcriptions", b"/v1/audio/translations"))

@@ -24,7 +24,7 @@ from ranvier_py.core.routing.blame.judgements import BLANK as BLANK_ANSWER
 from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
-from ranvier_py.core.routing.request_paths import EMBEDDINGS_PATH, PATHS
+from ranvier_py.core.routing.request_paths import ANSWERED_AS, PATHS
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.wanted.found_backend import EngineKey, own_key
 from ranvier_py.core.tracing.trace_context import TRACEPARENT, TRACESTATE
@@ -300,7 +300,7 @@ class ForwardStage:
         captures = fields.readable and is_served and prompt.kind != "opaque"
         is_plain = fields.readable or kind is AnswerReader
         within = chunks if is_plain else None
-        api = prompt.api if prompt.kind != "opaque" or call.request.path != EMBEDDINGS_PATH else "embeddings"
+        api = prompt.api if prompt.kind != "opaque" else ANSWERED_AS.get(call.read.request.path, "")
         reader = kind(api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
         if call.reservation is not None:
             reader.beyond = call.reservation.follow(reader.captured)

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ranvier_py.core.answers.answer_events import BLANK, EMPTY, Failure
+from ranvier_py.core.answers.answer_events import FOREIGN as OF_ANOTHER_API
 from tests.core.answers.feeding import event_reader, through, whole_reader
 
 FULL = {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}
@@ -61,6 +62,13 @@ def failure_of_whole(data: bytes, api: str = "chat") -> Failure | None:
     return reader.failure
 
 
+def api_of(fields: dict[str, Any]) -> str:
+    """Whose answer this is."""
+    if "choices" in fields:
+        return "completion" if "text" in fields["choices"][0] else "chat"
+    return "messages" if "content" in fields else "responses" if "output" in fields else "generate"
+
+
 def whole_of(*choices: Any) -> bytes:
     return json.dumps({"id": "1", "choices": choices}).encode()
 
@@ -97,14 +105,19 @@ def test_an_error_inside_a_choice_without_output_is_a_failure(output: Any) -> No
 @pytest.mark.parametrize("api", ["chat", "completion"])
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_a_choice_that_was_aborted_before_any_output_is_a_failure(reason: str, api: str) -> None:
-    empty: dict[str, Any] = {"delta": {}, "message": {"role": "assistant", "content": None}, "text": ""}
+    empty: dict[str, Any] = {"delta": {}, "message": {"role": "assistant", "content": None}}
+    empty = {"text": ""} if api == "completion" else empty
     choice = {"index": 0, **empty, "finish_reason": reason}
-    beside = {"index": 1, "text": "half an ans", "finish_reason": reason}
-    for failure in (failure_in(stream(ROLE, {"choices": [choice]}), api), failure_of_whole(whole_of(choice), api)):
+    beside = {"index": 1, "text": "half an ans", "message": {"content": "half an ans"}, "finish_reason": reason}
+    for failure in (
+        failure_in(stream(*OPENINGS[api], {"choices": [choice]}), api),
+        failure_of_whole(whole_of(choice), api),
+    ):
         assert failure is not None
         assert failure.status == 500
     assert failure_of_whole(whole_of(choice, beside), api) is None
-    assert failure_in(stream(TOKEN, {"choices": [{**choice, "finish_reason": "abort"}]}), api) is None
+    token = {"choices": [{"index": 0, "text": "word"}]} if api == "completion" else TOKEN
+    assert failure_in(stream(token, {"choices": [{**choice, "finish_reason": "abort"}]}), api) is None
     assert failure_of_whole(whole_of({**choice, "finish_reason": "stop"}), api) is BLANK
 
 
@@ -123,7 +136,6 @@ def test_a_whole_answer_that_is_an_error_is_a_failure(kind: str) -> None:
         stream(TOKEN, {"error": FULL}),
         stream(ROLE),
         stream({"choices": [], "error": None}),
-        stream({"type": "response.created", "response": {"error": None}}),
         stream({"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"arguments": '{"error": {}}'}}]}}]}),
         b": ping\n\n",
         b'data: {"error": {"mess',
@@ -149,11 +161,11 @@ def test_a_stream_with_output_or_without_an_event_yet_has_not_failed(data: bytes
     ],
 )
 def test_no_whole_answer_fails_that_has_what_was_asked_for(fields: Any) -> None:
-    assert failure_of_whole(json.dumps(fields).encode()) is None
+    assert failure_of_whole(json.dumps(fields).encode(), api_of(fields)) is None
 
 
 def test_lists_in_lists_are_followed_no_further_than_answers_go() -> None:
-    assert failure_of_whole(b'{"output":%b%b}' % (b"[" * 900, b"]" * 900)) is None
+    assert failure_of_whole(b'{"output":%b%b}' % (b"[" * 900, b"]" * 900), "responses") is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +186,7 @@ def test_lists_in_lists_are_followed_no_further_than_answers_go() -> None:
     ],
 )
 def test_what_finishes_without_a_word_and_without_a_reason_is_blank(fields: Any) -> None:
-    assert failure_of_whole(json.dumps(fields).encode()) is BLANK
+    assert failure_of_whole(json.dumps(fields).encode(), api_of(fields)) is BLANK
 
 
 @pytest.mark.parametrize("fields", [{"error": None}, {"result": {"error": {"code": 500}}}, [{"error": FULL}], {}])
@@ -202,8 +214,9 @@ def test_what_has_no_member_of_an_answer_fails_only_where_text_was_asked_for(fie
         (b"null", 500),
         (b'{"detail"', 500),
         (b'{"choices":[{"text":"a', 500),
-        (b'{"object":"list","data":[{"id":"m","object":"model"}]}', 500),
-        (b'{"object":"list","data":[{"index":0,"embedding":[0.5]}]}', 500),
+        (b'{"object":"list","data":[{"id":"m","object":"model"}]}', 404),
+        (b'{"object":"list","data":[{"index":0,"embedding":[0.5]}]}', 404),
+        (b'{"data":{"error":"boom"}}', 500),
         (b'{"object":"response","status":"failed","error":null,"output":[]}', 500),
     ],
 )
@@ -217,23 +230,76 @@ def test_what_is_no_answer_is_a_failure_whatever_its_words_and_cuts(body: bytes,
 
 
 ANSWERED = {
-    "embeddings": [b'{"data":[{"embedding":[0.1]}]}', b'{"data":[]}', b'{"data":[{"embedding":"AAAA"}]}'],
+    "embeddings": [b'{"data":[{"embedding":[0.1]}]}', b'{"data":[{"embedding":"AAAA"}]}'],
     "generate": [b'{"text":"a"}', b'{"output_ids":[1],"meta_info":{}}', b'[{"text":"a"},{"text":"b"}]'],
+    "rerank": [b'{"results":[{"index":0,"relevance_score":0.9}]}', b'[{"index":0,"score":0.9}]'],
+    "score": [b'{"object":"list","data":[{"index":0,"score":1}]}', b'{"scores":[0.5],"object":"scoring"}'],
+    "classify": [b'{"data":[{"label":"a","probs":[0.5]}]}', b'[{"embedding":[0.1]}]'],
+    "tokenize": [b'{"count":1,"max_model_len":9,"tokens":[1]}', b'{"tokens":[]}'],
+    "detokenize": [b'{"prompt":""}', b'{"text":"a"}', b'{"content":"a"}'],
+    "count_tokens": [b'{"input_tokens":0}'],
 }
 FOREIGN = [
     *(b"OK", b"null", b"true", b"[]", b"{", b"{}", b"<?xml version='1.0'?>", b"<!-- x --><html>", b'{"status":"ok"}'),
+    *(b'{"data":{"error":"boom"}}', b'{"data":{"error":{"message":"boom"}},"success":false}'),
     *(b'{"code":401,"data":null}', b'{"success":false,"errors":[{"code":1}]}', b'{"detail":[{"msg":"no"}]}'),
 ]
 
 
 @pytest.mark.parametrize("api", ANSWERED)
-def test_vectors_and_generated_texts_are_known_by_what_they_have(api: str) -> None:
+def test_what_else_engines_compute_is_known_by_what_it_has(api: str) -> None:
     for body in ANSWERED[api]:
         assert failure_of_whole(body, api) is None
         if body.startswith(b"{"):
             assert failure_of_whole(body[:-4], api) is not None
     for body in FOREIGN:
         assert failure_of_whole(body, api) is not None, body
+
+
+WHOLES: dict[str, dict[str, Any]] = {
+    "chat": {"choices": [{"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}]},
+    "completion": {"choices": [{"index": 0, "text": "word", "finish_reason": "stop"}]},
+    "messages": {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "word"}]},
+    "responses": {"output": [{"type": "message", "content": [{"type": "output_text", "text": "word"}]}]},
+    "generate": {"text": "word", "meta_info": {"finish_reason": {"type": "stop"}}},
+    "embeddings": {"object": "list", "data": [{"index": 0, "embedding": [0.5]}]},
+}
+EVENTS: dict[str, dict[str, Any]] = {
+    "chat": TOKEN,
+    "completion": {"choices": [{"index": 0, "text": "word"}]},
+    "messages": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word"}},
+    "responses": {"type": "response.output_text.delta", "delta": "word"},
+    "generate": {"text": "word", "meta_info": {"finish_reason": None}},
+}
+
+
+@pytest.mark.parametrize("asked", WHOLES)
+@pytest.mark.parametrize("given", WHOLES)
+def test_an_answer_of_another_api_than_was_asked_is_a_404_of_this_one(asked: str, given: str) -> None:
+    failure = failure_of_whole(json.dumps(WHOLES[given]).encode(), asked)
+    assert failure is (None if asked == given else OF_ANOTHER_API)
+
+
+@pytest.mark.parametrize("asked", ["rerank", "score", "classify", "tokenize", "count_tokens"])
+@pytest.mark.parametrize("given", ["chat", "completion", "responses"])
+def test_text_is_no_answer_where_none_was_asked_for(asked: str, given: str) -> None:
+    assert failure_of_whole(json.dumps(WHOLES[given]).encode(), asked) is OF_ANOTHER_API
+
+
+@pytest.mark.parametrize("asked", EVENTS)
+@pytest.mark.parametrize("given", EVENTS)
+def test_an_event_of_another_api_than_was_asked_begins_no_answer(asked: str, given: str) -> None:
+    failure = failure_in(stream(*OPENINGS[given], EVENTS[given]), asked)
+    assert failure is (None if given in (asked, "generate") else OF_ANOTHER_API)
+
+
+def test_a_list_of_models_has_no_embeddings() -> None:
+    assert failure_of_whole(b'{"object":"list","data":[{"id":"m","object":"model"}]}', "embeddings") is OF_ANOTHER_API
+
+
+@pytest.mark.parametrize("vectors", [[], [{"embedding": []}], [{"embedding": [None, None]}, {"embedding": None}]])
+def test_embeddings_without_a_number_are_blank(vectors: Any) -> None:
+    assert failure_of_whole(json.dumps({"object": "list", "data": vectors}).encode(), "embeddings") is BLANK
 
 
 @pytest.mark.parametrize("streams", [False, True])

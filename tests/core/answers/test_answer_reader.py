@@ -48,20 +48,36 @@ class Known(NamedTuple):
 
 FULL = {"error": {"message": "The request queue is full.", "type": "service_unavailable", "code": 503}}
 NOTHING = [Known(b": ping\n\n"), Known(b"\n\n"), Known(DONE)]
-CHAT = [
+OF_ERRORS = 'an error: {"error": 1}, event: error, "prompt_tokens": 3'
+
+
+def text(words: str, finish: str | None = None) -> bytes:
+    return event({"choices": [{"index": 0, "text": words, "finish_reason": finish}], "usage": None})
+
+
+BOTH = [
     *NOTHING,
-    Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
-    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), finishes=True),
-    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}), begins=True),
-    Known(delta(" \n"), has_output=True),
-    Known(delta("a"), begins=True, has_output=True),
-    Known(delta('an error: {"error": 1}, event: error, "prompt_tokens": 3'), begins=True, has_output=True),
     Known(b'data: no json "prompt_tokens"\n\n', begins=True),
     Known(event(FULL), status=503),
     Known(b"event: error\ndata: broken\n\n", status=500),
     Known(COUNTS, left=b""),
     Known(b"event: message\nid: 9\n" + COUNTS.replace(b"[]", b"null"), left=b""),
     Known(event({"usage": USAGE, "timings": [1]}), left=event({"timings": [1]})),
+]
+CHAT = [
+    *BOTH,
+    Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
+    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), finishes=True),
+    Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}), begins=True),
+    Known(delta(" \n"), has_output=True),
+    Known(delta("a"), begins=True, has_output=True),
+    Known(delta(OF_ERRORS), begins=True, has_output=True),
+]
+COMPLETION = [
+    *BOTH,
+    *(Known(text("")), Known(text("", "stop"), finishes=True), Known(text("", "content_filter"), begins=True)),
+    *(Known(text(" \n"), has_output=True), Known(text("a"), begins=True, has_output=True)),
+    Known(text(OF_ERRORS), begins=True, has_output=True),
 ]
 MESSAGES = [
     *NOTHING,
@@ -85,7 +101,7 @@ RESPONSES = [
     Known(event({"type": "response.failed", "response": {}}), status=500),
     Known(event({"type": "error", "code": "rate_limit_exceeded"}), status=429),
 ]
-EVENTS = {"chat": CHAT, "completion": CHAT, "messages": MESSAGES, "responses": RESPONSES}
+EVENTS = {"chat": CHAT, "completion": COMPLETION, "messages": MESSAGES, "responses": RESPONSES}
 LINE_ENDS = (b"\n", b"\r\n", b"\r")
 
 
@@ -158,7 +174,7 @@ WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
     "an error": ([json.dumps(FULL).encode()], False, False, 503),
     "an error, in pieces": ([b'{"obj', b'ect":"x","err', b'or":"y"}'], False, False, 500),
     "an error behind blanks": ([b"\n", b" ", b'{"error":"y"}'], True, False, 500),
-    "an error beside what was asked for": ([b'{"error":{"code":503},', b'"output":[1]}'], True, True, 0),
+    "an error beside what was asked for": ([b'{"error":{"code":503},', b'"choices":[{"text":"a"}]}'], True, True, 0),
     "no object": ([b"[1]"], False, False, 500),
     "nothing": ([b""], False, False, 500),
 }
@@ -167,7 +183,7 @@ WHOLE: dict[str, tuple[list[bytes], bool, bool, int]] = {
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_whole_answer_is_judged_by_its_object(kind: str) -> None:
     pieces, *expected = WHOLE[kind]
-    reader = whole_reader()
+    reader = whole_reader("completion")
     assert through(pieces, reader) == pieces
     assert [reader.begun, reader.has_output, reader.failure.status if reader.failure is not None else 0] == expected
 
@@ -186,7 +202,7 @@ def test_an_answer_of_an_unknown_kind_passes_at_once_and_has_its_first_token_whe
 
 def test_nothing_waits_for_more_than_decides() -> None:
     def begun(*pieces: bytes, stream: bool = True) -> bool:
-        reader = event_reader() if stream else whole_reader()
+        reader = event_reader() if stream else whole_reader("completion")
         for piece in pieces:
             reader.feed(piece, complete=False)
         return reader.begun or reader.failure is not None

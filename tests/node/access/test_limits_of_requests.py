@@ -31,8 +31,8 @@ def counted(prompt: int, output: int, cached: int = 0) -> bytes:
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    message = {"role": "assistant", "content": "hi"}
-    return json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}).encode()
+    choice = {"message": {"role": "assistant", "content": "hi"}, "text": "hi", "finish_reason": "stop"}
+    return json.dumps({"choices": [choice], "usage": usage, "text": "hi"}).encode()
 
 
 CLAUDES = (
