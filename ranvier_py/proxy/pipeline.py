@@ -100,7 +100,9 @@ class Pipeline:
             lacking=lacking,
             changed=changed,
         )
-        first: Sequence[Stage] = [each.begin for each in reserving]  # by what the head says
+        first: Sequence[Stage] = (
+            *(each.begin for each in reserving),  # admits it by what its head says
+        )
         # by whether it asks for inference: if not, the node itself may have the answer
         self._first: Mapping[bool, Sequence[Stage]] = {
             True: first,
