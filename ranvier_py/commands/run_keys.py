@@ -61,7 +61,9 @@ def print_new_key(options: argparse.Namespace) -> None:
     (made,) = tables.table().identities(0, 1)
     if made.key is not None and made.key.expires <= time.time():
         raise CommandError("--expires: that time is over, so the key would never be valid", EXIT_CONFIG)
-    print("\n[[key]]", *[f"{name} = {json.dumps(value)}" for name, value in members.items()], sep="\n")
+    print(
+        "\n[[key]]", *[f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in members.items()], sep="\n"
+    )
     sys.stdout.flush()
     print(key, file=sys.stderr)
 

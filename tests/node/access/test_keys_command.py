@@ -47,6 +47,17 @@ def test_a_key_that_is_made_can_not_be_guessed_and_its_lines_have_only_its_diges
     assert (found.key_id, found.may_use("lab-1"), found.may_use("x")) == ("ann", True, False)
 
 
+def test_the_lines_of_a_key_are_good_whatever_its_models_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["\N{SLIGHTLY SMILING FACE}*", "mod\u00e8le", 'a"b', "a\\b", "a'b", "x[1]", "#"]
+    path = tmp_path / "keys.toml"
+    path.write_text(made(capsys, "ann", "--models", *models)[0], encoding="utf-8")
+    (found,) = read_key_file(path, "keys_file").identities(0, 9)
+    assert found.key is not None
+    assert found.key.models == models
+
+
 def test_a_file_of_keys_is_listed_and_checked_and_what_is_wrong_is_named_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
