@@ -14,7 +14,7 @@ from dataclasses import replace
 from ranvier_py.core.findings import Finding, Severity
 from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.backends import Registry
-from ranvier_py.core.routing.blame.refusals import BLANK
+from ranvier_py.core.routing.blame.refusals import BLANK_STATUS
 from ranvier_py.core.routing.health import Circuit, Outcome
 
 DETAIL_CHARACTERS_MAX = 160  # of what an engine answered: what names the cause comes first
@@ -150,7 +150,7 @@ def refusals(backend: Backend, registry: Registry) -> Finding | None:
     if not status:
         return None
     whom, command = served_by_others(backend), shown_by(backend)
-    if status == BLANK:
+    if status == BLANK_STATUS:
         what = f"engine {backend.name} answers without a word where others have words"
         remedy = "Compare its weights, chat template and stop words with those of the others."
         return of_engine("engine_answers_nothing", Severity.DEGRADED, backend, what, whom, remedy, command)

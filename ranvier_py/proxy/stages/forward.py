@@ -20,8 +20,7 @@ from ranvier_py.core.errors import ClientGone, NodeExhausted, RanvierError, Resp
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.attempt import Attempt, Edit, Leg, Plan, PoolMatch
 from ranvier_py.core.routing.backends import Transition
-from ranvier_py.core.routing.blame.judgements import BLANK as BLANK_ANSWER
-from ranvier_py.core.routing.blame.judgements import SERVED, Judgement
+from ranvier_py.core.routing.blame.judgements import BLANK_ANSWER, SERVED, Judgement
 from ranvier_py.core.routing.health import FAULTS, Outcome
 from ranvier_py.core.routing.processes.ranks import RANK_FIELD
 from ranvier_py.core.routing.request_paths import ANSWERED_AS, PATHS

@@ -9,7 +9,7 @@ import pytest
 
 from ranvier_py.core.findings import Severity
 from ranvier_py.core.routing.backends import Backend, Outcome, ProbeResult, Registry
-from ranvier_py.core.routing.blame.refusals import BLANK, kind_of
+from ranvier_py.core.routing.blame.refusals import BLANK_STATUS, kind_of
 from ranvier_py.core.routing.engine_findings import engine_findings
 from ranvier_py.core.routing.processes.engine_marks import OtherNames
 from tests.core.routing.test_backends import REFUSED, UP, cluster, serving
@@ -59,7 +59,7 @@ STATES: dict[str, Callable[[Registry, Backend], object]] = {
     ),
     "engine_fails": lambda registry, backend: finish(registry, backend, Outcome.SERVER_ERROR, 5),
     "engine_refuses": refuse,
-    "engine_answers_nothing": lambda registry, backend: refuse(registry, backend, BLANK),
+    "engine_answers_nothing": lambda registry, backend: refuse(registry, backend, BLANK_STATUS),
     "engine_busy": lambda registry, backend: registry.pauses.begin(backend.id, 200.0),
     "engine_reuses_nothing": without_caching,
 }

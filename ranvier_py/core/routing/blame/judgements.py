@@ -107,7 +107,7 @@ class Judgement(NamedTuple):
 
 
 SERVED = Judgement(Outcome.SUCCESS)
-BLANK = Judgement(Outcome.REFUSED)
+BLANK_ANSWER = Judgement(Outcome.REFUSED)
 """Of an answer without a word, as long as nobody believes it (`refusals.blank`)."""
 
 

@@ -3,7 +3,7 @@ and would get most requests.
 
 Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests that
 are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all the
-same if no other can be, and by a probe now and then; once it serves one, it is as others. A BLANK answer may be right:
+same if no other can be, and by a probe now and then; once it serves one, it is as others. A blank answer may be right:
 the first in a row is believed, and more the more were shared. Invariant: what a second one refuses as well counts for
 nothing (test_black_holes.py, test_blank_answers.py). Bounds: ROWS_MAX rows, of which the oldest goes; AVOIDED_MAX.
 """
@@ -29,7 +29,7 @@ PROBE_REQUESTS, PROBE_S, PROBE_IDLE_S = 32, 5.0, 60.0
 ROWS_MAX, AVOIDED_MAX = 4096, 1024
 """1 MB. Clients choose the models that they name."""
 
-BLANK = 200  # the status of a refusal that is an answer without a word
+BLANK_STATUS = 200  # the status of a refusal that is an answer without a word
 PATIENCE_MAX = 1024  # blank answers in a row, of which every other one was shared
 ABOUT_ALL = 0
 OF_KEYS = (401, 403)
@@ -132,25 +132,25 @@ class Refusals:
                 self.counters.dropped += self.rows.dropped
                 self.rows.dropped = 0
             row.status = status
-            row.blanks += status == BLANK
+            row.blanks += status == BLANK_STATUS
 
     def blank(self, backend: Backend, kind: int, others: Iterable[Backend], now: float) -> bool:
         """Take in an answer without a word. Returns whether the request should be tried elsewhere, once."""
         others, is_doubtful = list(others), False
         if self.is_proven(backend, kind):  # so it may be what such requests get
-            for scope, each in [(scope, each) for scope in scopes_of(kind, BLANK) for each in others]:
-                if (row := self.rows.get((scope, each.id))) is not None and row.status == BLANK:
+            for scope, each in [(scope, each) for scope in scopes_of(kind, BLANK_STATUS) for each in others]:
+                if (row := self.rows.get((scope, each.id))) is not None and row.status == BLANK_STATUS:
                     del self.rows[scope, each.id]
         else:
             is_doubtful = self.is_doubtful(backend, kind, others)
-        self.refused(backend, kind, BLANK, now)
+        self.refused(backend, kind, BLANK_STATUS, now)
         row = self.rows.get((kind, backend.id))
         return is_doubtful and (row is None or row.blanks > self._patience.get(kind, 0))
 
     def shared_blank(self, backend: Backend, kind: int) -> None:
         """Take back an answer without a word, since a second backend gave one to the same request, and believe more of
         them in a row of such requests."""
-        self.shared(backend, kind, BLANK)
+        self.shared(backend, kind, BLANK_STATUS)
         self._patience[kind] = min(PATIENCE_MAX, 2 * self._patience.get(kind, 1))
 
     def shared(self, backend: Backend, kind: int, status: int) -> None:
@@ -166,7 +166,7 @@ class Refusals:
         """Take in that another backend served what this one refused."""
         self.counters.contradicted[str(status)] += 1
         before = self.status_of(backend.id)
-        if status == BLANK:
+        if status == BLANK_STATUS:
             self._patience.pop(kind, None)
         for scope in scopes_of(kind, status):
             row = self.rows.get((scope, backend.id))
@@ -220,7 +220,7 @@ def scopes_of(kind: int, status: int) -> Sequence[int]:
 
 def answering(status: int) -> str:
     """Return how a backend does not serve what others serve, in words."""
-    return "answers nothing" if status == BLANK else f"refuses with {status}"
+    return "answers nothing" if status == BLANK_STATUS else f"refuses with {status}"
 
 
 def changed(backend: Backend, before: str, after: str, why: str) -> Transition:

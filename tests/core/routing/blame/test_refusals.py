@@ -10,7 +10,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.blame.refusals import (
     AVOIDED_MAX,
-    BLANK,
+    BLANK_STATUS,
     PROBE_IDLE_S,
     PROBE_REQUESTS,
     PROBE_S,
@@ -192,13 +192,13 @@ def test_the_more_blank_answers_peers_have_shared_the_more_in_a_row_are_believed
     gaps = [after - before for before, after in pairwise(tried)]
     assert gaps == sorted(gaps)
     refusals.blank(one, CHAT, [other], 70.0)
-    refusals.contradicted(one, CHAT, BLANK, 71.0)
+    refusals.contradicted(one, CHAT, BLANK_STATUS, 71.0)
     assert refusals.blank(one, CHAT, [other], 72.0)
 
 
 def test_blank_answers_that_others_do_not_share_have_it_avoided_until_it_has_words() -> None:
     refusals, one, _ = two()
-    avoid(refusals, one, BLANK, now=1.0)
-    assert (refusals.avoided(CHAT), refusals.status_of(A)) == ([A], BLANK)
+    avoid(refusals, one, BLANK_STATUS, now=1.0)
+    assert (refusals.avoided(CHAT), refusals.status_of(A)) == ([A], BLANK_STATUS)
     (change,) = refusals.served(one, CHAT, sent_at=2.0)
     assert (change.before, change.after) == ("answers nothing", "serves")
