@@ -401,3 +401,25 @@ async def test_blanks_by_which_an_engine_keeps_a_line_open_are_relayed_at_once(b
         await client.until(chunk(blank))
         seen.set()
         await client.until(LAST)
+
+
+CUT = {
+    "of a length": [answer(b"x" * 400).partition(b"x")[0] + GOOD.partition(b"\r\n\r\n")[2]],
+    "of a length, in pieces": [GOOD[:-20], GOOD[-20:-9]],
+    "in chunks": [JSON_HEAD, chunk(GOOD.partition(b"\r\n\r\n")[2])],
+}
+
+
+CUT_CASES = [(False, kind) for kind in CUT] + [
+    (True, kind) for kind in CUT if kind != "in chunks"
+]  # that may be a stream
+
+
+@pytest.mark.parametrize(("stream", "kind"), CUT_CASES)
+async def test_a_whole_answer_that_breaks_off_before_its_end_is_asked_for_elsewhere(stream: bool, kind: str) -> None:
+    engines = [Scripted(*CUT[kind], CLOSE), Scripted(GOOD)]
+    async with lab(*engines, policy="round_robin", ask_usage=False) as node:
+        for path in QUESTIONS:
+            status, _, body = await answered(node, question(path, stream=stream))
+            assert (status, body) == (200, GOOD.partition(b"\r\n\r\n")[2])
+        assert set((await at_rest(node))["outcomes"]) == {"success", "broken"}

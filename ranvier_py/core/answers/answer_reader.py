@@ -64,7 +64,7 @@ HELD_BYTES_MAX = 64 * 1024
 """A longer event is not one of counts, which have some 300 bytes; it is passed on as it comes."""
 
 WHOLE_BYTES_MAX = 16 * 1024
-"""Of a whole answer that may be an error: these have some hundred bytes."""
+"""Of a whole answer that may be an error, which have some hundred bytes, or that is waited for to its end."""
 
 LOOKS_MAX = 256  # at events of one piece, each of which takes up to 30 us
 
@@ -125,13 +125,15 @@ class AnswerReader:
 
 
 class WholeReader(AnswerReader):
-    """Reads an answer that is one JSON object, or no stream that we know. It begins also with blanks, by which engines
-    keep a line open."""
+    """Reads an answer that is one JSON object, or no stream that we know. A short object begins with its end, if none
+    is streamed: another engine can still answer if it breaks off. It begins also with blanks, by which engines keep a
+    line open."""
 
     __slots__ = ()
 
     def _passed(self, data: bytes, complete: bool) -> bytes:
         if self.has_output or self.failure:
+            self.begun = self.begun or (self.failure is None and (complete or self.size > WHOLE_BYTES_MAX))
             return data
         if (
             complete
@@ -173,7 +175,7 @@ class WholeReader(AnswerReader):
         elif complete:
             self.failure = failure_in_whole(text, self.api)
             self.has_output = self.failure is None
-        self.begun = self.begun or self.has_output
+        self.begun = self.begun or (self.has_output and (complete or self.streams))
 
     def _judge_other(self, text: bytes, complete: bool) -> None:
         """Judge what is no object, or a long one, by what is here of it. Blanks alone are nothing yet."""

@@ -300,7 +300,8 @@ class ForwardStage:
         is_plain = fields.readable or kind is AnswerReader
         within = chunks if is_plain else None
         api = prompt.api if prompt.kind != "opaque" else ANSWERED_AS.get(call.read.request.path, "")
-        reader = kind(api, within, streams=prompt.stream, names=call.read.is_kept, captures=captures)
+        streams = prompt.stream and (kind is not WholeReader or head.framing != "length")
+        reader = kind(api, within, streams=streams, names=call.read.is_kept, captures=captures)
         if call.reservation is not None:
             reader.beyond = call.reservation.follow(reader.captured)
         if not is_plain:

@@ -51,7 +51,7 @@ class RelayStage:
         try:
             while not (reader.begun or reader.failure or exchange.complete or awaited.is_full):
                 awaited.pass_on()
-                piece = yield from self._next(call, exchange)
+                piece = yield from self._next(call, exchange, is_prefilled=reader.has_output)
                 if piece or exchange.complete:
                     attempt.target.seen.received_at = time.monotonic()
                     awaited.add(reader.feed(piece, exchange.complete))
@@ -67,10 +67,14 @@ class RelayStage:
             kind = kind_of(call.read.request.path, attempt.prompt.model)
             reader.begun = self.registry.refusals.is_proven(attempt.target, kind)
 
-    def _next(self, call: Call, exchange: Exchange) -> Steps[bytes]:
+    def _next(self, call: Call, exchange: Exchange, *, is_prefilled: bool = False) -> Steps[bytes]:
         """Wait for the next piece of an answer that has not begun."""
+        limits = call.limits or self.limits
         try:
-            call.client.arm(WaitPhase.FIRST_BYTE, (call.limits or self.limits).first_event_s)
+            if is_prefilled:
+                call.client.arm(WaitPhase.STALL, limits.stall_s)
+            else:
+                call.client.arm(WaitPhase.FIRST_BYTE, limits.first_event_s)
             yield exchange.readable
         except ClientGone:
             if not call.outlives_client():

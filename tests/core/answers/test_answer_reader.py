@@ -201,16 +201,18 @@ def test_an_answer_of_an_unknown_kind_passes_at_once_and_has_its_first_token_whe
 
 
 def test_nothing_waits_for_more_than_decides() -> None:
-    def begun(*pieces: bytes, stream: bool = True) -> bool:
+    def begun(*pieces: bytes, stream: bool = True, complete: bool = False) -> bool:
         reader = event_reader() if stream else whole_reader("completion")
         for piece in pieces:
-            reader.feed(piece, complete=False)
+            reader.feed(piece, complete=complete)
         return reader.begun or reader.failure is not None
 
     assert begun(delta("a"))
     assert begun(event(FULL))
     assert not begun(event(FULL)[:-1])
-    assert begun(b'{"choices":[{"text":"a', stream=False)
+    assert not begun(b'{"choices":[{"text":"a', stream=False)
+    assert begun(b'{"choices":[{"text":"a', b"b" * WHOLE_BYTES_MAX, stream=False)
+    assert begun(b'{"choices":[{"text":"a","finish_reason":"stop"}]}', stream=False, complete=True)
     assert begun(b" ", stream=False)
     assert not begun(b'{"error":' + b" " * 9000, stream=False)
     assert begun(b'{"error":' + b" " * WHOLE_BYTES_MAX, stream=False)
