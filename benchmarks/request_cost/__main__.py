@@ -61,6 +61,14 @@ class Case:
     fields: str = ""  # members of the body before `messages`
     keys: str = ""  # what the file of keys has; "" for none
     traced: float | None = None  # share of the requests whose spans are kept; None: none is traced
+    caches: bool = False  # with a response cache, in which no turn finds its answer
+
+    def options(self, keys: str) -> dict[str, Any]:
+        """Return the node's options. `keys`: the file of keys, or ""."""
+        found: dict[str, Any] = {"keys_file": keys} if keys else {}
+        if self.traced is not None:
+            found |= {"otel_endpoint": "http://127.0.0.1:1", "otel_sample_ratio": self.traced}
+        return found | ({"response_cache": True} if self.caches else {})
 
 
 PIECES = (STREAM_HEAD + chunk(EVENT), *[chunk(EVENT)] * (CHUNKS - 1), STREAM_END)
@@ -75,6 +83,7 @@ CASES = {
     "chat_3kB": Case(),
     "chat_3kB_key": Case(keys=KEYS),
     "chat_3kB_limits": Case(keys=KEYS + LIMITS),
+    "chat_3kB_miss": Case(fields='"temperature":0,', caches=True),
     "chat_60kB": Case(history_bytes=60_000),
     "stream_100_chunks": Case(answer=PIECES, fields='"stream":true,'),
 }
@@ -179,11 +188,10 @@ class Count:
         return step
 
 
-async def run_node(url: str, keys: str, traced: str) -> None:
-    """Run the node. `keys`: its file of keys, or "". `traced`: the share of traces, or "". Prints its port; ends
-    learning at the first line of input; prints what it counted at each."""
-    traces = {"otel_endpoint": "http://127.0.0.1:1", "otel_sample_ratio": float(traced)} if traced else {}
-    config, key = config_of(backend=[url], log_level="warning", keys_file=keys or None, **traces), bytes(32)
+async def run_node(url: str, options: str) -> None:
+    """Run the node with these options, as JSON. Prints its port; ends learning at the first line of input; prints what
+    it counted at each."""
+    config, key = config_of(backend=[url], log_level="warning", **json.loads(options)), bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
     node, inbox = make_node(config, tokenizer, Random(SEED), key)
     node.assemble(parts_of(node, tokenizer, inbox))
@@ -217,15 +225,8 @@ def counted(case: Case) -> dict[str, Any]:
     """Return the calls and instructions of one turn, of all files and of each; the most instructions first."""
     peer, found, keys = Peer(case), [], Path(mkstemp(suffix=".toml")[1])
     keys.write_text(case.keys)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.request_cost",
-        NODE,
-        f"http://127.0.0.1:{peer.engine.getsockname()[1]}",
-        str(keys) if case.keys else "",
-        "" if case.traced is None else str(case.traced),
-    ]
+    url, options = f"http://127.0.0.1:{peer.engine.getsockname()[1]}", case.options(str(keys) if case.keys else "")
+    command = [sys.executable, "-m", "benchmarks.request_cost", NODE, url, json.dumps(options)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
         assert node.stdout is not None
@@ -247,8 +248,7 @@ def counted(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == NODE:
-        url, keys, traced = sys.argv[2:]
-        trio.run(run_node, url, keys, traced)
+        trio.run(run_node, sys.argv[2], sys.argv[3])
         return 0
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")
