@@ -166,8 +166,8 @@ class Pipeline:
         client = call.client
         self.serving.pop(client.fd, None)
         client.renamed = None
-        if call.reservation is not None:
-            call.reservation.limits.settle(call)
+        if (held := call.reservation) is not None:
+            held.limits.settle(call, held)
         now = time.monotonic()
         for observe in self.observers:
             observe(call, now)

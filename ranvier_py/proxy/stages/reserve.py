@@ -183,11 +183,9 @@ class ReserveStage:
             return 0.0
         return price_of_stored(cost, ends, held.limits.api, call.request.body, held.limits.lengths)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: Call, held: Reservation) -> None:
         """Settle what a request has reserved."""
-        held, attempt = call.reservation, call.attempt
-        assert held is not None
-        took = held.stored
+        took, attempt = held.stored, call.attempt
         if attempt is not None and attempt.reply.status < 300:
             prompt, _, answer, _ = attempt.reply.counts
             if prompt is None or answer is None or held.estimate is not None or held.ends is not None:
