@@ -97,12 +97,12 @@ class CostSpec(BaseModel):
     @property
     def cost(self) -> ModelCost:
         return ModelCost(
-            self.input,
-            self.input if self.cached_input is None else self.cached_input,
-            self.input if self.cache_write is None else self.cache_write,
-            self.output,
-            self.output if self.reasoning is None else self.reasoning,
-            self.cached_answers,
+            input=self.input,
+            cached_input=self.input if self.cached_input is None else self.cached_input,
+            cache_write=self.input if self.cache_write is None else self.cache_write,
+            output=self.output,
+            reasoning=self.output if self.reasoning is None else self.reasoning,
+            cached_answers=self.cached_answers,
         )
 
 

@@ -174,7 +174,14 @@ class RequestHead:
         too_many = len(self.headers) > limits.headers_max  # to read what they mean would take long
         many_options = not too_many and has_many_options(self.headers)
         headers = [] if too_many or many_options else self.headers
-        self.request = HttpRequest(self._parser.get_method(), self._target, headers, b"", minor, minor == 1)
+        self.request = HttpRequest(
+            method=self._parser.get_method(),
+            target=self._target,
+            headers=headers,
+            body=b"",
+            http_minor=minor,
+            keep_alive=minor == 1,
+        )
         if too_many:
             raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
         if many_options:

@@ -87,7 +87,14 @@ class Pipeline:
         self.resolve = ResolveStage(router, models, limits, again)
         admitting = () if reserve is None else (AdmitStage(self.resolve),)
         learn = LearnStage(router, tokenizer, changed)
-        self.relay = RelayStage(router.registry, limits, learn, realtime, may_see, address_of)
+        self.relay = RelayStage(
+            registry=router.registry,
+            limits=limits,
+            learn=learn,
+            realtime=realtime,
+            may_see=may_see,
+            address_of=address_of,
+        )
         self.forward = ForwardStage(
             *(router, one_leg, upstream, limits, tokenizer),
             edits=LegEdits(asking, router.counters, cache_control),

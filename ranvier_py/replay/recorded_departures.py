@@ -70,7 +70,7 @@ class RecordedDepartures:
         lost = min(earlier.end, now.tokens) - shared
         if lost > 0:
             place = f"behind token {shared:,}"
-            found = PrefixBreak(UNSEEN, "", place, 0, shared, lost)
+            found = PrefixBreak(cause=UNSEEN, kind="", path=place, line=0, shared=shared, lost=lost)
             self._watch.broke(client, PromptBreak(found, BreakKind(UNSEEN, place, "turn"), lost))
 
 

@@ -117,7 +117,14 @@ class PeerNetwork:
             self.packets += 1
             self.bytes_sent += len(data)
             if to in self._index_of:
-                packet = Packet(now + self._delay_s, self.packets, self._index_of[to], address_of(index), plane, data)
+                packet = Packet(
+                    at=now + self._delay_s,
+                    number=self.packets,
+                    to=self._index_of[to],
+                    source=address_of(index),
+                    plane=plane,
+                    data=data,
+                )
                 heapq.heappush(self._in_transit, packet)
         self._wakes[index] = max(peer.wake_at, now + TICK_MIN_S)
         self._next_at = min(*self._wakes, self._in_transit[0].at if self._in_transit else inf)

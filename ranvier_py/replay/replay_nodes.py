@@ -115,7 +115,14 @@ class Nodes(Placer):
         decision = router.place(prompt, found)
         attempt = router.start_attempt(prompt, decision, now, found=found)
         self._touched(node, now)
-        return Placed(decision.backend, decision.reason, decision.matched_tokens, node, attempt, terms)
+        return Placed(
+            engine=decision.backend,
+            reason=decision.reason,
+            predicted_tokens=decision.matched_tokens,
+            node=node,
+            attempt=attempt,
+            terms=terms,
+        )
 
     def first_token(self, placed: Placed, now: float) -> None:
         assert placed.attempt is not None

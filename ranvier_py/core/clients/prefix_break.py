@@ -40,7 +40,9 @@ def prefix_break(before: PromptSketch, now: PromptSketch) -> PrefixBreak | None:
     """Return where `now` departs from `before`; None if it begins with all of it, and so continues it."""
     old, new = before.sections, now.sections
     if before.model != now.model:
-        return PrefixBreak("model", "system", "$.model", 0, 0, min(before.size, now.size))
+        return PrefixBreak(
+            cause="model", kind="system", path="$.model", line=0, shared=0, lost=min(before.size, now.size)
+        )
     at = next(
         (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a.digest != b.digest), min(len(old), len(new))
     )
@@ -54,7 +56,7 @@ def prefix_break(before: PromptSketch, now: PromptSketch) -> PrefixBreak | None:
     if at < len(old) and at < len(new) and cause in VOLATILE_CAUSES:
         lost += min(old[at].size, new[at].size)
     place = new[min(at, len(new) - 1)] if new else Section("$", "message", "", 0, 0)
-    return PrefixBreak(cause, place.kind, place.path, line, shared, lost)
+    return PrefixBreak(cause=cause, kind=place.kind, path=place.path, line=line, shared=shared, lost=lost)
 
 
 VOLATILE_CAUSES = ("uuid", "nonce", "time", "date", "counter")

@@ -111,7 +111,9 @@ def question_of(
     except TypeError:  # a number that was rounded
         return None
     max_age_s = inf if not wishes else 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
-    return Question(key, api, fields["model"], stream, wants_usage, max_age_s)
+    return Question(
+        key=key, api=api, model=fields["model"], stream=stream, wants_usage=wants_usage, max_age_s=max_age_s
+    )
 
 
 def forbids_sharing(cache_control: bytes) -> bool:

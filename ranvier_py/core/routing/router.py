@@ -186,7 +186,7 @@ class Router:
             self.owners.counters.lost += touch
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
         pool = Pool([backend], len(self.registry.ids.slots), last_resort=False, unknown=False)
-        return PoolMatch(pool, (), "none", 0, Unheld(), now)
+        return PoolMatch(pool=pool, holders=(), source="none", learned_tokens=0, unheld=Unheld(), at=now)
 
     def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""

@@ -40,7 +40,14 @@ def trouble_of(dated: Dated, now: float) -> Trouble:
     found = dated.finding
     kind, about = (words_of(each, NAME_BYTES_MAX) for each in (found.kind, found.about))
     since_s = count_of(now - dated.since)
-    return Trouble(int(found.severity), since_s, kind, about, words_of(found.what), words_of(found.remedy))
+    return Trouble(
+        severity=int(found.severity),
+        since_s=since_s,
+        kind=kind,
+        about=about,
+        what=words_of(found.what),
+        remedy=words_of(found.remedy),
+    )
 
 
 def engines_of_peers(peer: RouterPeer, now: float) -> dict[str, Mapping[str, Any]]:

@@ -36,7 +36,14 @@ class AdmittedRequest:
     joined: int = 0  # the step from which on it decodes
 
     def copy(self) -> AdmittedRequest:
-        return AdmittedRequest(self.number, self.request_id, self.job, self.lease.copy(), self.computed, self.joined)
+        return AdmittedRequest(
+            number=self.number,
+            request_id=self.request_id,
+            job=self.job,
+            lease=self.lease.copy(),
+            computed=self.computed,
+            joined=self.joined,
+        )
 
     @property
     def finishes(self) -> int:

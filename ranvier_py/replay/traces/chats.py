@@ -95,7 +95,9 @@ def read_line(line: TraceLine, as_request: bool) -> Iterator[ChatLine]:
         turns = [at for at, message in enumerate(messages) if at > 0 and message["role"] == "assistant"] or turns
         messages = messages[: turns[-1] + 1]
     session = line.text("session", "session_id")
-    found = ChatLine(line, Chat(messages, tools), turns, session, session, line.text("model"))
+    found = ChatLine(
+        line=line, chat=Chat(messages, tools), turns=turns, session=session, thread=session, model=line.text("model")
+    )
     if len(turns) > 1 and not session:
         found.session = f"line {line.number}"
     if fields.get("timestamp") is not None:
@@ -139,7 +141,9 @@ def read_document(line: TraceLine) -> Iterator[ChatLine]:
             {"role": "user", "content": f"{transcript}\n\nQuestion: {question}"},
             {"role": "assistant", "content": answer},
         ]
-        yield ChatLine(line, Chat(messages), (2,), document, f"{line.number}/{number}", "")
+        yield ChatLine(
+            line=line, chat=Chat(messages), turns=(2,), session=document, thread=f"{line.number}/{number}", model=""
+        )
 
 
 def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[TurnAt]:

@@ -114,4 +114,6 @@ def read_request(line: TraceLine, session: str, at: float, size: int) -> Session
     blocks = sum(count for _, count in ranges)
     if blocks != prompt // size:
         raise line.wrong(f"{blocks} hashes for in {prompt}", f"{prompt // size} of them ({size} tokens to a block)")
-    return SessionRequest(at, line.number, session, prompt, max(1, answer), ranges)
+    return SessionRequest(
+        at=at, line=line.number, session=session, prompt_tokens=prompt, answer_tokens=max(1, answer), ranges=ranges
+    )

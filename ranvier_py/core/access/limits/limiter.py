@@ -324,7 +324,9 @@ class Limiter:
         home = self.peers.home(near[0].meter.home)
         assert home is not None
         self._number = (self._number + 1) & 0xFFFFFFFF
-        question = HomeQuestion(self._number, home, grant, near, now + ASK_S, now)
+        question = HomeQuestion(
+            number=self._number, home=home, grant=grant, asked=near, until=now + ASK_S, again_at=now
+        )
         if self.silences.has(home.session, now) or len(self.questions) >= QUESTIONS_MAX:
             return self._by_share(question, now)
         self.questions[question.number] = question

@@ -243,7 +243,14 @@ class SharedIndex:
             commands += [("HDEL", routers, *dead)] if dead else []
             commands += [("HINCRBY", routers, self.generation, 1)]
             commands += [("HGETALL", routers), ("GET", f"{self._root}cleared")]
-        return RedisJob(self.generation, tuple(commands), False, is_tick, prefixes, others)
+        return RedisJob(
+            generation=self.generation,
+            commands=tuple(commands),
+            is_hello=False,
+            is_tick=is_tick,
+            prefixes=prefixes,
+            others=others,
+        )
 
     def _writes(self, now: float) -> list[Command]:
         """Write what changed, oldest first, then entries of a new generation whose stream is up."""

@@ -193,12 +193,12 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
             yield f"rank {rank}: no such port"
             continue
         yield Publisher(
-            rank,
-            events,
-            replay.shifted(rank) if replay else None,
-            _topic(block.get("topic")),
-            load.shifted(rank) if load else None,
-            _topic(block.get("load_topic")),
+            rank=rank,
+            events=events,
+            replay=replay.shifted(rank) if replay else None,
+            topic=_topic(block.get("topic")),
+            load=load.shifted(rank) if load else None,
+            load_topic=_topic(block.get("load_topic")),
         )
 
 

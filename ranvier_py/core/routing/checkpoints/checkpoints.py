@@ -290,7 +290,9 @@ class Checkpoints(Observer):
         assert self._prefixes is not None
         for name, (position, mark, at) in own.index.renew_events(now, RENEWED_MAX):
             if name in self._prefixes:
-                self._send(NewMark(backend, own.generation, name, position, mark, at))
+                self._send(
+                    NewMark(backend=backend, generation=own.generation, name=name, position=position, mark=mark, at=at)
+                )
 
     def states_unknown(self, backend: BackendId, now: float) -> None:
         """Learn checkpoints from traffic again; those that events brought count like learned ones from now on."""
@@ -311,7 +313,16 @@ class Checkpoints(Observer):
             else:
                 is_new = own.index.lose(name, position, now, ahead=ahead)
             if is_new and not ahead and self._prefixes is not None and name in self._prefixes:
-                self._send(NewMark(backend, generation, name, position, mark if present else KV, now))
+                self._send(
+                    NewMark(
+                        backend=backend,
+                        generation=generation,
+                        name=name,
+                        position=position,
+                        mark=mark if present else KV,
+                        at=now,
+                    )
+                )
 
     # --- among peers -------------------------------------------------------------------------------------------------
 
@@ -349,7 +360,11 @@ class Checkpoints(Observer):
         for key, (position, mark, at), is_new in found if self._prefixes is not None else ():
             for name in key[1:] if is_new else ():
                 if name:
-                    self._send(NewMark(backend, own.generation, name, position, mark, at))
+                    self._send(
+                        NewMark(
+                            backend=backend, generation=own.generation, name=name, position=position, mark=mark, at=at
+                        )
+                    )
 
     def _send(self, mark: NewMark) -> None:
         self.counters.dropped += self.new.put(mark)

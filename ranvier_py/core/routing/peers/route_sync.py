@@ -436,7 +436,11 @@ def rows_of(routes: NewRoutes) -> list[PendingRow]:
         if last and name != last:
             parent = last
         above = 0 if parent in (token, text) else parent
-        rows.append(PendingRow(holder, above, tokens, token, text if text != token else 0, at))
+        rows.append(
+            PendingRow(
+                holder=holder, parent=above, tokens=tokens, token=token, text=text if text != token else 0, at=at
+            )
+        )
         last = name
     return rows
 

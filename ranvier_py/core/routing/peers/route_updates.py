@@ -100,7 +100,9 @@ def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
     names, parent, tokens, token, text = zip(*rows, strict=True)
     numbers = {each: number for number, each in enumerate(dict.fromkeys(names))}
     backend = list(map(numbers.__getitem__, names))
-    check_columns(UpdateColumns(list(numbers), backend, parent, tokens, token, text))
+    check_columns(
+        UpdateColumns(backends=list(numbers), backend=backend, parent=parent, tokens=tokens, token=token, text=text)
+    )
     kinds = TOKENS * any(token) | TEXTS * any(text)
     if len(numbers) > 1 or any(below.parent != (above.token or above.text) for above, below in pairwise(rows)):
         kinds |= PARENTS
@@ -144,7 +146,7 @@ def decode_columns(data: bytes) -> UpdateColumns:
     backend = numbers[end:] if backends_count > 1 else (0,) * count
     if len(parent) < count:
         parent += tuple([own or other for own, other in zip(token[:-1], text[:-1], strict=True)])
-    columns = UpdateColumns(backends, backend, parent, tokens, token, text)
+    columns = UpdateColumns(backends=backends, backend=backend, parent=parent, tokens=tokens, token=token, text=text)
     check_columns(columns)
     return columns
 

@@ -68,12 +68,12 @@ class TableCopy:
         evidence = np.floor(since - np.frombuffer(rows.age_s, "<u2"))
         backends = ids[np.frombuffer(rows.backend, "<u2")]
         columns = RouteColumns(
-            np.frombuffer(rows.parent, "<u8"),
-            np.frombuffer(rows.tokens, "<u4"),
-            np.frombuffer(rows.token, "<u8"),
-            np.frombuffer(rows.text, "<u8"),
-            backends,
-            evidence.astype(np.int32),
+            parent=np.frombuffer(rows.parent, "<u8"),
+            tokens=np.frombuffer(rows.tokens, "<u4"),
+            token=np.frombuffer(rows.token, "<u8"),
+            text=np.frombuffer(rows.text, "<u8"),
+            backend=backends,
+            evidence=evidence.astype(np.int32),
         )
         removals = self._table.outgoing.removals
         names = columns.token.tolist(), columns.text.tolist()

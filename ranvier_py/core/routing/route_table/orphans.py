@@ -193,10 +193,10 @@ def columns_of(
 ) -> RouteColumns:
     count = len(backend)
     return RouteColumns(
-        np.fromiter(parent, U64, count),
-        np.fromiter(tokens, np.uint32, count),
-        np.fromiter(token, U64, count),
-        np.fromiter(text, U64, count),
-        np.fromiter(backend, np.int16, count),
-        np.fromiter(evidence, np.int32, count),
+        parent=np.fromiter(parent, U64, count),
+        tokens=np.fromiter(tokens, np.uint32, count),
+        token=np.fromiter(token, U64, count),
+        text=np.fromiter(text, U64, count),
+        backend=np.fromiter(backend, np.int16, count),
+        evidence=np.fromiter(evidence, np.int32, count),
     )

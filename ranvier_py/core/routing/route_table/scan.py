@@ -258,12 +258,12 @@ class RowsScan:
         above = parents[order]
         token = np.frombuffer(rows.token, U64)[above]
         return RouteColumns(
-            np.where(token != 0, token, np.frombuffer(rows.text, U64)[above]),
-            np.frombuffer(rows.tokens, np.uint32)[chosen.row[order]],
-            chosen.token[order],
-            chosen.text[order],
-            chosen.backend[order],
-            chosen.evidence[order],
+            parent=np.where(token != 0, token, np.frombuffer(rows.text, U64)[above]),
+            tokens=np.frombuffer(rows.tokens, np.uint32)[chosen.row[order]],
+            token=chosen.token[order],
+            text=chosen.text[order],
+            backend=chosen.backend[order],
+            evidence=chosen.evidence[order],
         )
 
     def _ranks(self, ids: Numbers) -> Numbers:
