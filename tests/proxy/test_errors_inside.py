@@ -410,6 +410,23 @@ CUT = {
 }
 
 
+LONGER = b"content-length: 9999"
+EVENTS_CUT = {  # of which the length is known
+    "behind a token": [STREAM_HEAD.replace(b"transfer-encoding: chunked", LONGER) + payload_of(ROLE + TOKEN)],
+    "behind the end": [STREAM_HEAD.replace(b"transfer-encoding: chunked", LONGER) + payload_of(ROLE + TOKEN + END)],
+}
+
+
+@pytest.mark.parametrize("kind", EVENTS_CUT)
+async def test_a_stream_of_a_known_length_that_breaks_off_is_asked_for_elsewhere(kind: str) -> None:
+    engines = [Scripted(*EVENTS_CUT[kind], CLOSE), Scripted(STREAM_HEAD, ROLE, TOKEN, END)]
+    async with lab(*engines, policy="round_robin", ask_usage=False) as node:
+        for path in GENERATE:
+            status, _, body = await answered(node, question(path, stream=True))
+            assert (status, body) == (200, payload_of(ROLE + TOKEN + END))
+        assert set((await at_rest(node))["outcomes"]) == {"success", "broken"}
+
+
 CUT_CASES = [(False, kind) for kind in CUT] + [
     (True, kind) for kind in CUT if kind != "in chunks"
 ]  # that may be a stream

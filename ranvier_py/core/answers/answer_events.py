@@ -77,6 +77,7 @@ EXPLAINED = frozenset(
 PARTS_LEVELS_MAX = 8  # of lists and objects in the last event of a response, down to its text
 WORDLESS = (None, "text", "message", "thinking", "reasoning", "output_text", "text_delta", "thinking_delta")
 """Types of parts that are text, or nothing."""
+UNSEEN = " \n\r\t\u200b\u200c\u200d\ufeff\ufffd"  # also what stands for bytes that are no text
 TEXT_MEMBERS = frozenset(("content", "reasoning", "reasoning_content", "refusal"))  # of messages
 
 STATUSES: Mapping[str, int] = {
@@ -159,6 +160,11 @@ class AnswerEvent(NamedTuple):
             return False
         return ANNOUNCING.isdisjoint(self.kinds)
 
+    @property
+    def is_garbled(self) -> bool:
+        """Whether it has words where an object is due; some objects have numbers that JSON does not have."""
+        return self.fields is None and not self.data.lstrip().startswith((b"{", b"[DONE]")) and bool(self.data.strip())
+
     def is_of_another(self, api: str) -> bool:
         """Whether it is plainly an event of another API."""
         fields, kind = self.fields or {}, str((self.fields or {}).get("type"))
@@ -222,9 +228,7 @@ def is_blank(fields: Mapping[str, Any]) -> bool:
         reason = meta.get("finish_reason")
         kind = reason.get("type") if type(reason) is dict else reason
         text = fields.get("text")
-        return (
-            not explains(kind) and type(text) is str and not (text.strip() or (not text and fields.get("output_ids")))
-        )
+        return not explains(kind) and is_wordless(text) and bool(text or not fields.get("output_ids"))
     if fields.get("status") not in (None, "completed", "incomplete"):
         return False
     if type(data := fields.get("data")) is list:
@@ -254,7 +258,7 @@ def is_wordless(part: Any, levels: int = PARTS_LEVELS_MAX) -> bool:
     if not part or levels == 0:
         return not part
     if type(part) is str:
-        return not part.strip()
+        return not part.strip().strip(UNSEEN)
     if type(part) is dict:
         if part.get("type") not in WORDLESS:
             return False
@@ -295,7 +299,9 @@ def lacks_output(fields: Mapping[str, Any], names: Sequence[str]) -> bool:
 
 def has_foreign_choice(choice: Any, api: str) -> bool:
     """Whether a choice is one of completions where chats are due, or the reverse."""
-    if type(choice) is not dict or any(name in choice for name in CHOICES[api]):
+    if type(choice) is not dict:
+        return True
+    if any(name in choice for name in CHOICES[api]):
         return False
     return any(name in choice for names in CHOICES.values() for name in names)
 

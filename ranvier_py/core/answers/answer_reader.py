@@ -39,7 +39,7 @@ OUTPUT_NAMES = [b'"%b"' % name.encode() for name in OUTPUT]
 AT_TOP = rb'\{[^{}[\]]*?"'  # in an object from its very beginning, where nothing is searched for
 OUTPUT_BEGINS = {  # each part begins with a quote, which alone is searched for then: in a third of the time
     "chat": re.compile(
-        rb'"message"\s*:\s*\{(?s:.{0,512}?)"(?:(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b'
+        rb'"choices"\s*:\s*\[\s*\{(?s:.{0,512}?)"(?:(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b'
         rb'|tool_calls"\s*:\s*\[\s*\{)' % WORD
     ).search,
     "completion": re.compile(rb'"choices"\s*:\s*\[\s*\{(?s:.{0,512}?)"text"\s*:\s*%b' % WORD).search,
@@ -310,8 +310,9 @@ class StreamReader(AnswerReader):
         found = AnswerEvent.of(event)
         if ERROR in event or RESPONSE_FAILED in event or QUOTED_ABORT in event:
             self.failure = found.failure
-        if not self.begun and self.failure is None and found.begins and found.is_of_another(self.api):
-            self.failure = FOREIGN
+        if not self.begun and self.failure is None and found.begins:
+            is_garbled = found.is_garbled and self.api in ANSWERS
+            self.failure = NO_ANSWER if is_garbled else FOREIGN if found.is_of_another(self.api) else None
         if self._opening and self.failure is None:
             has_words = has_word(event, self.api)
             self.has_output = self.has_output or has_words or has_token(event, self.api)

@@ -28,7 +28,9 @@ FIRST_TOKEN = {
 """By API; CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done,
 so only output proves the prefill."""
 
-WORD = rb'"(?: |\\[nrt])*+(?:[^"\\]|\\[^nrt])'  # the beginning of a text that is more than white space
+UNSEEN = rb" |\\[nrt]|\\u(?:200[bcd]|feff|fffd)|\xe2\x80[\x8b-\x8d]|\xef\xbb\xbf|\xef\xbf\xbd"
+WORD = rb'"(?:%b)*+(?:[^"\\]|\\[^nrt])' % UNSEEN
+"""The beginning of a text of which there is anything to be seen."""
 CHAT_WORD = re.compile(
     rb'"(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b|"tool_calls"\s*:\s*\[\s*\{' % WORD
 )

@@ -109,7 +109,7 @@ class ForwardStage:
             reader = self._reader(call, attempt, head, exchange.chunks, is_asked=is_asked)
             if attempt.judged and 200 <= status < 300:
                 held = reader.feed(exchange.take(), exchange.complete)
-                if not reader.begun:
+                if not exchange.complete and (not reader.begun or head.framing == "length"):
                     held = yield from self.relay.begin(call, attempt, exchange, reader, held)
             if status >= 300 or (reader.failure is not None and not reader.begun):
                 judgement = yield from self._judge(call, attempt, exchange, reader.failure, held)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from ranvier_py.core.answers.answer_reader import AnswerReader
+from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
 from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
 from ranvier_py.core.routing.attempt import Attempt
@@ -39,17 +39,21 @@ class RelayStage:
     def begin(
         self, call: Call, attempt: Attempt, exchange: Exchange, reader: AnswerReader, held: bytes
     ) -> Steps[bytes]:
-        """Wait until an answer begins, or shows what it is instead: until then the request may be sent elsewhere.
-        `held`: what goes on of what came. Returns all of that but for what the client already has."""
+        """Wait until an answer begins, or shows what it is instead: until then the request may be sent elsewhere. The
+        end of a stream of a known length is waited for: it is all there. `held`: what goes on of what came. Returns all
+        of that but for what the client already has."""
         self._trust(call, attempt, reader)
-        if reader.begun or reader.failure or exchange.complete:
+        is_made = exchange.head.framing == "length" and isinstance(reader, StreamReader)
+        if exchange.complete or reader.failure or (reader.begun and not is_made):
             return held
         if call.awaited is None:
             call.awaited = AwaitedStream(call.client, call.shared or call.client, self.limits.sse_keepalive_s)
         awaited = call.awaited
         awaited.wait(exchange, reader, held, partial(self._shown, call, attempt, exchange.head))
         try:
-            while not (reader.begun or reader.failure or exchange.complete or awaited.is_full):
+            while not (exchange.complete or reader.failure or awaited.is_full or awaited.is_out):
+                if reader.begun and not is_made:
+                    break
                 awaited.pass_on()
                 piece = yield from self._next(call, exchange, is_prefilled=reader.has_output)
                 if piece or exchange.complete:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_events import BLANK, EMPTY, Failure
+from ranvier_py.core.answers.answer_events import BLANK, EMPTY, NO_ANSWER, Failure
 from ranvier_py.core.answers.answer_events import FOREIGN as OF_ANOTHER_API
 from tests.core.answers.feeding import event_reader, through, whole_reader
 
@@ -181,6 +181,8 @@ def test_lists_in_lists_are_followed_no_further_than_answers_go() -> None:
         {"choices": [{"message": {"role": "assistant", "content": []}, "finish_reason": "stop"}]},
         {"choices": [{"message": {"role": "assistant", "content": " \n", "provider_fields": {"refusal": None}}}]},
         {"choices": [{"text": "\n\n", "finish_reason": "length"}]},
+        {"choices": [{"text": "\u200b\ufeff ", "finish_reason": "length"}]},
+        {"choices": [{"message": {"content": "\ufffd\ufffd"}, "finish_reason": "stop"}]},
         {"type": "message", "content": [{"type": "text", "text": "\t"}], "stop_reason": "max_tokens"},
         {"text": " ", "output_ids": [220], "meta_info": {"finish_reason": {"type": "length"}}},
     ],
@@ -217,6 +219,8 @@ def test_what_has_no_member_of_an_answer_fails_only_where_text_was_asked_for(fie
         (b'{"object":"list","data":[{"id":"m","object":"model"}]}', 404),
         (b'{"object":"list","data":[{"index":0,"embedding":[0.5]}]}', 404),
         (b'{"data":{"error":"boom"}}', 500),
+        (b'{"model":"m","message":{"role":"assistant","content":"hi"},"done":true}', 500),
+        (b'{"response":"hi","done":false}\n{"done":true}', 500),
         (b'{"object":"response","status":"failed","error":null,"output":[]}', 500),
     ],
 )
@@ -295,6 +299,15 @@ def test_an_event_of_another_api_than_was_asked_begins_no_answer(asked: str, giv
 
 def test_a_list_of_models_has_no_embeddings() -> None:
     assert failure_of_whole(b'{"object":"list","data":[{"id":"m","object":"model"}]}', "embeddings") is OF_ANOTHER_API
+
+
+@pytest.mark.parametrize("words", [b"null", b"[]", b"Bad Gateway", b"<html><center>nginx</center></html>"])
+def test_words_where_an_event_is_due_are_a_failure_but_not_behind_output(words: bytes) -> None:
+    for api, first in EVENTS.items():
+        assert failure_in(b"data: %b\n\ndata: [DONE]\n\n" % words, api) is NO_ANSWER
+        reader = event_reader(api=api)
+        reader.feed(stream(first) + b"data: %b\n\n" % words, complete=True)
+        assert (reader.begun, reader.failure) == (True, None)
 
 
 @pytest.mark.parametrize("vectors", [[], [{"embedding": []}], [{"embedding": [None, None]}, {"embedding": None}]])

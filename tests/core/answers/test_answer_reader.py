@@ -57,7 +57,7 @@ def text(words: str, finish: str | None = None) -> bytes:
 
 BOTH = [
     *NOTHING,
-    Known(b'data: no json "prompt_tokens"\n\n', begins=True),
+    Known(b'data: {"prompt_tokens": NaN, "no": "json"}\n\n', begins=True),
     Known(event(FULL), status=503),
     Known(b"event: error\ndata: broken\n\n", status=500),
     Known(COUNTS, left=b""),
@@ -69,7 +69,7 @@ CHAT = [
     Known(event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None})),
     Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), finishes=True),
     Known(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter"}]}), begins=True),
-    Known(delta(" \n"), has_output=True),
+    *[Known(delta(unseen), has_output=True) for unseen in (" \n", "\u200b", "\ufffd\ufffd ")],
     Known(delta("a"), begins=True, has_output=True),
     Known(delta(OF_ERRORS), begins=True, has_output=True),
 ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranvier_py.core.answers.answer_events import NO_ANSWER
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader, WholeReader
 from ranvier_py.core.answers.chunked import ChunkedReader
 from ranvier_py.core.answers.inflated_reader import INFLATED_BYTES_MAX, InflatedReader
@@ -74,8 +75,7 @@ def test_what_is_found_is_what_is_found_without_the_coding(
     [
         (b"br", b"\x0b\x02\x80{}\x03"),
         (b"gzip, gzip", compressed(compressed(ERROR))),
-        (b"gzip", b"no such coding"),
-        (b"gzip", compressed(ERROR)[:8] + b"\xff" * 9),
+        (b"deflate", b"no such coding"),
         (b"gzip", compressed(ERROR) + b"more"),
         (b"gzip", compressed(b" " * 2 * INFLATED_BYTES_MAX)),
     ],
@@ -86,6 +86,14 @@ def test_what_can_not_be_read_has_begun(coding: bytes, data: bytes) -> None:
     assert found(reader) == (True, False, None, "", True)
     assert reader.feed(b"rest", complete=True) == b"rest"
     assert found(reader) == (True, False, None, "", True)
+
+
+@pytest.mark.parametrize("data", [b"no such coding", ERROR, compressed(ERROR)[:8] + b"\xff" * 9])
+def test_what_is_called_gzip_and_is_none_is_no_answer(data: bytes) -> None:
+    reader = InflatedReader(reader_of(StreamReader), [(b"content-encoding", b"gzip")], None)
+    for piece in (data, b"rest"):
+        assert reader.feed(piece, complete=piece == b"rest") == piece
+        assert (reader.begun, reader.failure) == (False, NO_ANSWER)
 
 
 def test_no_more_is_inflated_than_is_judged() -> None:

@@ -63,9 +63,9 @@ NO_API = re.compile(
 )
 """How engines that were started for embeddings answer chats, and the reverse: vLLM, SGLang, llama.cpp, Ollama."""
 
-OWN_STATUSES = frozenset((401, 402, 403, 407, 410, 421, 426, 501, 511))
+OWN_STATUSES = frozenset((401, 402, 403, 407, 408, 409, 410, 421, 425, 426, 460, 499, 501, 511))
 """By which a backend, or a proxy before it, refuses our key, its account, our protocol, or a path or host that it
-lacks."""
+lacks, or says that it waited in vain (408, 460 and 499) or that the request may be sent again (409, 425)."""
 
 TOO_LONG = re.compile(
     r"\bcontext (length|window|size)\b|\bmaximum (model|sequence|input|prompt|allowed) length\b"
