@@ -1,7 +1,8 @@
 """What a node is made of: parts, each of which runs, counts, shows, serves and reloads one thing.
 
-`node.py` lists the parts in the order in which they start; nothing else names one. Whatever concerns several of them
-walks the list: a backend is added and removed, a poll has found something, metrics are read, a configuration is new.
+`node.py` lists the parts in the order in which they start, and gives each what it needs of others; nothing else names
+one, but `run_node` the public port, at whose end the node ends. Whatever concerns several of them walks the list: a
+backend is added and removed, a poll has found something, metrics are read, a configuration is new.
 Rule: a removal reaches every part, even if another one raises; an addition that raises leaves nothing anywhere.
 """
 

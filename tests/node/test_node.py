@@ -26,6 +26,7 @@ from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.parts import request_parts
 from ranvier_py.node.parts.router_parts import placement_options
 from ranvier_py.node.run_node import keep_freed_memory, run
+from ranvier_py.proxy.upstream import Upstream
 from tests.core.routing.placement.engines import engines, match_of
 from tests.node.node_lab import (
     BETWEEN_LOOKS_S,
@@ -377,3 +378,17 @@ async def test_a_signal_while_a_node_starts_ends_it_at_once(caplog: pytest.LogCa
                 await trio.sleep(BETWEEN_LOOKS_S)
             os.kill(os.getpid(), signal.SIGTERM)
     assert "node.ready" not in caplog.text
+
+
+async def test_a_node_that_ends_has_closed_its_connections_to_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    close = Upstream.close
+
+    def noted(upstream: Upstream) -> None:
+        closed.append(upstream.counters.open)
+        close(upstream)
+
+    monkeypatch.setattr(Upstream, "close", noted)
+    async with lab(engines=1) as node:
+        assert (await node.chat()).status_code == 200
+    assert closed == [1]
