@@ -115,9 +115,11 @@ class FailedTries:
         body = payload_of(data) if head.framing == "chunked" else data
         return body if head.fields.readable else Inflater(head.headers).inflated(body)
 
-    def finish(self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool) -> Sequence[Transition]:
-        """Take in how a try ends, and settle who is to blame if it is the last one."""
-        if attempt.judged and self._suspects.add(attempt.target.id, attempt.generation, outcome):
+    def finish(
+        self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool, was_seen: bool = False
+    ) -> Sequence[Transition]:
+        """Take in how a try ends, and settle who is to blame if it is the last one. `was_seen`: by the client."""
+        if attempt.judged and self._suspects.add(attempt.target.id, attempt.generation, outcome, was_seen=was_seen):
             attempt.judged = False  # it is now
         return self.settle(outcome, now) if is_last else ()
 

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -350,6 +351,21 @@ async def test_an_engine_that_breaks_behind_output_again_and_again_is_left() -> 
         for number in range(5):
             await answered(node, numbered(b"/v1/chat/completions", number, poison=False, stream=True))
         assert [backend["circuit"] for backend in await node.backends()] == ["open"]
+
+
+@pytest.mark.parametrize("end", [(event(BROKEN), LAST), (CLOSE,), (RESET,)], ids=["an error", "closed", "reset"])
+async def test_no_more_than_three_clients_have_an_answer_that_fails_behind_its_beginning(end: tuple[Step, ...]) -> None:
+    engines = [Scripted(STREAM_HEAD, TOKEN, *end), Scripted(STREAM_HEAD, ROLE, TOKEN, END)]
+    async with lab(*engines, policy="round_robin", ask_usage=False) as node:
+        for number in range(12):
+            request = numbered(b"/v1/chat/completions", number, poison=False, stream=True)
+            async with await node.wire() as client:
+                await client.send(request)
+                with suppress(trio.BrokenResourceError):
+                    while LAST not in client.seen and await client.more():
+                        pass
+        assert [backend["circuit"] for backend in await node.backends()] == ["open", "closed"]
+    assert len(engines[0].bodies) == 3
 
 
 async def test_an_error_behind_blanks_ends_the_attempt_as_failed() -> None:

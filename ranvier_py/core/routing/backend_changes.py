@@ -46,7 +46,7 @@ class BackendChanges:
             return ()
         backend.seen.rate(fault.outcome)
         before = backend.vitals.state
-        backend.vitals.end(fault.outcome, now, cause=fault.cause)
+        backend.vitals.end(fault.outcome, now, cause=fault.cause, was_seen=fault.was_seen)
         return self.settle(backend, before, fault.outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002

@@ -109,6 +109,9 @@ BUSY_STATUSES = frozenset((429, 529))
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
 
+SEEN_FAULTS = 2
+"""What a fault counts of which a client had a part, since nobody could mend it: no more than three clients see one."""
+
 CIRCUIT_OPEN_GROWTH_MAX = 8
 """A circuit that opens again and again stays open for at most so many times the first open time."""
 
@@ -137,7 +140,8 @@ class BackendLimits(Options):
     circuit_faults_to_open: int = option(  # Ranvier's
         5,
         "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend. "
-        "A 503 with Retry-After or of a full queue is no failure; nor does one count that other backends share.",
+        "An answer that fails behind its beginning counts twice. A 503 with Retry-After or of a full queue is no "
+        "failure; nor does one count that other backends share.",
         least=1,
         key="circuit_failures",
     )
@@ -234,9 +238,11 @@ class Vitals:
         """Make it healthy, since it was silent and sent something."""
         self.health, self.streak, self.timeouts, self.by_report = Health.HEALTHY, 0, 0, False
 
-    def end(self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None) -> None:
+    def end(
+        self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None, was_seen: bool = False
+    ) -> None:
         """Take in how a request ended. One that is not `judged` asked for no inference, or is judged later. While the
-        circuit is closed, only the first of the faults in a row with one `cause` counts."""
+        circuit is closed, only the first of the faults in a row with one `cause` counts. `was_seen`: by a client."""
         # a failed connect would fail whatever was sent; an engine that knows no OPTIONS may serve chats well, and the
         # reverse
         if not judged and outcome is not Outcome.CONNECT_ERROR:
@@ -244,7 +250,7 @@ class Vitals:
         elif outcome in FAULTS and self.circuit is Circuit.CLOSED and cause in self.causes:
             pass
         elif outcome in FAULTS:
-            self.faults += 1
+            self.faults += SEEN_FAULTS if was_seen else 1
             if cause is not None and len(self.causes) < self.limits.circuit_faults_to_open:
                 self.causes.add(cause)
             if self.faults >= self.limits.circuit_faults_to_open or self.circuit is not Circuit.CLOSED:

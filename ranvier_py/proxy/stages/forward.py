@@ -207,7 +207,8 @@ class ForwardStage:
         failed = self._failed_tries(call) if outcome in FAULTS else call.failed_tries
         now = time.monotonic()
         served = serves(self.router.registry, call.request.path, attempt) if outcome is Outcome.SUCCESS else ()
-        settled = failed.finish(attempt, outcome, now, is_last=is_last) if failed is not None else ()
+        was_seen = is_last and call.sent_bytes > 0
+        settled = failed.finish(attempt, outcome, now, is_last=is_last, was_seen=was_seen) if failed is not None else ()
         attempt.reply.sent_bytes, attempt.reply.outcome = call.sent_bytes, outcome
         transitions = self.router.finish_attempt(attempt, outcome, now)
         if transitions or settled or served:

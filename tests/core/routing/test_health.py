@@ -83,6 +83,13 @@ def test_five_faults_in_a_row_of_any_kind_open_the_circuit(outcome: Outcome) -> 
     assert not vitals.admits
 
 
+def test_three_faults_that_clients_have_seen_do_as_well() -> None:
+    vitals = Vitals(LIMITS)
+    for admits in (True, True, False):
+        vitals.end(Outcome.BROKEN, 0, was_seen=True)
+        assert vitals.admits is admits
+
+
 @pytest.mark.parametrize("outcome", sorted({*Outcome} - FAULTS - {Outcome.SUCCESS}, key=lambda outcome: outcome.value))
 def test_what_proves_nothing_of_the_engine_is_no_fault_and_no_excuse(outcome: Outcome) -> None:
     vitals = Vitals(LIMITS)

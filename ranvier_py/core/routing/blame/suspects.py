@@ -16,12 +16,14 @@ from ranvier_py.core.routing.health import FAULTS, Outcome
 
 
 class Fault(NamedTuple):
-    """A failure that a process of a backend is blamed for. `cause`: counted once for equal ones, unless it is None."""
+    """A failure that a process of a backend is blamed for. `cause`: counted once for equal ones, unless it is None.
+    `was_seen`: the client had a part of the answer, so that nobody could mend it."""
 
     backend: BackendId
     generation: int
     outcome: Outcome
     cause: int | None = None
+    was_seen: bool = False
 
 
 class Suspects:
@@ -33,12 +35,12 @@ class Suspects:
         self.cause = cause
         self._faults: list[Fault] = []
 
-    def add(self, backend: BackendId, generation: int, outcome: Outcome) -> bool:
+    def add(self, backend: BackendId, generation: int, outcome: Outcome, *, was_seen: bool = False) -> bool:
         """Take in how a try ended. Returns whether its blame is settled later, by `settle`."""
         # a failed connect says nothing of the request, and always counts
         if outcome not in FAULTS or outcome is Outcome.CONNECT_ERROR:
             return False
-        self._faults.append(Fault(backend, generation, outcome))
+        self._faults.append(Fault(backend, generation, outcome, was_seen=was_seen))
         return True
 
     def settle(self, outcome: Outcome) -> Sequence[Fault]:
