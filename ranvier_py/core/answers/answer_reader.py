@@ -28,7 +28,7 @@ from ranvier_py.core.answers.answer_events import (
     failure_in_whole,
     is_no_answer,
 )
-from ranvier_py.core.answers.answer_stream import WORD, ResponseName, has_finished, has_token, has_word
+from ranvier_py.core.answers.answer_stream import BYTE_ORDER_MARK, WORD, ResponseName, has_finished, has_token, has_word
 from ranvier_py.core.answers.chunked import ChunkedReader, payload_of
 from ranvier_py.core.answers.usage_removal import MARK, UsageRemoval
 
@@ -56,7 +56,6 @@ OUTPUT_BEGINS = {  # each part begins with a quote, which alone is searched for 
 }
 """With its first word, in nearly all answers that are one object, by API; what has none of these is looked at."""
 OBJECT_ENDS = (b"}", b"}\n", b"}\r\n")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER = b"."  # held of what is no object any more
 CHUNK_END = b"\n\n\r\n"  # of a chunk, and of an event at its end
 

@@ -18,6 +18,8 @@ from ranvier_py.core.answers.answer_events import AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # before some answers
+
 CHAT_TOKEN = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
@@ -100,7 +102,7 @@ def has_word(data: bytes, api: str = "chat") -> bool:
 def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answer:
     """Read a complete body as relayed. `kind` is "completion" or the API of a chat. Never raises."""
     try:
-        body = unchunked(raw) if chunked else raw
+        body = (unchunked(raw) if chunked else raw).removeprefix(BYTE_ORDER_MARK)
         if kind == "messages":
             return read_turn(merged_turn(body) if streamed else orjson.loads(body))
         if kind == "generate":

@@ -77,6 +77,15 @@ def test_an_answer_in_one_object_is_read() -> None:
     assert (answer.prompt_tokens, answer.cached_tokens) == (7, None)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_mark_of_byte_order_hides_no_answer(streamed: bool) -> None:
+    message = {"role": "assistant", "content": "hi"}
+    whole = orjson.dumps({"choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 7}})
+    raw = b"\xef\xbb\xbf" + (event(message, usage={"prompt_tokens": 7}) if streamed else whole)
+    answer = read_answer(raw, chunked=False, streamed=streamed, kind="chat")
+    assert (answer.text, answer.prompt_tokens) == ("hi", 7)
+
+
 def test_the_text_of_a_completion_is_read() -> None:
     raw = b'data: {"choices":[{"index":0,"text":"ab"}]}\n\ndata: {"choices":[{"index":0,"text":"\\u00e4"}]}\n\n'
     assert read_answer(raw, chunked=False, streamed=True, kind="completion").text == "abä"
