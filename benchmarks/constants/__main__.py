@@ -39,7 +39,7 @@ CONSTANTS: Mapping[str, Any] = {
     **dict.fromkeys(("ANSWER_TOKENS", "ASSUMED", "LOOK_EVERY", "LENGTH_WINDOW"), decode_rate),
     **dict.fromkeys(("STEP_TOKENS", "CONTEXT_TOKENS"), decode_rate),
     **dict.fromkeys(("BORROWED", "WINDOW", "NOMINAL_S_PER_TOKEN"), service_rate),
-    **dict.fromkeys(("FADE_S", "PRIOR_TOKENS"), evictions),
+    **dict.fromkeys(("FADE_S", "RECENT_S", "PRIOR_TOKENS"), evictions),
     "REQUEST_TOKENS": work,
 }
 """The constants by which `affinity` and `ttft` place, with the modules that have them. `UNEVEN` has no half: it is a

@@ -76,6 +76,10 @@ class Match(NamedTuple):
         others have there anyway."""
         return self.prompt_tokens - (held if self.shared else min(held, self.home_tokens)) + self.answer_tokens
 
+    def own_tokens(self, held: int) -> int:
+        """Return how many of `held` cached tokens are this chat's alone."""
+        return 0 if self.shared else max(0, held - self.home_tokens)
+
     def more_holders(self) -> Sequence[Holder]:
         """Return the holders of the deepest and of shorter prefixes: SEVERAL_HOLDERS in all, if there are so many."""
         return self.several() if self.several else self.holders

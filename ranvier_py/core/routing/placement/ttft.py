@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
-from math import sqrt
+from math import ceil, sqrt
 from random import Random
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from ranvier_py.core.routing.placement import (
 )
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.rates.decode_rate import UNEVEN, Decoded, DecodeRates
-from ranvier_py.core.routing.rates.evictions import Evictions
+from ranvier_py.core.routing.rates.evictions import NOTHING, Evictions, RecentTokens
 from ranvier_py.core.routing.rates.moments import kept
 from ranvier_py.core.routing.rates.service_rate import BORROWED, ServiceRates, ahead_of, new
 from ranvier_py.core.routing.rates.work import REQUEST_TOKENS
@@ -89,6 +89,7 @@ class TimeLearner(PolicyLearner):
         self.service_rates = ServiceRates()
         self.decode_rates = DecodeRates()
         self.evictions = Evictions()
+        self.recent = RecentTokens()
 
     def __copy__(self) -> TimeLearner:
         twin = TimeLearner()
@@ -130,6 +131,7 @@ class TimeLearner(PolicyLearner):
         self.service_rates.forget(backend)
         self.decode_rates.forget(backend)
         self.evictions.forget(backend)
+        self.recent.forget(backend)
 
 
 class Ttft(Policy):
@@ -294,6 +296,7 @@ class Ttft(Policy):
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
         factors = [decode.factor(candidate.id) for candidate in weighed]
         least = min(factors)
+        recent, whole_tokens = self.learner.recent.known, prompt_tokens + match.answer_tokens
         price = self.learner.evictions.price if self.learner.evictions.seen else None
         typical: float | None = None
         queues: dict[int, float] = {}
@@ -303,7 +306,8 @@ class Ttft(Policy):
         sums: dict[int, float] = {}
         for position, candidate, factor in zip(among, weighed, factors, strict=True):
             backend = candidate.id
-            tokens: float = max(0, prompt_tokens - held.get(backend, 0))
+            has = held.get(backend, 0)
+            tokens: float = max(0, prompt_tokens - has)
             if slope:
                 tokens += slope * tokens * (prompt_tokens - tokens / 2)
             work = candidate.work
@@ -314,8 +318,10 @@ class Ttft(Policy):
             contexts = own.contexts + (many - own.decoding) * context
             if room.cache_tokens or room.places:
                 typical = typical_memory(match, weighed) if typical is None else typical
-                missing = missing_share(match, candidate, held.get(backend, 0), typical)
+                missing = missing_share(match, candidate, has, typical)
                 queue_s += self.full_s(match, missing, factor, contexts)
+            if room.cache_tokens and recent.get(backend, NOTHING)[0] + whole_tokens > room.cache_tokens:
+                others_s += self.evicted(match, candidate, has) * rates[backend].per_token_s
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s
@@ -325,6 +331,11 @@ class Ttft(Policy):
             decodes[position] = decode_s
             sums[position] = queue_s + (price(backend) if price else 1.0) * prefill_s + others_s + decode_s
         return new(Weighed, (candidates, held, queues, prefills, others, decodes, sums))
+
+    def evicted(self, match: Match, candidate: Candidate, held: int) -> float:
+        """Return how many tokens of chats that went on there lately a request evicts: they will be computed again."""
+        fresh, size = match.prompt_tokens - held + match.answer_tokens, candidate.work.room.cache_tokens or 0
+        return self.learner.recent.evicted_by(candidate.id, fresh, match.own_tokens(held), size, match.at)
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """Return the one `among` these positions with the least sum. Between sums that hardly differ the requests in
@@ -345,7 +356,9 @@ class Ttft(Policy):
 
     def chosen(self, match: Match, choice: Choice) -> None:
         """Learn what the chosen backend has to compute, and what another one had to evict."""
-        self.learner.evictions.add(choice.backend, max(0, match.prompt_tokens - choice.tokens), 0, match.at)
+        fresh = max(0, match.prompt_tokens - choice.tokens)
+        self.learner.evictions.add(choice.backend, fresh, 0, match.at)
+        self.learner.recent.add(choice.backend, fresh + match.answer_tokens, match.own_tokens(choice.tokens), match.at)
         if match.evicted:
             self.learner.evictions.add(match.evicted[0], 0, match.evicted[1], match.at)
 
@@ -389,8 +402,13 @@ def missing_share(match: Match, candidate: Candidate, held: int, typical: float)
     if size:
         # peers do not say what theirs take; were it as much as this one takes, long prompts would find all engines full
         of_peers = (candidate.load - own.inflight) * typical
-        memory = own.memory + of_peers + match.memory(held) - sqrt(candidate.load) * match.answer_tokens
-        missing = max(missing, memory / size - 1.0)
+        of_others = own.memory + of_peers
+        excess = of_others + match.memory(held) - sqrt(candidate.load) * match.answer_tokens - size
+        if excess > 0.0 and of_others > 0.0:
+            # room comes free by whole requests: of two long ones that fill a cache one must end, however little lacks
+            each = of_others / candidate.load
+            excess = ceil(excess / each) * each
+        missing = max(missing, excess / size)
     return missing
 
 

@@ -10,7 +10,7 @@ import pytest
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft, missing_share
+from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft, Weighed, missing_share
 from ranvier_py.core.routing.rates.decode_rate import Decoded
 from ranvier_py.core.routing.rates.work import Work
 from tests.core.routing.placement.engines import Engine, match_of
@@ -311,3 +311,52 @@ def test_a_shortage_that_lengths_of_answers_may_make_by_chance_lets_nobody_wait(
     for candidate in candidates:
         candidate.work.own.memory += 1000
     assert [missing_share(match, candidate, 0, 0.0) > 0.0 for candidate in candidates] == [True, False]
+
+
+def sized(cache_tokens: int, *pending: int) -> tuple[Engine, ...]:
+    """Backends whose caches have so many tokens."""
+    found = engines(*pending)
+    for each in found:
+        each.work.room.cache_tokens = cache_tokens
+    return found
+
+
+def test_a_long_prompt_goes_where_it_evicts_no_chat_that_goes_on() -> None:
+    """The first two caches have a chat each, of which no request is in flight."""
+    policy, candidates = trained(), sized(25_000, 0, 0, 0)
+    for backend in (0, 1):
+        policy.chosen(warm()._replace(prompt_tokens=20_000), Choice(BackendId(backend), "cold", 0))
+    new = [warm()._replace(own=Fingerprint(own)) for own in range(1, 20)]
+    assert {policy.cold(each, weighed_of(policy, each, candidates), (), Random(1)) for each in new} == {2}
+    later = [each._replace(at=1000.0) for each in new]  # those chats have ended
+    assert {policy.cold(each, weighed_of(policy, each, candidates), (), Random(1)) for each in later} == {0, 1, 2}
+
+
+def weighed_of(policy: Ttft, match: Match, candidates: Sequence[Engine]) -> Weighed:
+    return policy.weigh(range(len(candidates)), match, (), candidates)
+
+
+def test_of_two_long_chats_that_do_not_fit_together_one_goes_where_there_is_room() -> None:
+    policy, candidates = trained(), sized(15_000, 0, 0)
+    chat = warm((0, 2000))
+    assert choose(policy, chat, candidates).backend == 0
+    policy.chosen(warm()._replace(prompt_tokens=12_000), Choice(BackendId(0), "cold", 0))
+    assert choose(policy, chat, candidates).backend == 1
+
+
+def test_a_chat_that_goes_on_evicts_nothing_by_what_it_has_there_already() -> None:
+    policy, candidates = trained(), sized(12_000, 0, 0)
+    for _ in range(3):
+        assert choose(policy, warm((0, 9900)), candidates).backend == 0
+    assert policy.terms(warm((0, 9900)), candidates)[0]["others_s"] == 0.0
+
+
+def test_where_two_long_prompts_fill_a_cache_one_is_waited_for_to_its_end_however_little_room_is_missing() -> None:
+    policy, (few, many) = trained(), sized(25_000, 0, 0)
+    policy.learner.decoded(Decoded(BackendId(0), 100, 1.0, 1000.0, 0))
+    match = warm()._replace(answer_tokens=100.0)
+    for candidate, running in ((few, 2), (many, 16)):
+        candidate.load = candidate.work.own.inflight = running
+        candidate.work.own.memory = 16_000  # with this one, about a thousand too many
+    assert missing_share(match, few, 0, 0.0) == pytest.approx(8000 / 25_000)
+    assert missing_share(match, many, 0, 0.0) == pytest.approx(1000 / 25_000)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from copy import copy
+from math import e
 
 import pytest
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.rates.evictions import FADE_S, PRIOR_TOKENS, Evictions
+from ranvier_py.core.routing.rates.evictions import FADE_S, PRIOR_TOKENS, RECENT_S, Evictions, RecentTokens
 
 FIRST, SECOND = BackendId(0), BackendId(1)
 
@@ -47,3 +48,36 @@ def test_a_copy_learns_alone_and_a_backend_that_is_gone_leaves_nothing() -> None
     twin = copy(evictions)
     twin.forget(FIRST)
     assert (evictions.price(FIRST) > 1.5, twin.price(FIRST)) == (True, 1.0)
+
+
+def test_a_request_evicts_of_recent_chats_what_does_not_fit_beside_it_and_never_more_than_they_have() -> None:
+    recent = RecentTokens()
+    recent.add(FIRST, 6000, 0, 0.0)
+    assert [recent.evicted_by(FIRST, tokens, 0, 10_000, 0.0) for tokens in (4000, 5000, 20_000)] == [0, 1000, 6000]
+    assert recent.evicted_by(SECOND, 20_000, 0, 10_000, 0.0) == 0
+    assert recent.evicted_by(FIRST, 20_000, 0, 10_000, RECENT_S) == pytest.approx(6000 / e)
+
+
+def test_a_request_evicts_no_more_than_it_takes_of_chats_that_do_not_fit_anyway() -> None:
+    recent = RecentTokens()
+    recent.add(FIRST, 50_000, 0, 0.0)
+    assert [recent.evicted_by(FIRST, 1000, held, 10_000, 0.0) for held in (0, 2000)] == [1000, 3000]
+
+
+def test_a_chat_that_goes_on_has_its_tokens_once() -> None:
+    recent = RecentTokens()
+    recent.add(FIRST, 3000, 0, 0.0)
+    for turn in range(8):
+        recent.add(FIRST, 100, 3000 + 100 * turn, 0.0)
+    assert recent.evicted_by(FIRST, 10_000, 0, 10_000, 0.0) == 3800
+    assert recent.evicted_by(FIRST, 100, 3800, 3900, 0.0) == 0, "of its own it evicts nothing"
+    recent.add(FIRST, 100, 3800, 100 * RECENT_S)
+    assert recent.evicted_by(FIRST, 10_000, 0, 10_000, 100 * RECENT_S) == 3900, "all of it is recent again"
+
+
+def test_recent_chats_of_a_copy_and_of_a_backend_that_is_gone_are_its_own() -> None:
+    recent = RecentTokens()
+    recent.add(FIRST, 6000, 0, 0.0)
+    twin = copy(recent)
+    twin.forget(FIRST)
+    assert [each.evicted_by(FIRST, 6000, 0, 10_000, 0.0) for each in (recent, twin)] == [2000, 0]
