@@ -87,7 +87,7 @@ async def test_who_leads_in_vain_for_a_client_that_left_holds_up_nobody() -> Non
 
 
 LARGE = 4_000_000  # more than sockets keep
-WORDS = delta("x" * (LARGE // 24)) * 8
+WORDS = delta("x" * (LARGE // 32)) * 8  # a delta has it four times
 WHOLE = json.dumps(
     {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * LARGE}, "finish_reason": "stop"}]}
 ).encode()

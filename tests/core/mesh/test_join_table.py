@@ -109,7 +109,7 @@ TABLES = {
     ),
     "commands": Table(commands, give, lambda table, _: table.floors, SignedCommands.REPEAT_S, object),
     "readers": Table(
-        ReaderClaimTable,
+        lambda *given: ReaderClaimTable(*given, lambda _: None),
         lambda table, rng, _: table.report(rng.randrange(2), rng.randrange(6)),
         lambda table, live: {at: one.state for at, one in table.known.items() if one.state and one.member in live},
         ReaderClaimTable.REPEAT_S,
