@@ -189,7 +189,8 @@ class ModelTable:
             return
         if name in seen or len(rules) == DEPTH_MAX:  # all that it leads to was found
             return
-        seen.add(name)
+        if rules:  # the name that was asked for may lead to itself, where it has another table
+            seen.add(name)
         rules, own = (*rules, rule), (*own, rule)
         if rule.to:
             for target in chosen(rule) if len(rule.to) > 1 else rule.to:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ranvier_py.core.routing.models.model_rules import CHAIN_MAX, ModelRule, ModelTable, share_of
@@ -150,6 +150,7 @@ RULES = st.lists(
 )
 
 
+@example([rule("a*", "a"), rule("*")], "a", "", [])
 @given(RULES, st.sampled_from("abcdefgh"), st.sampled_from(["", "t"]), st.lists(st.sampled_from("abcdef")))
 def test_every_chain_ends_whatever_the_tables_are(
     rules: list[ModelRule], name: str, tenant: str, listed: list[str]
