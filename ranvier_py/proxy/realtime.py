@@ -1,7 +1,8 @@
 """WebSockets of /v1/realtime: once an engine has accepted one, bytes pass both ways until both sides have ended.
 
 If one side ends, the other one is notified (FIN) and may still send; if one breaks off, the whole WebSocket ends. A
-client that would not be let in any more gets a close frame between two frames of its engine, and sends nothing further.
+client that would not be let in any more gets a close frame between two frames of its engine, and sends nothing further;
+so does one that names a model which its key may not use.
 Invariant: what one side ends or leaves silent ends on the other, and is never read as a request (test_realtime.py).
 Bounds: `connections_max` at once, above which a client gets a 503. A WebSocket is closed after `idle_s` without a byte
 in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory.
@@ -17,7 +18,8 @@ from urllib.parse import unquote_to_bytes
 import trio
 
 from ranvier_py.core.answers.websocket_frames import POLICY_VIOLATION, WebSocketFrames, close_frame
-from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError, UpstreamClosed
+from ranvier_py.core.answers.websocket_messages import WebSocketMessages, models_in
+from ranvier_py.core.errors import BadRequest, ClientGone, NodeBusy, RanvierError, UpstreamClosed
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
@@ -28,6 +30,8 @@ from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
 CLOSE_S = 10.0
 """Silence after which a WebSocket is closed if one side has ended: as long as browsers wait for a close."""
+
+OTHER_MODELS = "the key may not use this model"
 
 QUERY_MODEL = re.compile(rb"[?&]model=([^&#]{1,%d})" % (3 * NAME_CHARACTERS_MAX))
 
@@ -58,7 +62,7 @@ class RealtimeCounters:
     refused: int = counter("WebSockets of clients refused because too many were open.")
     idle: int = counter("WebSockets closed because nothing came from either side.")
     broken: int = counter("WebSockets that one side broke off.")
-    parted: int = counter("WebSockets closed because their client's key would not be let in any more.")
+    parted: int = counter("WebSockets closed because their client's key is let in no more, or not to a model it named.")
     client_bytes: int = counter("Bytes of WebSockets from clients to backends.")
     backend_bytes: int = counter("Bytes of WebSockets from backends to clients.")
 
@@ -75,12 +79,48 @@ def model_of(target: bytes) -> str:
     return unquote_to_bytes(found[1].replace(b"+", b" ")).decode("utf-8", "replace") if found is not None else ""
 
 
+class Watched:
+    """A client with a key, for whom frames are followed in both directions: it may have to be parted from. `models`: by
+    which names it asked last. What it sends is held back until it is read where its key is for some models alone."""
+
+    def __init__(self, seen: SeenHead, models: Sequence[str], early: bytes) -> None:
+        self.seen, self.models = seen, models
+        self.frames = (WebSocketFrames(), WebSocketFrames())  # of the client, and of the backend
+        self.frames[1].feed(early)
+        self._messages = WebSocketMessages() if self._is_of_some_models else None
+
+    @property
+    def _is_of_some_models(self) -> bool:
+        return self.seen.identity is not None and self.seen.identity.is_limited_to_models
+
+    @property
+    def unread(self) -> str:
+        """Why to part from one whose messages are not read, though its key is for some models by now."""
+        return OTHER_MODELS if self._messages is None and self._is_of_some_models else ""
+
+    def permitted(self, data: bytes) -> tuple[bytes, str]:
+        """Return what the backend may have now of what came, and why to part from the client, if there is a reason."""
+        identity, passed = self.seen.identity, list[bytes]()
+        if self._messages is None or identity is None:
+            return data, ""
+        try:
+            for raw, text in self._messages.feed(data):
+                models = models_in(text)
+                if not all(map(identity.may_use, models)):
+                    return b"".join(passed), OTHER_MODELS
+                self.models = models or self.models
+                passed.append(raw)
+        except BadRequest as error:
+            return b"".join(passed), str(error)
+        return b"".join(passed), ""
+
+
 class Realtime:
     """All WebSockets of a node."""
 
     def __init__(self) -> None:
         self.counters = RealtimeCounters()
-        self._open = dict[Splice, SeenHead]()  # of clients with a key
+        self._open = dict[Splice, Watched]()
 
     def check(self, limits: RealtimeLimits) -> None:
         """Raise NodeBusy if no more may be open."""
@@ -93,8 +133,8 @@ class Realtime:
         counters = self.counters
         counters.opened += 1
         counters.open += 1
-        if splice.seen is not None:
-            self._open[splice] = splice.seen
+        if splice.watched is not None:
+            self._open[splice] = splice.watched
         try:
             await splice.run()
         finally:
@@ -110,17 +150,15 @@ class Realtime:
     def part(self, refusal: Callable[[SeenHead, Sequence[str]], str]) -> None:
         """Close all whose client would not be let in any more; `refusal`: why not, of one with these names of its
         model."""
-        for splice, seen in [*self._open.items()]:
-            if reason := refusal(seen, splice.models):
+        for splice, watched in [*self._open.items()]:
+            if reason := refusal(watched.seen, watched.models) or watched.unread:
                 del self._open[splice]
-                self.counters.parted += 1
                 splice.part(reason)
 
 
 class Splice:
     """Relays between one client and one backend. `ahead` has the bytes that the client sent before it had its answer.
-    `client_bytes` came from the client, `backend_bytes` from the backend. `early`: bytes of the backend that the client
-    has already; `seen`: who the client is, if it may have to be parted from; `models`: by which names it asked."""
+    `client_bytes` came from the client, `backend_bytes` from the backend."""
 
     def __init__(
         self,
@@ -128,20 +166,13 @@ class Splice:
         backend: PlainTransport,
         ahead: bytes,
         idle_s: float,
-        *,
-        early: bytes = b"",
-        seen: SeenHead | None = None,
-        models: Sequence[str] = (),
+        counters: RealtimeCounters,
+        watched: Watched | None = None,
     ) -> None:
         self._client, self._backend, self._ahead = client, backend, ahead
-        self._idle_s, self.seen, self.models = idle_s, seen, models
+        self._idle_s, self._counters, self.watched = idle_s, counters, watched
         self._scope, self._receiving = trio.CancelScope(), trio.CancelScope()
-        self._frames = (
-            (WebSocketFrames(), WebSocketFrames()) if seen is not None else None
-        )  # of the client, and of the backend
         self._farewell = b""  # the client's last frame, once it is parted from
-        if self._frames is not None:
-            self._frames[1].feed(early)
         self.client_bytes = self.backend_bytes = 0
         self.was_idle = False
         self.failure: RanvierError | None = None
@@ -159,29 +190,44 @@ class Splice:
     def part(self, reason: str) -> None:
         """Have the client get a close frame with this reason as soon as the current frame is over, and its backend
         nothing more. It has CLOSE_S for all of it."""
-        if self._frames is None or self._frames[0].has_closed:
+        if self.watched is None or self._farewell:
             return
+        client, backend = self.watched.frames
+        if client.has_closed:
+            return
+        self._counters.parted += 1
         self._idle_s = min(self._idle_s, CLOSE_S)
         self._renew()
         self._farewell = close_frame(POLICY_VIOLATION, reason)
-        if self._frames[1].is_between:
+        if backend.is_between:
             self._receiving.cancel()
 
     async def _from_client(self) -> None:
         data = self._ahead
         while data or (data := await self._received(self._client, ClientGone("the client broke off"))):
             self.client_bytes += len(data)
-            if self._frames is not None:
-                self._frames[0].feed(data)
-                if self._farewell and self._frames[0].has_closed:
-                    self._scope.cancel()
-            if not self._farewell and not await self._sent(self._backend, data):
+            passed = data if self.watched is None else self._permitted(self.watched, data)
+            if passed and not await self._sent(self._backend, passed):
                 return
             data = b""
         self._end(self._backend)
 
+    def _permitted(self, watched: Watched, data: bytes) -> bytes:
+        """Return what the backend may have now of what a client sent that may have to be parted from."""
+        watched.frames[0].feed(data)
+        if self._farewell:
+            if watched.frames[0].has_closed:
+                self._scope.cancel()
+            return b""
+        passed, reason = watched.permitted(data)
+        if reason:
+            self.part(reason)
+            if not self._farewell:  # the client has closed it already, behind what the backend does not get
+                self._scope.cancel()
+        return passed
+
     async def _from_backend(self) -> None:
-        frames = self._frames[1] if self._frames is not None else WebSocketFrames()
+        frames = self.watched.frames[1] if self.watched is not None else WebSocketFrames()
         while not (self._farewell and frames.is_between):
             with trio.CancelScope() as self._receiving:
                 data = await self._received(self._backend, UpstreamClosed("the backend broke off"))
@@ -191,7 +237,7 @@ class Splice:
                 self._end(self._client)
                 return
             self.backend_bytes += len(data)
-            if self._frames is not None:
+            if self.watched is not None:
                 data = data[: frames.feed(data, to_the_end=bool(self._farewell))]
             if not await self._sent(self._client, data):
                 return

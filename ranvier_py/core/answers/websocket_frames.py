@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from struct import pack
 
-CLOSE, MASKED, FINAL = 0x8, 0x80, 0x80
+CLOSE, CONTROL, MASKED, FINAL = 0x8, 0x8, 0x80, 0x80
 POLICY_VIOLATION = 1008  # the only code that fits a key which is not valid any more (RFC 6455, 7.4.1)
 REASON_BYTES_MAX = 123  # a control frame has 125
 EXTENDED = {126: 2, 127: 8}

@@ -37,7 +37,7 @@ from ranvier_py.node.part import Handler, Node
 from ranvier_py.proxy.admission.seen_head import SeenHead
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.realtime import Realtime
+from ranvier_py.proxy.realtime import OTHER_MODELS, Realtime
 from ranvier_py.proxy.stages.admit import may_go_on
 from ranvier_py.proxy.stages.identify import Gate, Network
 from ranvier_py.proxy.stages.reserve import UNCOUNTED
@@ -49,9 +49,6 @@ SCOPES_SHOWN = 200  # on the page of the control port
 
 REVOKED_HOURS, REVOKED_HOURS_MAX = 30 * 24, 365 * 24
 """How long a revocation holds: time to take the key's line out of all files."""
-
-OTHER_MODELS = "the key may not use this model any more"
-"""Ends a WebSocket that its key opened before its models changed."""
 
 HeadCheck = Callable[[HttpRequest, Client], object]
 """Raises a RanvierError if the head of a request is reason enough to refuse it."""
@@ -134,6 +131,7 @@ class Access(KeyedPart):
         found, why = self.gate.still(seen)
         if found is None:
             return why
+        seen.identity = found  # what a WebSocket names from now on is judged by that
         if not may_go_on(found, models, self._listed):
             return OTHER_MODELS
         return UNCOUNTED if self._limits.reserve is not None and self._limits.reserve.needs_counts(found) else ""

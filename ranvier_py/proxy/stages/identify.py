@@ -27,7 +27,7 @@ from ranvier_py.proxy.stages.own_answer import ALIVE
 
 Network = IPv4Network | IPv6Network
 
-SUBPROTOCOL = b"sec-websocket-protocol"
+SUBPROTOCOL, EXTENSIONS = b"sec-websocket-protocol", b"sec-websocket-extensions"
 KEY_SUBPROTOCOL = b"openai-insecure-api-key."
 """Begins what browsers, which can set no other field, send as a subprotocol of a WebSocket: OpenAI's convention."""
 
@@ -179,6 +179,8 @@ class Gate:
                 if not is_due(key, value, identity):
                     claims.append(key.decode())
                     continue
+            elif key == EXTENSIONS and identity is not None and identity.is_limited_to_models:
+                continue  # its messages are to be read
             elif key in SECRET_FIELDS and self.needs_key:
                 value = subprotocols(value) if key == SUBPROTOCOL else b""  # noqa: PLW2901
                 if not value:

@@ -20,7 +20,7 @@ from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_event
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase, response_head
-from ranvier_py.proxy.realtime import Realtime, Splice
+from ranvier_py.proxy.realtime import Realtime, Splice, Watched
 from ranvier_py.proxy.stages.learn import AnswerProof, LearnStage
 from ranvier_py.proxy.upstream import UPGRADE, Exchange
 
@@ -195,8 +195,10 @@ class RelayStage:
             yield client.flush
         client.work()
         client.handling = False  # from now on a client that ends its side may still receive
-        sides, seen = (client.transport, exchange.transport), client.seen_head
-        splice = Splice(*sides, client.ahead, limits.idle_s, early=early, seen=seen, models=call.model_names)
+        sides, counters = (client.transport, exchange.transport), self.realtime.counters
+        seen = client.seen_head
+        watched = Watched(seen, call.model_names, early) if seen is not None else None
+        splice = Splice(*sides, client.ahead, limits.idle_s, counters, watched)
         try:
             with suppress(NodeBusy):  # the end of a drain: both sides are closed as if they had ended
                 yield partial(self.realtime.splice, splice)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Request, TextMessage
 
+from ranvier_py.core.answers.websocket_messages import HELD_BYTES_MAX, UNREAD
 from ranvier_py.io.keys import FollowedFile
-from ranvier_py.node.access.access_parts import OTHER_MODELS
 from ranvier_py.proxy import realtime
+from ranvier_py.proxy.realtime import OTHER_MODELS
 from ranvier_py.proxy.stages import identify
 from ranvier_py.proxy.stages.reserve import UNCOUNTED
 from tests.node.access.key_lab import BLUE, RED, bearer, key_lines, keys_file
@@ -64,7 +67,7 @@ GOES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "the key has expired": expire,
     "the key is disabled": lambda path, _: rewritten(path, key_lines(RED, disabled=True), key_lines(BLUE)),
     "the key is not known here": lambda path, _: rewritten(path, key_lines(BLUE)),
-    OTHER_MODELS: lambda path, _: rewritten(path, key_lines(RED, models=["other-*"]), key_lines(BLUE, models=["m*"])),
+    OTHER_MODELS: lambda path, _: rewritten(path, key_lines(RED, models=["other-*"]), key_lines(BLUE)),
     UNCOUNTED: lambda path, _: rewritten(
         path, key_lines(RED, tokens_per_minute=1000), key_lines(BLUE, tokens_per_minute=1000, uncounted=True)
     ),
@@ -85,6 +88,112 @@ async def test_a_websocket_is_closed_when_its_key_goes_and_that_of_another_key_s
         await blue.send(TextMessage(data="still here"))
         assert await blue.next() == TextMessage(data="still here")
         await closed(blue)
+
+
+async def listened(wire: Wire, head: bytes, got: list[str]) -> None:
+    """Keeps every message, and says nothing but that it closes, too."""
+    found = await accepted(wire, head)
+    while (event := await found.next()) is not None:
+        if isinstance(event, TextMessage):
+            got.append(event.data)
+        elif isinstance(event, BytesMessage):
+            got.append(event.data.decode())
+        elif isinstance(event, CloseConnection):
+            await found.send(event.response())
+            return
+
+
+SESSIONS: dict[str, Any] = {
+    "itself": {"model": "MODEL"},
+    "its session": {"session": {"model": "MODEL"}},
+    "a part of its session": {"session": {"audio": {"input": {"transcription": {"model": "MODEL"}}}}},
+}
+
+SPELLED: dict[str, Callable[[str], list[Event]]] = {
+    "text": lambda text: [TextMessage(data=text)],
+    "binary": lambda text: [BytesMessage(data=text.encode())],
+    "in pieces": lambda text: [TextMessage(data=text[:20], message_finished=False), TextMessage(data=text[20:])],
+    "escaped": lambda text: [TextMessage(data=text.replace("model", "\\u006dodel"))],
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+@pytest.mark.parametrize("named", SESSIONS)
+async def test_a_key_of_some_models_names_no_other_after_the_handshake(
+    tmp_path: Path, named: str, spelled: str
+) -> None:
+    got: list[str] = []
+    engine = Engine(lambda wire, head: listened(wire, head, got))
+    text = json.dumps({"type": "session.update", **SESSIONS[named]})
+    ours, other = [SPELLED[spelled](text.replace("MODEL", model)) for model in ("m", "n")]
+    async with lab(engine, keys_file=keys_file(tmp_path, key_lines(RED, models=["m"]), key_lines(BLUE))) as node:
+        red, blue = [await opened(node, key, target=f"{TARGET}?model=m") for key in (RED, BLUE)]
+        await red.send(*ours, TextMessage(data="model n"), *other, TextMessage(data="unheard"))
+        await parted(red, OTHER_MODELS)
+        assert len(got) == 2
+        await blue.send(*other, CloseConnection(1000))
+        assert isinstance(await blue.next(), CloseConnection)
+        await blue.wire.aclose()
+    assert [*map(json.loads, (got[0], got[2]))] == [json.loads(text.replace("MODEL", model)) for model in ("m", "n")]
+    assert got[1] == "model n"
+
+
+UNMASKED = b"\0\0\0\0"
+UNREADABLE = {
+    "too long": b"\x81\xff" + (HELD_BYTES_MAX + 1).to_bytes(8),
+    "too long in pieces": (b"\x01\xff" + HELD_BYTES_MAX.to_bytes(8) + UNMASKED + bytes(HELD_BYTES_MAX))
+    + (b"\x80\x81" + UNMASKED + b"x"),
+    "compressed": b"\xc1\x80" + UNMASKED,
+    "no JSON": b"\x81\x89" + UNMASKED + b'{"model":',
+    "nested": b"\x81\xfe" + (60_009).to_bytes(2) + UNMASKED + b'{"model":' + b"[" * 60_000,
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+async def test_what_cannot_be_read_of_a_key_of_some_models_reaches_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(realtime, "CLOSE_S", 0.5)  # a close amid a frame is not seen
+    got: list[str] = []
+    engine = Engine(lambda wire, head: listened(wire, head, got))
+    async with lab(engine, keys_file=keys_file(tmp_path, key_lines(RED, models=["m"]))) as node:
+        red = await opened(node, RED, target=f"{TARGET}?model=m")
+        await red.wire.send(UNREADABLE[kind])
+        await parted(red, UNREAD)
+        await engine.over.wait()
+    assert got == []
+
+
+async def test_engines_are_offered_no_compression_for_a_key_of_some_models(tmp_path: Path) -> None:
+    engine = Engine(echo)
+    async with lab(engine, keys_file=keys_file(tmp_path, key_lines(RED, models=["m"]), key_lines(BLUE))) as node:
+        for key in (RED, BLUE):
+            fields = (f"authorization: Bearer {key}".encode(), b"sec-websocket-extensions: permessage-deflate")
+            async with await node.wire() as wire:
+                await wire.send(handshake(*fields, target=b"/v1/realtime?model=m"))
+                assert (await wire.response())[0] == 101
+    assert [b"permessage-deflate" in head for head in engine.heads] == [False, True]
+
+
+async def test_a_websocket_whose_messages_were_not_read_is_closed_when_its_key_becomes_one_of_some_models(
+    tmp_path: Path,
+) -> None:
+    path = keys_file(tmp_path)
+    async with lab(Engine(echo), keys_file=path) as node:
+        red = await opened(node, RED, target=f"{TARGET}?model=m")
+        rewritten(path, key_lines(RED, models=["m"]), key_lines(BLUE))
+        await parted(red, OTHER_MODELS)
+
+
+async def test_a_websocket_is_closed_when_its_key_loses_the_model_that_a_message_named(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, key_lines(RED, models=["m", "n"]), key_lines(BLUE))
+    async with lab(Engine(echo), keys_file=path) as node:
+        red = await opened(node, RED, target=f"{TARGET}?model=m")
+        update = TextMessage(data='{"model": "n"}')
+        await red.send(update)
+        assert await red.next() == update
+        rewritten(path, key_lines(RED, models=["m"]), key_lines(BLUE))  # its session is of n by now
+        await parted(red, OTHER_MODELS)
 
 
 async def test_a_websocket_is_closed_when_its_key_loses_the_model_that_it_named_alone(tmp_path: Path) -> None:
