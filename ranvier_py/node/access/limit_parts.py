@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from itertools import islice
 from math import inf
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.counts import Counters
 from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_rows, written
 from ranvier_py.core.access.limits.limit_view import budgets_left, limits_view
@@ -60,7 +62,7 @@ class LimitParts(Part):
         self.reload(config, config)
         if config.limit_state_file is not None:
             self._file = LimitFile(config.limit_state_file, write_whole)
-        self.reserve = ReserveStage(self.limiter)
+        self.reserve = ReserveStage(self.limiter, dearest_of(config))
         self._set_clock()
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
@@ -115,6 +117,8 @@ class LimitParts(Part):
     def reload(self, before: Config, after: Config) -> None:
         if self.limiter is not None:
             self.limiter.peers.keeps = after.limits.on_partition == KEEP
+        if self.reserve is not None:
+            self.reserve.dearest = dearest_of(after)
 
     def findings(self, now: float) -> Iterator[Finding]:
         """Yield whether counts were dropped, and who was refused a moment ago; those refused last, of many."""
@@ -151,3 +155,9 @@ class LimitParts(Part):
 
     def view(self) -> Mapping[str, Any]:
         return {} if self.limiter is None else limits_view(self.limiter, time.monotonic())
+
+
+def dearest_of(config: Config) -> ModelCost:
+    """Return what a token costs at most, of any model that has a table."""
+    costs = [ModelCost(), *[spec.cost.cost for spec in config.model if spec.cost is not None]]
+    return ModelCost(**{kind.name: max(getattr(cost, kind.name) for cost in costs) for kind in fields(ModelCost)})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import chain
 from math import ceil
 
 import trio
@@ -48,10 +49,10 @@ SHOWN = {INDEX[one]: one.value.encode() for one in (Measure.REQUESTS, Measure.TO
 
 
 class ReserveStage:
-    """See the module."""
+    """See the module. `dearest`: what a token costs where the model is not known; it may be replaced."""
 
-    def __init__(self, limiter: Limiter) -> None:
-        self.limiter, self.meters, self.estimates = limiter, Meters(), Estimates()
+    def __init__(self, limiter: Limiter, dearest: ModelCost) -> None:
+        self.limiter, self.meters, self.estimates, self.dearest = limiter, Meters(), Estimates(), dearest
 
     def known(self, seen: SeenHead, request: HttpRequest) -> None:
         """Find what counts the requests of a head, and how their answers show what is left."""
@@ -121,7 +122,7 @@ class ReserveStage:
             need, now = usual_need(prompt, body, limits.lengths), time.monotonic()
             if need is not None and self.limiter.grow(held.grant, group, need, now, limits.lengths.answers.excess):
                 return None
-        return self._reserve(call, held, limits.meters.of(prompt.model))
+        return self._reserve(call, held, meters_of(call, limits.meters))
 
     def again(self, call: Call) -> Steps[None] | None:
         """Reserve tokens where another model is asked instead, in what counts that one alone."""
@@ -129,9 +130,9 @@ class ReserveStage:
         if held is None:
             return None
         if held.estimate is not None and held.estimate.cost is not None:
-            held.estimate = held.estimate._replace(cost=cost_of_model(call))
+            held.estimate = held.estimate._replace(cost=self._cost(call))
         taken = [meter for grant in held.grants for meter in grant.group.meters]
-        group = held.limits.meters.of(call.read.prompt.model)
+        group = meters_of(call, held.limits.meters)
         return self._reserve(call, held, MeterGroup([each for each in group.meters if each not in taken]))
 
     def _reserve(self, call: Call, held: Reservation, group: MeterGroup) -> Steps[None] | None:
@@ -155,7 +156,7 @@ class ReserveStage:
             return None if found is held.grant else self._hold(call, held.limits, found)
         read, limits, holders = call.read, held.limits, call.match.holders
         cached = holders[0].tokens if holders else 0
-        cost = cost_of_model(call) if limits.meters.counts_cost else None
+        cost = self._cost(call) if limits.meters.counts_cost else None
         is_text = call.request.fields.readable and not call.request.fields.multipart
         body = read.request.body
         estimate = self.estimates.of(read.prompt, body, limits.lengths, cached, cost, asked, is_text=is_text)
@@ -178,10 +179,16 @@ class ReserveStage:
 
     def price(self, call: Call, ends: AnswerEnds) -> float:
         """Return what an answer costs that no engine computes for this request, as far as it is here."""
-        held, cost = call.reservation, cost_of_model(call)
+        held, cost = call.reservation, cost_of_named(call) or ONE
         if held is None or not (cost.cached_answers and held.limits.meters.counts_cost):
             return 0.0
         return price_of_stored(cost, ends, held.limits.api, call.request.body, held.limits.lengths)
+
+    def _cost(self, call: Call) -> ModelCost:
+        """Return what a token costs of the model that is asked; of the dearest, if the client has named none."""
+        if call.named is not None or is_listed(call.read.prompt.model, call):
+            return cost_of_named(call) or ONE
+        return self.dearest
 
     def end(self, call: Call, held: Reservation) -> None:
         """Settle what a request has reserved."""
@@ -290,9 +297,22 @@ def error_of(refusal: Refusal) -> LimitReached | LargerThanLimit:
     return LimitReached(refusal.sentence, fields)
 
 
-def cost_of_model(call: Call) -> ModelCost:
-    """Return what a token costs of the model that is asked."""
-    return (call.named.served.first("cost") if call.named is not None else None) or ONE
+def cost_of_named(call: Call) -> ModelCost | None:
+    return call.named.served.first("cost") if call.named is not None else None
+
+
+def meters_of(call: Call, meters: IdentityMeters) -> MeterGroup:
+    """Return what counts a request. If it names no model that an engine lists, that is any of those which the engines
+    list that it may go to: SGLang calls its own `default`, and all serve a request that names none."""
+    model = call.read.prompt.model
+    if not meters.has_model_limits or is_listed(model, call):
+        return meters.of(model)
+    base, lists = model.partition(":")[0], [each.catalog.models or () for each in call.match.pool.backends]
+    return meters.of(model, *([base] if is_listed(base, call) else sorted({*chain(*lists)})))
+
+
+def is_listed(model: str, call: Call) -> bool:
+    return any(model in (each.catalog.models or ()) for each in call.match.pool.backends)
 
 
 def has_no_counts(request: HttpRequest) -> bool:

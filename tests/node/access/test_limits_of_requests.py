@@ -165,6 +165,30 @@ async def test_a_tenants_limit_holds_for_all_its_keys_and_for_its_models(tmp_pat
             assert statuses.count(200) == most
 
 
+PROMPT = b'"messages": [], "max_tokens": 1'
+UNNAMED = {
+    "no model": (b"{%b}" % PROMPT, {}),
+    "an empty name": (b'{"model": "", %b}' % PROMPT, {}),
+    "what SGLang calls its own": (b'{"model": "default", %b}' % PROMPT, {}),
+    "an adapter": (b'{"model": "lab-model:a", %b}' % PROMPT, {}),
+    "a body that is not read": (gzip.compress(ASKS), {"content-encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("kind", UNNAMED)
+async def test_who_names_no_model_that_is_listed_is_held_to_the_limits_of_what_may_serve(
+    tmp_path: Path, kind: str
+) -> None:
+    limits = '[[tenant.model_limits]]\nmodels = "{}"\nrequests_per_minute = 1\n'
+    page = json.dumps({"data": [{"id": "lab-model", "owned_by": "sglang"}]}).encode()
+    (body, headers), engine = UNNAMED[kind], Scripted(answer(counted(1, 1)), page=page)
+    async with limited(tmp_path, engine, tenant="".join(map(limits.format, ("*-model", "other")))) as node:
+        answers = [await asked(node, {**bearer(RED), **headers}, body=body) for _ in range(2)]
+        assert [one.status_code for one in answers] == [200, 429]
+        shown = (await node.ask("/admin/access"))["limits"]
+        assert [scope for scope in shown if shown[scope]["limits"][0]["used"]] == ["tenant acme, models *-model"]
+
+
 async def test_a_spent_budget_is_a_quota_that_is_not_to_be_retried(tmp_path: Path) -> None:
     engine = Scripted(answer(counted(100, 50)))
     tenant = 'budget = [{amount = 160, window = "hour"}]'

@@ -138,3 +138,22 @@ async def test_a_fallback_takes_once_of_limits_that_hold_for_all_models(tmp_path
         (scope,) = (await node.ask("/admin/access"))["limits"].values()
         used = {each["limit"]: (each["used"], each["reserved"]) for each in scope["limits"]}
         assert used == {"requests per minute": (1, 0), "tokens per minute": (150, 0)}
+
+
+@pytest.mark.parametrize(
+    ("named", "costs"), [({"model": "cheap"}, 150), ({"model": "dear"}, 400), ({"model": ""}, 400)]
+)
+async def test_who_names_no_model_pays_what_the_dearest_costs(
+    tmp_path: Path, named: dict[str, str], costs: int
+) -> None:
+    """Engines serve such a request, too."""
+    tenant = '[[tenant]]\nname = "gold"\nbudget = [{amount = 10000, window = "hour", unit = "cost"}]\n'
+    file = keys_file(tmp_path, key_lines(RED, tenant="gold"), tenant)
+    engine, tables = (
+        Named("cheap", "dear", reply=answer(counted(100, 50))),
+        [{"name": "dear", "cost": {"input": 2, "output": 4}}],
+    )
+    async with lab(engine, model=tables, keys_file=file) as node:
+        assert (await asked(node, bearer(RED), max_tokens=20, **named)).status_code == 200
+        (scope,) = (await node.ask("/admin/access"))["limits"].values()
+        assert [each["used"] for each in scope["limits"]] == [costs]

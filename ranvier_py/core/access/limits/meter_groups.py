@@ -111,16 +111,21 @@ class IdentityMeters:
         self.counts_cost = any(budget.unit is Unit.COST for limits in scopes for budget in limits.budget)
         self.needs_counts = not all(limits.uncounted for limits in scopes if counts_tokens(limits))
         self.is_unlimited = not (own or self._globs)
-        self._by_model = BoundedDict[str, MeterGroup](MODELS_MAX)
+        self._by_model = BoundedDict[tuple[str, ...], MeterGroup](MODELS_MAX)
 
-    def of(self, model: str) -> MeterGroup:
-        """Return what counts a request for this model beside `first`."""
+    @property
+    def has_model_limits(self) -> bool:
+        return bool(self._globs)
+
+    def of(self, *models: str) -> MeterGroup:
+        """Return what counts a request for one of these models beside `first`: of which is not known if there are
+        several."""
         if not self._globs:
             return self.rest
-        group = self._by_model.get(model)
+        group = self._by_model.get(models)
         if group is None:
-            more = [each for glob, meters in self._globs if glob.match(model) for each in meters]
-            self._by_model[model] = group = MeterGroup((*self.rest.meters, *more), self.rest.shows)
+            more = [each for glob, meters in self._globs if any(map(glob.match, models)) for each in meters]
+            self._by_model[models] = group = MeterGroup((*self.rest.meters, *more), self.rest.shows)
         if group.shows:
             self.shown[-1] = group
         return group
