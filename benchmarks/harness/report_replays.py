@@ -113,11 +113,11 @@ def stale(result: Result) -> Iterator[Row]:
     kinds: dict[str, dict[tuple[float, float], list[float]]] = {}
     for row in result["rows"]:
         cells = kinds.setdefault(how_answered(row), {})
-        cells.setdefault((row["evicted_tokens_per_s"], row["restarts_per_s"]), []).append(row["wasted"])
+        cells.setdefault((row["cache_share"], row["restarts_per_s"]), []).append(row["wasted"])
     for how, cells in kinds.items():
-        for evicted, restarts in (max(cells), max(cells, key=lambda cell: cell[1])):
-            wasted = " / ".join(f"{100 * share:.2g} %" for share in cells[evicted, restarts])
-            pressure = f"{evicted:.0f} tokens/s evicted by each engine" if evicted else f"{restarts:.2f} restarts/s"
+        for share, restarts in (min(cells), max(cells, key=lambda cell: cell[1])):
+            wasted = " / ".join(f"{100 * each:.2g} %" for each in cells[share, restarts])
+            pressure = f"{restarts:.2f} restarts/s" if restarts else f"caches of {share:.0%} of the working set"
             question = f"prompt tokens computed though a route said they were held, {pressure}{how}"
             yield Row(f"{question}: estimated / answers / events", wasted)
 

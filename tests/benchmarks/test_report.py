@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.harness.bench import RESULTS, finish
 from benchmarks.harness.report import PAGE, READERS, page
+from benchmarks.harness.report_replays import stale
 
 
 def test_the_page_is_the_one_that_the_results_make() -> None:
@@ -43,3 +44,11 @@ def test_a_result_is_printed_where_no_file_shall_be_written(
     written = json.loads((tmp_path / "one.json").read_text())
     assert written | {"seed": 1, "tokenizer": "qwen", "cases": []} == written
     assert "commit" in written
+
+
+def test_the_figures_of_stale_routes_stand_in_one_row_for_each_pressure() -> None:
+    """What is evicted differs with what a router knows, so it is no name of a cell."""
+    result = json.loads((RESULTS / "stale.json").read_text())
+    rows = list(stale(result))
+    assert len(rows) == 4
+    assert all(row.figure.count("%") == 3 for row in rows)
