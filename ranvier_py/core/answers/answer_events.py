@@ -46,7 +46,6 @@ FRAMED_BYTES = len("event:")
 PAGE = re.compile(rb"\s*<(?:!doctype|html|!--|\?xml)", re.IGNORECASE)
 """Begins what no engine writes, but a proxy before one."""
 
-
 ANNOUNCING = frozenset(
     ("ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress")
 )

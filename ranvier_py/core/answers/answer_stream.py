@@ -1,8 +1,8 @@
 """Reads answers beside the relay: when the first token came, what the model generated, what the engine counted.
 
-The relay passes bytes on and never waits for this. `answer_reader` asks `has_token` until there is output;
-`read_answer` reads the copy of a finished answer, off the event loop: with one regular expression if the stream is
-plain text, event by event if it is not. From an answer that cannot be read nothing is learned, and nothing fails.
+The relay passes bytes on and never waits for this. `answer_reader` asks `has_token` and `has_word` until there are
+words; `read_answer` reads the copy of a finished answer, off the event loop: with one regular expression if the stream
+is plain text, event by event if it is not. From an answer that cannot be read nothing is learned, and nothing fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ranvier_py.core.answers.answer_events import AnswerEvent, event_at
+from ranvier_py.core.answers.answer_events import UNSEEN, AnswerEvent, event_at
 from ranvier_py.core.answers.chunked import unchunked
 from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
@@ -30,8 +30,8 @@ FIRST_TOKEN = {
 """By API; CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done,
 so only output proves the prefill."""
 
-UNSEEN = rb" |\\[nrt]|\\u(?:200[bcd]|feff|fffd)|\xe2\x80[\x8b-\x8d]|\xef\xbb\xbf|\xef\xbf\xbd"
-WORD = rb'"(?:%b)*+(?:[^"\\]|\\[^nrt])' % UNSEEN
+UNSEEN_FORMS = [form for each in UNSEEN for form in (each.encode(), each.encode("unicode_escape"))]  # JSON has either
+WORD = rb'"(?:%b)*+(?:[^"\\]|\\[^nrt])' % b"|".join(map(re.escape, dict.fromkeys(UNSEEN_FORMS)))
 """The beginning of a text of which there is anything to be seen."""
 CHAT_WORD = re.compile(
     rb'"(?:content|reasoning|reasoning_content|arguments)"\s*:\s*%b|"tool_calls"\s*:\s*\[\s*\{' % WORD

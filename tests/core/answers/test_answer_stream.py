@@ -1,5 +1,6 @@
 """Answers are read as a client will send them back."""
 
+import json
 import time
 
 import orjson
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_stream import has_finished, has_token, read_answer
+from ranvier_py.core.answers.answer_events import UNSEEN
+from ranvier_py.core.answers.answer_stream import has_finished, has_token, has_word, read_answer
 from ranvier_py.core.answers.chunked import unchunked
 from tests.node.turns import OCCUPIED_S_MAX, least_s
 
@@ -25,6 +27,13 @@ def test_a_role_chunk_is_no_first_token_and_content_is() -> None:
     assert has_token(event({"content": "Hello"}))
     assert has_token(event({"tool_calls": [{"index": 0}]}))
     assert has_token(b'data: {"choices": [{"text": "x"}]}\n\n')
+
+
+@pytest.mark.parametrize("is_escaped", [False, True])
+def test_what_nobody_sees_is_no_word_however_it_is_written(is_escaped: bool) -> None:
+    for unseen in (UNSEEN, *UNSEEN):
+        assert not has_word(b'"content":' + json.dumps(unseen, ensure_ascii=is_escaped).encode())
+        assert has_word(b'"content":' + json.dumps(unseen + "a", ensure_ascii=is_escaped).encode())
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=20))
