@@ -19,7 +19,7 @@ from ranvier_py.core.prompts.reserved_members import NAME_ESCAPE
 
 HELD_BYTES_MAX = 1 << 20  # 24 s of the audio that OpenAI's and vLLM's clients send, 16 kHz of 16 bits in base64
 NAMING_BYTES_MAX = UNCOUNTED_BYTES_MAX
-RESERVED_BITS, OPCODE = 0x70, 0x0F
+RESERVED_BITS = 0x70
 
 NAME = b'"model"'
 TEXTS_OF_OTHERS = frozenset(("tools", "item", "metadata"))
@@ -83,7 +83,7 @@ def masked(data: bytes, mask: bytes) -> bytes:
 def models_in(text: bytes) -> Sequence[str]:
     """Return the models that a message names: in itself, its session, its response, or in parts of these. Raises
     BadRequest if it may name one, and cannot be read."""
-    if not (NAME in text or NAME in text.replace(b"\0", b"") or NAME_ESCAPE.search(text)):
+    if not (NAME in text.replace(b"\0", b"") or NAME_ESCAPE.search(text)):  # zeros: UTF-16 is JSON, too
         return ()
     if len(text) > NAMING_BYTES_MAX:
         raise BadRequest(UNREAD)

@@ -98,11 +98,6 @@ def column_field(width: int, rows_max: int) -> Field:
     return Field(None, partial(column, width=width, rows_max=rows_max))
 
 
-def bytes_field(size: int, what: str) -> Field:
-    """Return the field of a byte string of exactly this size."""
-    return Field(None, lambda field: field if type(field) is bytes and len(field) == size else bad(what))
-
-
 COLUMN = column_field(1, FRAME_BYTES_MAX)  # its length is checked with the message's others (`Kind.check`), if at all
 
 
