@@ -245,6 +245,8 @@ def limits(result: Result) -> Iterator[Row]:
                 )
                 share, met = case["false"] / case["requests"], case["false"] <= 0.01 * case["requests"]
                 yield Row(f"{where}: refused falsely", f"{share:.2%}", "1 %", met)
+            if "late_s" in case:
+                yield Row(f"{where}: clients, engine and relay were late at most", f"{case['late_s']:.2f} s")
     for name, case in result.get("scale", {}).items():
         memory, bandwidth = case["memory_mb"], case["bytes_per_s_and_peer"]
         figure = f"{memory:g} MB, {bandwidth:,} B/s to each peer"

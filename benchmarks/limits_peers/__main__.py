@@ -28,9 +28,11 @@ import trio
 
 from benchmarks.harness.bench import command_line, finish, show, show_row
 from benchmarks.harness.processes import PEERS_DIR, free_port, process, wait_for_answer
-from benchmarks.limits.__main__ import KEY, LIMIT, served_by, with_processes
+from benchmarks.limits.processes import KEY, served_by, with_processes
+from cluster.limits.limit_run import LimitCase
 
-PROCESSES = (1, 4)
+CASES = {f"{processes} processes": LimitCase(processes, loss=0.0, for_s=150.0) for processes in (1, 4)}
+LIMIT = LimitCase.per_minute
 KINDS = ("ours", "litellm", "redis")
 LITELLM = PEERS_DIR / "litellm" / "bin"
 
@@ -77,11 +79,12 @@ def proxies(count: int, engine: str, folder: Path, *, redis: bool) -> Iterator[S
         yield [f"{url}/v1/chat/completions" for url in urls]
 
 
-async def with_proxies(count: int, seed: int, *, redis: bool) -> Mapping[str, Any]:
+async def with_proxies(case: LimitCase, seed: int, *, redis: bool) -> Mapping[str, Any]:
     """Measure so many proxies."""
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     with TemporaryDirectory() as name:
-        return await served_by(lambda engine: proxies(count, engine, Path(name), redis=redis), seed, headers)
+        start = partial(proxies, case.nodes, folder=Path(name), redis=redis)
+        return await served_by(start, case, seed, headers)
 
 
 def release() -> str:
@@ -95,10 +98,10 @@ def measured(only: Sequence[str], seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"litellm_release": release()}
     for kind in only:
         found[kind] = {}
-        for count in PROCESSES:
+        for name, case in CASES.items():
             run = with_processes if kind == "ours" else partial(with_proxies, redis=kind == "redis")
-            found[kind][f"{count} processes"] = case = trio.run(run, count, seed)
-            show_row({"kind": kind, "processes": count, **case})
+            found[kind][name] = trio.run(run, case, seed)
+            show_row({"kind": kind, "processes": case.nodes, **found[kind][name]})
     return found
 
 

@@ -33,13 +33,14 @@ CLIENTS = 32
 RAMP_S = 60.0  # within which clients begin
 SETTLED_S = 120.0  # from when on it is measured
 LOOK_S = 0.1
+CUT_S = 30.0
 RESERVED = PROMPT_TOKENS + MEAN_TOKENS
 NEEDED = PROMPT_TOKENS + 3605  # what nine in ten requests take no more than
 
 
 @dataclass(frozen=True)
 class LimitCase:
-    """`skew`: the share of clients at the first node; `cut_s`: when half of the nodes are cut off for 30 s, `kill_s`:
+    """`skew`: the share of clients at the first node; `cut_s`: when half of the nodes are cut off for CUT_S, `kill_s`:
     when the last node is killed; 0: never."""
 
     nodes: int = 4
@@ -51,10 +52,25 @@ class LimitCase:
     kill_s: float = 0.0
     for_s: float = 300.0
 
+    @property
+    def first_half(self) -> tuple[int, ...]:
+        """The nodes that are cut off from the others."""
+        return tuple(range(self.nodes // 2))
+
+    @property
+    def think_s(self) -> float:
+        """How long a client waits on average from an answer to its next request."""
+        return CLIENTS * 60.0 * (PROMPT_TOKENS + 2000) / (self.offered * self.per_minute)
+
+    def node_of(self, client: int) -> int:
+        """Return which node a client asks."""
+        at_first = self.nodes == 1 or client < self.skew * CLIENTS
+        return 0 if at_first else 1 + client % (self.nodes - 1)
+
     def scenario(self) -> Scenario:
         steps = [Step(at_s=0.0, do="link", nodes="all", loss=self.loss)] if self.loss else []
         if self.cut_s:
-            steps.append(Step(at_s=self.cut_s, do="cut", nodes=tuple(range(self.nodes // 2)), for_s=30.0))
+            steps.append(Step(at_s=self.cut_s, do="cut", nodes=self.first_half, for_s=CUT_S))
         if self.kill_s:
             steps.append(Step(at_s=self.kill_s, do="kill", nodes=(self.nodes - 1,), down_s=0.0))
         cluster = Cluster(nodes=self.nodes, engines=1, formed=True)
@@ -88,14 +104,13 @@ class LimitMeasures(NamedTuple):
 
 @dataclass(slots=True)
 class LimitRun:
-    """One run. Call `measure` after `go`."""
+    """One run, of which `go` returns the measures."""
 
     case: LimitCase
     seed: int
     run: Run = field(init=False)
     served: list[Served] = field(default_factory=list)
-    refusals: list[tuple[float, bool]] = field(default_factory=list)  # when, and whether it was false
-    held: list[tuple[float, float]] = field(default_factory=list)
+    refusals: list[float] = field(default_factory=list)  # when
     groups: dict[tuple[int, int], MeterGroup] = field(default_factory=dict)  # by node and its generation
 
     def __post_init__(self) -> None:
@@ -105,11 +120,10 @@ class LimitRun:
         world, rng = self.run.world, self.run.world.rng("limited clients")
         for client in range(CLIENTS):
             world.time.after(1.0 + rng.random() * RAMP_S, self._begin, client)
-        world.time.after(SETTLED_S, self._look)
         world.time.after(0.0, self._take_part)
         result = self.run.result()
         assert result.violation is None, result.violation
-        return self.measure(SETTLED_S, self.case.for_s)
+        return measured(self.served, self.refusals, SETTLED_S, self.case.for_s, self.case.per_minute)
 
     def _take_part(self) -> None:
         """Let nodes have limits, also those that were started since."""
@@ -126,9 +140,7 @@ class LimitRun:
 
     def _begin(self, client: int) -> None:
         rng = self.run.world.rng(f"client {client} {len(self.served)} {len(self.refusals)}")
-        nodes = self.case.nodes
-        at_first = nodes == 1 or client < self.case.skew * CLIENTS
-        self._send(client, 0 if at_first else 1 + client % (nodes - 1), rng.randint(*ANSWER_TOKENS))
+        self._send(client, self.case.node_of(client), rng.randint(*ANSWER_TOKENS))
 
     def _send(self, client: int, number: int, answer: int) -> None:
         world = self.run.world
@@ -161,11 +173,9 @@ class LimitRun:
             seconds = answer / TOKENS_PER_S
             self.served.append(Served(now, PROMPT_TOKENS + answer, now + seconds, host.index))
             time.after(seconds, self._settle, host, host.generation, outcome, answer)
-            think_s = CLIENTS * 60.0 * (PROMPT_TOKENS + 2000) / (self.case.offered * self.case.per_minute)
-            time.after(seconds + rng.expovariate(1 / think_s), self._begin, client)
+            time.after(seconds + rng.expovariate(1 / self.case.think_s), self._begin, client)
         else:
-            is_false = self._held(LOOSE_S) + NEEDED < FALSE_SHARE * self.case.per_minute
-            self.refusals.append((now, is_false))
+            self.refusals.append(now)
             time.after(rng.uniform(0.05, 0.15), self._send, client, host.index, answer)
 
     def _settle(self, host: SimHost, generation: int, grant: Grant, answer: int) -> None:
@@ -173,33 +183,39 @@ class LimitRun:
         if host.generation == generation:
             host.run(lambda node, _: node.peer.features.limits.begin().settle(took, grant))
 
-    # --- measures ---------------------------------------------------------------------------------------------------
 
-    def _held(self, seconds: float) -> float:
-        now = self.run.world.time.now
-        held = 0.0
-        for one in reversed(self.served):
-            if one.at <= now - seconds:
-                break
-            held += one.tokens if one.ends <= now else RESERVED
-        return held
+# --- measures ---------------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        self.held.append((self.run.world.time.now, self._held(MINUTE_S) / self.case.per_minute))
-        self.run.world.time.after(LOOK_S, self._look)
 
-    def measure(self, begin: float, end: float) -> LimitMeasures:
-        """Measure between two moments."""
-        minutes = sliding(self.served, begin, end, self.case.per_minute)
-        held = [share for at, share in self.held if begin <= at <= end]
-        refused = [is_false for at, is_false in self.refusals if begin <= at <= end]
-        served = sum(begin <= one.at <= end for one in self.served)
-        mean = sum(minutes) / len(minutes)
-        loose = sliding(self.served, begin, end, self.case.per_minute, LOOSE_S)
-        shares = max(minutes), min(minutes), min(loose), mean, max(held), sum(held) / len(held)
-        most, least, loosely, mean, held_most, held_mean = (round(share, 4) for share in shares)
-        requests = served + len(refused)
-        return LimitMeasures(most, least, loosely, mean, held_most, held_mean, requests, len(refused), sum(refused))
+def measured(
+    served: Sequence[Served], refusals: Sequence[float], begin: float, end: float, per_minute: float
+) -> LimitMeasures:
+    """Measure between two moments what was served, by admission, and when the others were refused."""
+    minutes = sliding(served, begin, end, per_minute)
+    loose = sliding(served, begin, end, per_minute, LOOSE_S)
+    held = [held_at(served, at, MINUTE_S) / per_minute for at in looks(begin, end)]
+    refused = [at for at in refusals if begin <= at <= end]
+    false = sum(held_at(served, at, LOOSE_S) + NEEDED < FALSE_SHARE * per_minute for at in refused)
+    mean, held_mean = sum(minutes) / len(minutes), sum(held) / len(held)
+    shares = max(minutes), min(minutes), min(loose), mean, max(held), held_mean
+    most, least, loosely, mean, held_most, held_mean = (round(share, 4) for share in shares)
+    requests = sum(begin <= one.at <= end for one in served) + len(refused)
+    return LimitMeasures(most, least, loosely, mean, held_most, held_mean, requests, len(refused), false)
+
+
+def held_at(served: Sequence[Served], at: float, seconds: float) -> float:
+    """Return what a limit held at a moment of what was admitted in so many seconds before."""
+    held = 0.0
+    for one in reversed(served):
+        if one.at <= at - seconds:
+            break
+        if one.at <= at:
+            held += one.tokens if one.ends <= at else RESERVED
+    return held
+
+
+def looks(begin: float, end: float) -> list[float]:
+    return [begin + step * LOOK_S for step in range(int((end - begin) / LOOK_S))]
 
 
 def sliding(
@@ -208,6 +224,5 @@ def sliding(
     """Return what was served in minutes that end between two moments: each LOOK_S, and after each admission."""
     times = [one.at for one in served]
     sums = [0, *accumulate(one.tokens for one in served)]
-    looks = [begin + step * LOOK_S for step in range(int((end - begin) / LOOK_S))]
-    ends = [*looks, *[at for at in times if begin <= at <= end]]
+    ends = [*looks(begin, end), *[at for at in times if begin <= at <= end]]
     return [(sums[bisect_right(times, at)] - sums[bisect_right(times, at - seconds)]) / per_minute for at in ends]
