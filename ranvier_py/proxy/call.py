@@ -31,6 +31,7 @@ from ranvier_py.core.tracing.trace_context import RequestTrace
 from ranvier_py.proxy.admission.seen_head import HeadLimits
 from ranvier_py.proxy.answers.awaited_stream import AwaitedStream
 from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.failed_tries import FailedTries
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.realtime import RealtimeLimits
@@ -145,10 +146,19 @@ class NamedModel:
         return authorization_of(self.served.api_key)
 
 
+class Reserver(Protocol):
+    """Settles what it has reserved (stages/reserve.py), and reserves what an answer takes that no engine computes."""
+
+    def settle(self, call: Call, held: Reservation) -> None: ...
+    def reserve_stored(self, call: Call, held: Reservation, model: str, ends: AnswerEnds) -> Steps[None] | None: ...
+    def price_stored(self, call: Call, held: Reservation, ends: AnswerEnds) -> float: ...
+
+
 @dataclass(slots=True, eq=False)
 class Reservation:
     """What one request holds of limits."""
 
+    by: Reserver
     limits: HeadLimits
     grant: Grant  # by its head; of its tokens, too, unless those are among `more`
     more: Sequence[Grant] = ()

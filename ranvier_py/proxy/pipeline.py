@@ -174,7 +174,7 @@ class Pipeline:
         self.serving.pop(client.fd, None)
         client.renamed = None
         if (held := call.reservation) is not None:
-            held.limits.settle(call, held)
+            held.by.settle(call, held)
         now = time.monotonic()
         for observe in self.observers:
             observe(call, now)

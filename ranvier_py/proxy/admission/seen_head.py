@@ -9,25 +9,19 @@ from typing import NamedTuple
 from ranvier_py.core.access.identity import Identity
 from ranvier_py.core.access.limits.estimates import TenantLengths
 from ranvier_py.core.access.limits.meter_groups import IdentityMeters, MeterGroup
-from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import NO_REQUEST, HttpRequest, RequestFields
 
 
 class HeadLimits(NamedTuple):
     """What counts the requests of a head, and what it says of them for that. `tokens`: what counts those of the usual
     ones, if nothing but tokens counts beside the head. `lengths`: those of its tenant. `api`: as which a body is read;
-    "" of what generates nothing. `may_be_uncounted`: perhaps nobody counts its tokens, though somebody must. `stored`:
-    reserves what an answer takes that no engine computes; `price` says what it costs. `settle`: called once with each
-    call, when that ends."""
+    "" of what generates nothing. `may_be_uncounted`: perhaps nobody counts its tokens, though somebody must."""
 
     meters: IdentityMeters
     tokens: MeterGroup | None
     lengths: TenantLengths
     api: str
     may_be_uncounted: bool
-    stored: Callable[..., Steps[None] | None]
-    price: Callable[..., float]
-    settle: Callable[..., None]
 
 
 @dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys

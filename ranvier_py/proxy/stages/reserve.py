@@ -64,16 +64,7 @@ class ReserveStage:
         may_be_uncounted = meters.needs_counts and (creates or has_no_counts(request))
         lengths, api = self.estimates.tenant(meters.tenant), APIS.get(request.path, "")
         tokens = meters.tokens if api and api not in PROMPTS and request.fields.readable else None
-        seen.limits = HeadLimits(
-            meters=meters,
-            tokens=tokens,
-            lengths=lengths,
-            api=api,
-            may_be_uncounted=may_be_uncounted,
-            stored=self.stored,
-            price=self.price,
-            settle=self.end,
-        )
+        seen.limits = HeadLimits(meters, tokens, lengths, api, may_be_uncounted)
         if meters.shown:
             of_anthropic = request.fields.is_anthropic or request.path.startswith(MESSAGES_PATH)
             seen.limit_lines = partial(self._claudes_lines if of_anthropic else self._lines, meters)
@@ -93,8 +84,7 @@ class ReserveStage:
     def begin(self, call: Call) -> Steps[None] | None:
         """Count a request by its head. Raises LimitReached, Forbidden."""
         seen = call.client.seen_head
-        limits = seen.limits if seen is not None else None
-        if limits is None or call.client.started:
+        if seen is None or (limits := seen.limits) is None or call.client.started:
             return None
         if limits.may_be_uncounted:
             return self._begin_counted(call, limits)
@@ -102,7 +92,7 @@ class ReserveStage:
         grant = self.limiter.begin(first, now)
         if grant is None:
             return self._hold(call, limits, self.limiter.reserve(first, NOTHING, now))
-        call.reservation = Reservation(limits, grant)  # nearly always
+        call.reservation = Reservation(self, limits, grant)  # nearly always
         return None
 
     def _begin_counted(self, call: Call, limits: HeadLimits) -> Steps[None]:
@@ -164,23 +154,21 @@ class ReserveStage:
         found = self.limiter.reserve(group, estimate.need, time.monotonic(), estimate.sure, estimate.excess, held=grant)
         return None if found is grant else self._hold(call, limits, found)
 
-    def stored(self, call: Call, model: str, ends: AnswerEnds) -> Steps[None] | None:
+    def reserve_stored(self, call: Call, held: Reservation, model: str, ends: AnswerEnds) -> Steps[None] | None:
         """Reserve what an answer takes that no engine computes for this request: what it costs, and a request of the
         limits of its model. Raises LimitReached."""
-        held = call.reservation
-        assert held is not None
         group = held.limits.meters.of(model)
-        price = self.price(call, ends)
+        price = self.price_stored(call, held, ends)
         if not price and group is held.limits.meters.rest:
             return None
         held.stored = NOTHING._replace(cost=price)
         found = self.limiter.reserve(group, held.stored, time.monotonic(), held=held.grant)
         return None if found is held.grant else self._hold(call, held.limits, found)
 
-    def price(self, call: Call, ends: AnswerEnds) -> float:
+    def price_stored(self, call: Call, held: Reservation, ends: AnswerEnds) -> float:
         """Return what an answer costs that no engine computes for this request, as far as it is here."""
-        held, cost = call.reservation, cost_of_named(call) or ONE
-        if held is None or not (cost.cached_answers and held.limits.meters.counts_cost):
+        cost = cost_of_named(call) or ONE
+        if not (cost.cached_answers and held.limits.meters.counts_cost):
             return 0.0
         return price_of_stored(cost, ends, held.limits.api, call.request.body, held.limits.lengths)
 
@@ -190,10 +178,12 @@ class ReserveStage:
             return cost_of_named(call) or ONE
         return self.dearest
 
-    def end(self, call: Call, held: Reservation) -> None:
+    def settle(self, call: Call, held: Reservation) -> None:
         """Settle what a request has reserved."""
-        took, attempt = held.stored, call.attempt
-        if attempt is not None and attempt.reply.status < 300:
+        attempt = call.attempt
+        if attempt is None or attempt.reply.status >= 300:
+            took = held.stored
+        else:
             prompt, _, answer, _ = attempt.reply.counts
             if prompt is None or answer is None or held.estimate is not None or held.ends is not None:
                 took = self._took(call, held, attempt)
@@ -237,7 +227,7 @@ class ReserveStage:
             self.limiter.release(*(held.grants if held is not None else ()))
             raise error_of(found)
         if held is None:
-            call.reservation = Reservation(limits, found)
+            call.reservation = Reservation(self, limits, found)
         else:
             held.more = (*held.more, found)
         return None

@@ -154,7 +154,7 @@ class ResponseCache:
         kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
         if (held := call.reservation) is not None:
-            yield from held.limits.stored(call, question.model, stored.ends) or ()
+            yield from held.by.reserve_stored(call, held, question.model, stored.ends) or ()
         self._count(call, HIT)
         if call.client.renamed is not None:
             body = call.client.renamed.stored(body, in_chunks=question.stream)
@@ -277,7 +277,7 @@ class ResponseCache:
                 return False
             held = call.reservation if head.status == 200 else None
             if held is not None:
-                yield from held.limits.stored(call, question.model, AnswerEnds()) or ()
+                yield from held.by.reserve_stored(call, held, question.model, AnswerEnds()) or ()
             self._count(call, HIT if head.status == 200 else MISS)
             named = () if head.fields.names_request else ((b"x-request-id", call.id),)
             age: Fields = ((b"age", b"0"),) if head.status == 200 else ()
@@ -298,6 +298,6 @@ class ResponseCache:
         if shared.stored is not None:
             tokens = shared.stored.tokens
             if held is not None:
-                held.stored = held.stored._replace(cost=held.limits.price(call, shared.stored.ends))
+                held.stored = held.stored._replace(cost=held.by.price_stored(call, held, shared.stored.ends))
         self._served(call, head.status, tokens, follower.at)
         return True
