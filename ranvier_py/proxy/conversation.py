@@ -72,7 +72,7 @@ def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handle
 
 
 class Conversations:
-    """Handler, limits and admission of all connections of one server. `limits` and `report` may be replaced. `ids`: for
+    """Handler, limits and admission of all connections of one server. `limits` may be replaced. `ids`: for
     requests that come without one; without these, answers of our own name no request."""
 
     def __init__(
@@ -80,11 +80,10 @@ class Conversations:
         handler: Handler,
         limits: ServerLimits,
         counters: ServerCounters,
-        report: Callable[[RequestSummary], object] | None = None,
-        ids: Iterator[bytes] | None = None,
+        report: Callable[[RequestSummary], object] | None,
+        ids: Iterator[bytes] | None,
     ) -> None:
-        self._handler, self._ids = handler, ids
-        self.report = report
+        self._handler, self._ids, self._report = handler, ids, report
         self.limits = limits
         self.by_head: Callable[[HttpRequest, Client], object] | None = None
         # Called before a body is read; raises a RanvierError if its head is reason enough to refuse it.
@@ -241,7 +240,7 @@ class Conversations:
         self._answer_error(client, error)
         request = client.request
         trace = self.refused(request, client, error) if self.refused is not None and request.method else None
-        if self.report is not None:
+        if self._report is not None:
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
             seen, who = client.seen_head, ("", "")
             if seen is not None and seen.identity is not None and seen.fields is request.fields:
@@ -251,7 +250,7 @@ class Conversations:
             summary = RequestSummary(known, method, path, *found, key_id=who[0], tenant=who[1], client=address)
             if trace is not None:
                 summary = summary._replace(trace_id=trace.trace_id, span_id=trace.span_id)
-            self.report(summary)
+            self._report(summary)
 
     # --- admission --------------------------------------------------------------------------------------------------
 

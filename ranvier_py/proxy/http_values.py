@@ -293,7 +293,7 @@ class HttpResponseHead:
 
 
 def own_head(
-    status: int, headers: Fields, content_type: bytes, body_bytes: int | None, more: bytes = b"", *, close: bool
+    status: int, headers: Fields, content_type: bytes, body_bytes: int | None, more: bytes, *, close: bool
 ) -> bytes:
     """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks, `more`
     are whole lines."""

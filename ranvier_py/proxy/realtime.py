@@ -167,7 +167,7 @@ class Splice:
         ahead: bytes,
         idle_s: float,
         counters: RealtimeCounters,
-        watched: Watched | None = None,
+        watched: Watched | None,
     ) -> None:
         self._client, self._backend, self._ahead = client, backend, ahead
         self._idle_s, self._counters, self.watched = idle_s, counters, watched

@@ -107,7 +107,7 @@ class Upstream:
         connection = yield partial(self._connect, pool)
         return (yield from self._ask(connection, request, parts, lambda: None))
 
-    def upgrade(self, address: BackendAddress, request: HttpRequest, extra: Fields = ()) -> Steps[Exchange]:
+    def upgrade(self, address: BackendAddress, request: HttpRequest, extra: Fields) -> Steps[Exchange]:
         """Do the same with a request for a WebSocket, on a new connection. A 101 agrees to it."""
         pool = self._pool(address)
         connection = yield partial(self._connect, pool)

@@ -57,7 +57,7 @@ class ProbeDue(NamedTuple):
 class Nodes(Placer):
     """N routers before the same engines. A backend's id is its engine's index."""
 
-    def __init__(self, plan: Plan, engines: Sequence[EngineModel], block_tokens: int, now: float = 0.0) -> None:
+    def __init__(self, plan: Plan, engines: Sequence[EngineModel], block_tokens: int) -> None:
         self.routers = [make_router(plan, block_tokens, f"{plan.seed}/{index}", engines) for index in range(plan.nodes)]
         self._explains = plan.per_request
         self._draw = Random(f"{plan.seed}/dns")  # noqa: S311  # placement draws no secrets
@@ -67,8 +67,8 @@ class Nodes(Placer):
         self._probed = 0
         for index in range(plan.nodes):
             for engine in range(len(plan.engines)):
-                self._probe(index, engine, now)
-        self.network = make_network(self.routers, key=KEY, seed=plan.seed, delay_s=plan.gossip_delay_s, now=now)
+                self._probe(index, engine, 0.0)
+        self.network = make_network(self.routers, key=KEY, seed=plan.seed, delay_s=plan.gossip_delay_s, now=0.0)
         self.knowledge = make_knowledge(plan.knowledge, self.routers, engines, block_tokens)
 
     def next_at(self) -> float:

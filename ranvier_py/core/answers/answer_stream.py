@@ -84,7 +84,7 @@ COUNT_END = 1 << 31
 """A count from here on is not believed: the sum of two counts must fit the 32 bits of a position on the wire."""
 
 
-def has_finished(data: bytes, api: str = "chat") -> bool:
+def has_finished(data: bytes, api: str) -> bool:
     """Whether an answer has a finish reason; one that is an error and nothing else has none."""
     return FINISHED.get(api, CHAT_FINISHED).search(data) is not None
 
@@ -94,7 +94,7 @@ def has_token(data: bytes, api: str = "chat") -> bool:
     return FIRST_TOKEN.get(api, CHAT_TOKEN).search(data) is not None
 
 
-def has_word(data: bytes, api: str = "chat") -> bool:
+def has_word(data: bytes, api: str) -> bool:
     """Whether this piece of a stream plainly has output that is more than white space."""
     return FIRST_WORD.get(api, CHAT_WORD).search(data) is not None
 

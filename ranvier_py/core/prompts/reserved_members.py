@@ -128,19 +128,19 @@ INFLATED_BYTES_MAX = 64 << 20
 CODINGS = (b"gzip", b"x-gzip", b"deflate")
 
 
-def inflated_slices(body: bytes, size: int = SLICE_BYTES) -> Iterator[bytes]:
+def inflated_slices(body: bytes) -> Iterator[bytes]:
     """Yield what is in a body of one of CODINGS, as `slices` does, as far as it can be inflated. Raises ValueError if
     it is too large."""
     inflater, rest, kept, left = zlib.decompressobj(EITHER_CODING), body, b"", INFLATED_BYTES_MAX
     while rest and left > 0:
         try:
-            piece = inflater.decompress(rest, size)
+            piece = inflater.decompress(rest, SLICE_BYTES)
         except zlib.error:
             if len(rest) < len(body) or kept:
                 return
             inflater = zlib.decompressobj(-zlib.MAX_WBITS)  # without its head, as some take "deflate"
             try:
-                piece = inflater.decompress(rest, size)
+                piece = inflater.decompress(rest, SLICE_BYTES)
             except zlib.error:
                 return
         left -= len(piece)

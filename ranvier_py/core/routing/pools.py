@@ -82,8 +82,8 @@ class Pools:
     def make_pool(
         self,
         model: str,
-        exclude: Collection[BackendId] = (),
-        avoid: Collection[BackendId] = (),
+        exclude: Collection[BackendId],
+        avoid: Collection[BackendId],
         then: float | None = None,
     ) -> Pool:
         """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 
@@ -66,7 +66,6 @@ class EngineEvents(Part):
         polled: EnginePoller | None = None,
         sharing: SharedStreams | None = None,
         faults: Faults | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine_caches = EngineCaches(
             router.routes,
@@ -83,8 +82,8 @@ class EngineEvents(Part):
         self.engines: dict[BackendId, KnownEngine] = {}
         self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
         faults = faults or Faults()
-        self.subscriptions = Subscriptions(self.engine_caches, router, rng, faults, clock, peers=self.shared)
-        self.router, self._registry, self._polled, self._clock = router, router.registry, polled, clock
+        self.subscriptions = Subscriptions(self.engine_caches, router, rng, faults, peers=self.shared)
+        self.router, self._registry, self._polled = router, router.registry, polled
         self._woken = trio.Event()
 
     def removed(self, backend: Backend) -> None:
@@ -105,14 +104,14 @@ class EngineEvents(Part):
             if known.behind.rank is not None:
                 publishers = tuple(each for each in publishers if each.rank == known.behind.rank)
             ranks = max(known.behind.ranks, len(publishers))
-            log_transitions(count_caches(known, self._clock(), ranks=ranks))
+            log_transitions(count_caches(known, time.monotonic(), ranks=ranks))
         self._engine(backend).publishers = publishers
         self.wake()
 
     def contradicted(self, backend: BackendId) -> None:
         """Check whether an engine is still the same process, since its answers contradict what it is known to hold."""
         for one in self.streams.get(backend, {}).values():
-            now = self._clock()
+            now = time.monotonic()
             one.subscriber.carry(one.stream.carry(one.stream.machine.contradicted(now), now))
 
     def received_at(self, backend: BackendId) -> float:
@@ -137,7 +136,7 @@ class EngineEvents(Part):
             with trio.move_on_after(LOOK_INTERVAL_S if busy else IDLE_INTERVAL_S):
                 await self._woken.wait()
             self._woken = trio.Event()
-            self.look(self._clock())
+            self.look(time.monotonic())
 
     def look(self, now: float) -> None:
         """Begin and end streams as wanted, and pass on what peers have sent.
@@ -236,15 +235,15 @@ class EngineEvents(Part):
 
     def _end(self, id_: BackendId) -> None:
         for one in self.streams.pop(id_, {}).values():
-            self.subscriptions.stop(one, self._label(one.stream.source), self._clock())
+            self.subscriptions.stop(one, self._label(one.stream.source), time.monotonic())
 
     def _carry(self, stream: EventStream, effect: object) -> None:
         """Carry out what a subscriber does not do itself."""
         backend, name = stream.source
         if isinstance(effect, AskPeer):
-            self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, self._clock())
+            self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, time.monotonic())
         elif isinstance(effect, LevelChanged):
-            if self._engine(backend).levels_logged.allows(self._clock()):
+            if self._engine(backend).levels_logged.allows(time.monotonic()):
                 log.info(
                     event(
                         "cache_level.changed",

@@ -146,11 +146,10 @@ class Subscriptions:
         router: Router,
         rng: Random,
         faults: Faults,
-        clock: Callable[[], float],
         *,
         peers: bool,
     ) -> None:
-        self.faults, self._rng, self._clock, self._caches, self._peers = faults, rng, clock, caches, peers
+        self.faults, self._rng, self._caches, self._peers = faults, rng, caches, peers
         self._hasher, self._namespace_of = router.hasher.plain(), router.reader.namespace_of
         self._sockets: KvSockets | None = None
         self.trouble = ""
@@ -189,7 +188,7 @@ class Subscriptions:
         settings = GapSettings(replay=publisher.replay is not None, peers=self._peers)
         stream = EventStream(source, self._caches, self._hasher, names, settings=settings)
         made = (self._sockets, publisher, stream, self._rng, partial(carry, stream))
-        subscriber = KvSubscriber(*made, faults=self.faults, clock=self._clock)
+        subscriber = KvSubscriber(*made, faults=self.faults)
         one = SubscribedStream(publisher, stream, subscriber, trio.CancelScope(), now)
         self.nursery.start_soon(one.run, self.faults)
         return one

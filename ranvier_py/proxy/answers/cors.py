@@ -27,8 +27,8 @@ MAX_AGE = (PREFIX + b"max-age", b"600")
 class Cors:
     """`origins`: those that the operator allows; if there are none, engines decide. It may be replaced."""
 
-    def __init__(self, origins: Collection[str] = ()) -> None:
-        self.origins = origins
+    def __init__(self) -> None:
+        self.origins: Collection[str] = ()
         self._known: BoundedDict[bytes, tuple[float, Fields]] = BoundedDict(ORIGINS_MAX)
 
     def fields(self, origin: bytes) -> Fields:

@@ -33,7 +33,7 @@ MOVES_MAX = 64  # in one look: each is matched and placed twice, which takes a m
 
 
 class HangWatch:
-    def __init__(  # noqa: PLR0913  # the places where evidence comes from
+    def __init__(
         self,
         router: Router,
         serving: Mapping[int, Call],
@@ -41,9 +41,8 @@ class HangWatch:
         *,
         probe: Callable[[BackendId], object],
         changed: Callable[[Sequence[Transition]], object],
-        reported_waiting: Callable[[BackendId], int] = lambda _: 0,
-        sent_event_at: Callable[[BackendId], float] = lambda _: 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        reported_waiting: Callable[[BackendId], int],
+        sent_event_at: Callable[[BackendId], float],
     ) -> None:
         self.hangs = Hangs(hang_s)
         self._router = router
@@ -52,7 +51,6 @@ class HangWatch:
         self._changed = changed  # called with changes of health
         self._reported_waiting = reported_waiting  # how many requests wait in its queue, by its own count
         self._sent_event_at = sent_event_at  # when its last event came; 0 if never
-        self._clock = clock
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -62,7 +60,7 @@ class HangWatch:
 
     def look(self) -> None:
         """Judge every engine once, and move what may be moved."""
-        now, registry = self._clock(), self._router.registry
+        now, registry = time.monotonic(), self._router.registry
         silent = [backend for backend in registry if backend.vitals.silent]
         quiet = self.hangs.quiet(registry, now)
         for backend in {each.id: each for each in (*silent, *quiet)}.values():

@@ -32,8 +32,8 @@ def test_a_role_chunk_is_no_first_token_and_content_is() -> None:
 @pytest.mark.parametrize("is_escaped", [False, True])
 def test_what_nobody_sees_is_no_word_however_it_is_written(is_escaped: bool) -> None:
     for unseen in (UNSEEN, *UNSEEN):
-        assert not has_word(b'"content":' + json.dumps(unseen, ensure_ascii=is_escaped).encode())
-        assert has_word(b'"content":' + json.dumps(unseen + "a", ensure_ascii=is_escaped).encode())
+        assert not has_word(b'"content":' + json.dumps(unseen, ensure_ascii=is_escaped).encode(), "chat")
+        assert has_word(b'"content":' + json.dumps(unseen + "a", ensure_ascii=is_escaped).encode(), "chat")
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=20))

@@ -189,10 +189,10 @@ class KvIndex:
         """Return one backend's entry for this prefix, even if it has expired. Counts nothing."""
         return self._entries.get((prefix, backend))
 
-    def expire(self, now: float, steps_max: int = EXPIRE_STEPS_MAX) -> int:
+    def expire(self, now: float) -> int:
         """Drop expired entries, oldest first: entries are ordered by their last event, hence by their expiry."""
         dropped = 0
-        while self._entries and dropped < steps_max:
+        while self._entries and dropped < EXPIRE_STEPS_MAX:
             (prefix, backend), entry = next(iter(self._entries.items()))
             if entry.until > now:
                 break

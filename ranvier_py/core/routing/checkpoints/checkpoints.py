@@ -135,7 +135,7 @@ class BackendCheckpoints:
         rule: CheckpointProfile,
         block_tokens: int,
         ttl_s: float,
-        fleet: CapacityEstimate | None = None,
+        fleet: CapacityEstimate,
     ) -> None:
         self.profile = profile
         self.rule = rule

@@ -28,9 +28,7 @@ class Merge:
     """One merge. `generations`: by backend id, the process that claims are of; -1 = leave out that backend's claims.
     `on_use`: called with what requests used; None if the claims do not come from requests just served."""
 
-    def __init__(
-        self, tree: Tree, generations: npt.NDArray[np.int32], now: float, on_use: PrefixUse | None = None
-    ) -> None:
+    def __init__(self, tree: Tree, generations: npt.NDArray[np.int32], now: float, on_use: PrefixUse | None) -> None:
         self._rows, self._leaves, self._claims = tree.rows, tree.leaves, tree.claims
         self._tree = tree
         self._generations = generations
