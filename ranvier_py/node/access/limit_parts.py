@@ -18,7 +18,7 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.access.limit_values import ModelCost
 from ranvier_py.core.access.limits.counts import Counters
-from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_rows, written
+from ranvier_py.core.access.limits.limit_records import SavedRows, read, unsaved_rows, written
 from ranvier_py.core.access.limits.limit_view import budgets_left, limits_view
 from ranvier_py.core.access.limits.limiter import Limiter
 from ranvier_py.core.access.limits.shares import KEEP, LimitPeers
@@ -64,20 +64,20 @@ class LimitParts(Part):
             self._file = LimitFile(config.limit_state_file, write_whole)
         self.reserve = ReserveStage(self.limiter, dearest_of(config))
         self._set_clock()
+        self._saved = SavedRows(self.limiter.counts, time.monotonic())
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Take what earlier processes counted of running budgets."""
-        if self._file is not None and self.limiter is not None:
-            counts = self.limiter.counts
+        if self._file is not None:
             found, end = await trio.to_thread.run_sync(self._file.read), 0
             for rows, end in read(found):  # noqa: B007  # where the last one ended
                 for row in rows:
-                    counts.merge(row, time.monotonic())
+                    self._saved.take(row, time.monotonic())
                 await trio.lowlevel.checkpoint()
             if end < len(found):
                 aside = "" if end else await trio.to_thread.run_sync(set_aside, self._file.path)
                 self._file.refuse(end, aside)
-            await self._file.replace(written(all_rows(counts, time.monotonic())))
+            await self._file.replace(written(self._saved.all(time.monotonic())))
         task_status.started()
 
     async def loop(self) -> None:
@@ -96,13 +96,14 @@ class LimitParts(Part):
         assert self.limiter is not None
         counts, now = self.limiter.counts, time.monotonic()
         if file.is_due:
-            await file.replace(written(all_rows(counts, now)))
+            await file.replace(written(self._saved.all(now)))
         else:
             await file.append(written(unsaved_rows(counts, now)))
 
     def sweep(self, now: float) -> None:
         if self.limiter is not None:
             self._set_clock()
+            self._saved.sweep(now)
             if self._is_alone:
                 self.limiter.sweep(now)
             if (dropped := self.limiter.counts.dropped) != self._dropped:

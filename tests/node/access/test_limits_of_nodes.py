@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -100,11 +103,17 @@ def used(view: dict[str, Any]) -> float:
     return float(scope["limits"][0]["used"]) if scope else 0.0
 
 
-async def test_a_budget_outlives_a_restart_of_all_nodes_by_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts", [((0, 150), (0, 300)), ((0, 150), (40, 150), (0, 300))])
+async def test_a_budget_outlives_a_restart_of_all_nodes_by_its_file_and_one_with_a_clock_that_is_days_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: Sequence[tuple[int, int]]
+) -> None:
     engine = Scripted(answer(counted(100, 50)))
     settings = {"limit_state_file": tmp_path / "limits"}
     tenant = 'budget = [{amount = 100000, window = "month"}]'
-    for expected in (150, 300):
+    for days, expected in starts:
+        wall_s = time.time() + 86_400.0 * days
+        clock = SimpleNamespace(time=partial(float, wall_s), monotonic=time.monotonic)
+        monkeypatch.setattr(limit_parts, "time", clock)
         async with limited(tmp_path, engine, tenant=tenant, settings=settings) as node:
             assert (await node.http.post(node.url + CHAT, content=chat(), headers=bearer(RED))).status_code == 200
             shown = (await node.ask("/admin/access"))["limits"]["tenant acme"]["limits"][0]

@@ -121,13 +121,13 @@ class Counters:
         if row.place >= 0 and (reserved or settled or used):
             self._note(row, reserved)
 
-    def merge(self, one: CountRow, now: float) -> None:
-        """Take a row of whatever session from a peer, or from before a restart."""
+    def merge(self, one: CountRow, now: float) -> bool:
+        """Take a row of whatever session from a peer, or from before a restart. Returns whether its window runs."""
         span = LimitSpan(one.span)
         place = self._place(span, one.window, now - one.age_ms / 1000, now)
         count = self.counts.get(one.limit)
         if place is None or (count is not None and count.span is not span):
-            return
+            return False
         if count is None:
             count = self._new(one.limit, span, now)
         row = count.rows.get((one.origin, one.window))
@@ -144,6 +144,7 @@ class Counters:
             count.tell(reserved - settled + used)
             if span > LimitSpan.MINUTE:
                 self.unsaved[one.limit, one.origin, one.window] = None
+        return True
 
     def _place(self, span: LimitSpan, window: int, at: float, now: float) -> int | None:
         """Return where a row is booked; None if its window is over, or far ahead of our clock."""

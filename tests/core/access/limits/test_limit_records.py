@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow
 from ranvier_py.core.access.limits.counts import Counters
-from ranvier_py.core.access.limits.limit_records import all_rows, read, unsaved_rows, written
+from ranvier_py.core.access.limits.limit_records import SavedRows, all_rows, read, unsaved_rows, written
 from tests.core.access.limits.limit_net import MAY_2026, meters
 
 BUDGETS = meters(budget=(Budget(1e6, CalendarWindow.MONTH), Budget(1e6, CalendarWindow.DAY)))
@@ -69,3 +70,41 @@ def test_what_was_appended_and_what_is_written_anew_is_the_same() -> None:
     assert len(whole) < len(data)
     taken = [{key: count.taken for key, count in loaded(each).counts.items()} for each in (data, whole)]
     assert taken[0] == taken[1] == {meter.id: 15 for meter in BUDGETS}
+
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+
+
+@pytest.mark.parametrize("wrong_s", [HOUR_S, 14 * HOUR_S, -MAY_2026 + 500.0])
+def test_what_was_saved_outlives_a_start_with_a_wrong_clock_that_is_set_later(wrong_s: float) -> None:
+    budgets = meters(budget=(Budget(1e6, CalendarWindow.HOUR), Budget(1e6, CalendarWindow.MONTH)))
+    node = counters()
+    for meter in budgets:
+        node.add(node.own(node.count(meter, 100.0), 100.0), 5.0, 5.0, 5.0, 100.0)
+    data = written(all_rows(node, 100.0))
+    again, then = counters(2), counters(3)
+    again.wall_offset_s += wrong_s
+    saved, later = SavedRows(again, 101.0), SavedRows(then, 103.0)
+    for rows, _ in read(data):
+        for row in rows:
+            saved.take(row, 101.0)
+    for rows, _ in read(written(saved.all(102.0))):
+        for row in rows:
+            later.take(row, 103.0)
+    assert [then.counts[meter.id].taken for meter in budgets] == [5.0, 5.0], "they are in the file that it wrote"
+    again.wall_offset_s = MAY_2026
+    saved.sweep(104.0)
+    assert [again.counts[meter.id].taken for meter in budgets] == [5.0, 5.0]
+
+
+def test_rows_of_windows_that_are_over_leave_the_file_an_hour_after_the_start() -> None:
+    node = counters()
+    spend(node, 5, 100.0)
+    then = counters(2)
+    then.wall_offset_s += 100 * DAY_S
+    saved = SavedRows(then, 0.0)
+    for row in all_rows(node, 100.0):
+        saved.take(row, 101.0)
+    assert len(saved.all(HOUR_S)) == len(BUDGETS)
+    saved.sweep(HOUR_S)
+    assert not saved.all(HOUR_S)
