@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_events import Failure
 from ranvier_py.core.answers.chunked import payload_of
@@ -67,6 +68,13 @@ RANK_WORDS = re.compile(rb"data(?:[\W_]|\\[bfnrt])*parallel|\\u00[4-7]", re.IGNO
 """In each request of which a quotation may read like a refusal of a rank, with letters escaped or not."""
 
 
+class RefusedTry(NamedTuple):
+    """A try that was refused, and what was said of it."""
+
+    attempt: Attempt
+    wording: int = 0
+
+
 class FailedTries:
     """The tries of one request that did not serve it."""
 
@@ -79,7 +87,7 @@ class FailedTries:
         self._budget = RetryBudget(limits)
         self._suspects = Suspects(cause_of(request.path, request.body))
         self._never: Sequence[BackendId] = ()  # too short for the request
-        self._refused: list[Attempt] = []  # the tries that were refused
+        self._refused: list[RefusedTry] = []
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
     def judge(self, attempt: Attempt, exchange: Exchange, inside: Failure | None) -> Steps[Judgement]:
@@ -129,8 +137,9 @@ class FailedTries:
         changes = [change for fault in self._suspects.settle(outcome) for change in registry.changes.blamed(fault, now)]
         if outcome is Outcome.SUCCESS:
             refused, self._refused = self._refused, []
-            for each in refused:
+            for each, wording in refused:
                 changes += registry.refusals.contradicted(each.target, self._kind(each), each.reply.status, now)
+                registry.refusals.wordings.contradicted(wording)
         return changes
 
     def after_answer(self, attempt: Attempt, judgement: Judgement) -> PoolMatch | None:
@@ -155,26 +164,28 @@ class FailedTries:
         if judgement.is_too_long:
             self._never = (*self._never, *not_longer(registry, target, model))
             return self.elsewhere(attempt, judgement.outcome)
+        is_repeated = refusals.wordings.refused(target.id, judgement.wording)
         if earlier and refusals.is_proven(target, kind):
-            for each in earlier:
+            for each, wording in earlier:
                 refusals.shared(each.target, kind, each.reply.status)
+                refusals.wordings.shared(each.target.id, wording)
             return None
         others = self._others(attempt)
-        is_doubtful = judgement.is_own or refusals.is_doubtful(target, kind, others)
-        is_alike = any(each.reply.status == attempt.reply.status for each in earlier)
+        is_doubtful = is_repeated or judgement.is_own or refusals.is_doubtful(target, kind, others)
+        is_alike = any(each.reply.status == attempt.reply.status for each, _ in earlier)
         refusals.refused(target, kind, attempt.reply.status, time.monotonic())
         if is_alike or not is_doubtful:
             return None
-        earlier.append(attempt)
-        return self._second_opinion(attempt, others)
+        earlier.append(RefusedTry(attempt, judgement.wording))
+        return self._second_opinion(attempt, others, judgement.wording)
 
     def _after_blank(self, attempt: Attempt) -> PoolMatch | None:
         """Return whom to ask instead of a backend that answered without a word; None if the client is to have that."""
         refusals, kind, target = self._router.registry.refusals, self._kind(attempt), attempt.target
         if not attempt.judged or attempt.prompt.response_key:
             return None
-        blank = [each for each in self._refused if each.reply.is_blank]
-        self._refused = [each for each in self._refused if not each.reply.is_blank]
+        blank = [each.attempt for each in self._refused if each.attempt.reply.is_blank]
+        self._refused = [each for each in self._refused if not each.attempt.reply.is_blank]
         for each in blank:
             refusals.shared_blank(each.target, kind)
         others = self._others(attempt)
@@ -182,7 +193,7 @@ class FailedTries:
             return None
         elsewhere = self._second_opinion(attempt, others)
         if elsewhere is not None:
-            self._refused.append(attempt)
+            self._refused.append(RefusedTry(attempt))
         return elsewhere
 
     def relayed_blank(self, attempt: Attempt) -> None:
@@ -196,16 +207,16 @@ class FailedTries:
         tried, model = (*self._budget.tried, attempt.target.id), attempt.prompt.model
         return [each for each in self._router.registry if each.id not in tried and each.catalog.serves(model)]
 
-    def _second_opinion(self, attempt: Attempt, others: Sequence[Backend]) -> PoolMatch | None:
+    def _second_opinion(self, attempt: Attempt, others: Sequence[Backend], wording: int = 0) -> PoolMatch | None:
         """Ask another backend, of these the ones whose word counts most."""
         registry = self._router.registry
-        worse = registry.refusals.worse_opinions(self._kind(attempt), others)
+        worse = registry.refusals.worse_opinions(self._kind(attempt), others, wording)
         unfit = registry.pools.names.unfit(self._request.path, attempt.prompt.model)
         attempt.prompt.avoid = tuple(sorted({*worse, *unfit, *known_short(registry, attempt.prompt)}))
         return self.elsewhere(attempt, Outcome.REFUSED)
 
     def _kind(self, attempt: Attempt) -> int:
-        return kind_of(self._request.path, attempt.prompt.model)
+        return kind_of(self._request.path, attempt.prompt.model, stream=attempt.prompt.stream)
 
     @property
     def is_over(self) -> bool:
@@ -293,7 +304,7 @@ def passed_over(
     avoid = [*registry.pauses.of(partial(credential_of, router, request), now)]
     avoid += (unfit := registry.pools.names.unfit(request.path, prompt.model))
     if registry.refusals.avoiding and not prompt.response_key:
-        kind = kind_of(request.path, prompt.model)
+        kind = kind_of(request.path, prompt.model, stream=prompt.stream)
         able = [each for each in registry.pools.pool(prompt.model, now).ids if each not in unfit]
         probed = None if dry else registry.refusals.probe(kind, able, now)
         if probed is not None:

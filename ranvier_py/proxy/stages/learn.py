@@ -81,4 +81,5 @@ def serves(registry: Registry, path: bytes, attempt: Attempt) -> Sequence[Transi
     refusals = registry.refusals
     if not (refusals.avoiding or refusals.rows) or not attempt.judged or attempt.reply.is_blank:
         return ()
-    return refusals.served(attempt.target, kind_of(path, attempt.prompt.model), attempt.sent_at)
+    kind = kind_of(path, attempt.prompt.model, stream=attempt.prompt.stream)
+    return refusals.served(attempt.target, kind, attempt.sent_at)

@@ -68,7 +68,7 @@ class RelayStage:
         """Let white space begin an answer, unless no word may follow: where this backend, or another one before it, has
         answered such a request without any."""
         if reader.has_output and not reader.begun and reader.failure is None and call.failed_tries is None:
-            kind = kind_of(call.read.request.path, attempt.prompt.model)
+            kind = kind_of(call.read.request.path, attempt.prompt.model, stream=attempt.prompt.stream)
             reader.begun = self.registry.refusals.is_proven(attempt.target, kind)
 
     def _next(self, call: Call, exchange: Exchange, *, is_prefilled: bool = False) -> Steps[bytes]:

@@ -29,7 +29,7 @@ def finish(registry: Registry, backend: Backend, outcome: Outcome, times: int = 
 
 
 def refuse(registry: Registry, backend: Backend, status: int = 404) -> None:
-    kind = kind_of(b"/v1/chat/completions", "m")
+    kind = kind_of(b"/v1/chat/completions", "m", stream=True)
     for _ in range(8):
         registry.refusals.refused(backend, kind, status, 0.0)
         registry.refusals.contradicted(backend, kind, status, 0.0)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ranvier_py.core.answers.answer_events import PAGE
+from ranvier_py.core.routing.blame.wordings import wording_of
 from ranvier_py.core.routing.health import ILL_STATUSES, Outcome, outcome_of
 
 ERROR_BYTES_MAX = 64 * 1024
@@ -95,7 +96,7 @@ class Judgement(NamedTuple):
     `personal`, else of anybody; None: it says nothing of that. `is_own`: a refusal that may be the backend's own fault,
     for its keys or models, so that another one is asked before the client gets it. `is_too_long`: it refuses the length
     of the prompt, which is nobody's fault. `names_rank`: its words are of a data-parallel rank. `lacks_model`: of a
-    model that it lacks."""
+    model that it lacks. `wording`: that of a refusal (`wordings`)."""
 
     outcome: Outcome
     pause_s: float | None = None
@@ -104,6 +105,7 @@ class Judgement(NamedTuple):
     is_too_long: bool = False
     names_rank: bool = False
     lacks_model: bool = False
+    wording: int = 0
 
 
 SERVED = Judgement(Outcome.SUCCESS)
@@ -121,7 +123,7 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
     for one that is a date."""
     outcome = outcome_of(status)
     if 300 <= status < 400:
-        return Judgement(Outcome.REFUSED, is_own=True)
+        return Judgement(Outcome.REFUSED, is_own=True, wording=wording_of(status, ""))
     if status == 503 and (retry_after is not None or FULL.search(error_words(body)) is not None):
         outcome = Outcome.OVERLOADED
     if status == 500 and TOO_LONG.search(error_words(body)) is not None:  # other words may be those of a bug
@@ -131,8 +133,9 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
         lacks_model, lacks_api = NO_MODEL.search(words) is not None, NO_API.search(words) is not None
         is_own = lacks_model or lacks_api or status in OWN_STATUSES or (status == 404 and bool(body.strip()))
         is_own = is_own or PAGE.match(body) is not None
+        wording = wording_of(status, words)
         if status == 404:
-            return Judgement(outcome, is_own=is_own, lacks_model=lacks_model)
+            return Judgement(outcome, is_own=is_own, lacks_model=lacks_model, wording=wording)
         names_rank = NO_RANK.search(words) is not None
         return Judgement(
             outcome=outcome,
@@ -142,6 +145,7 @@ def judgement_of(status: int, body: bytes = b"", retry_after: bytes | None = Non
             is_too_long=is_too_long(words),
             names_rank=names_rank,
             lacks_model=lacks_model,
+            wording=wording,
         )
     if outcome is not Outcome.OVERLOADED:
         return Judgement(outcome)

@@ -17,6 +17,7 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import Backend, Transition
+from ranvier_py.core.routing.blame.wordings import PATIENCE_MAX, ROWS_MAX, Wordings
 from ranvier_py.core.routing.health import Outcome
 
 REFUSALS_TO_AVOID, UNLIKE_TO_AVOID = 2, 4
@@ -26,11 +27,9 @@ an image; each costs its client a second try."""
 PROBE_REQUESTS, PROBE_S, PROBE_IDLE_S = 32, 5.0, 60.0
 """Requests that pass a backend over before one of them goes there: one in 5 s at most, and one a minute at least."""
 
-ROWS_MAX, AVOIDED_MAX = 4096, 1024
-"""1 MB. Clients choose the models that they name."""
+AVOIDED_MAX = 1024  # rows; 1 MB with ROWS_MAX others. Clients choose the models that they name.
 
 BLANK_STATUS = 200  # the status of a refusal that is an answer without a word
-PATIENCE_MAX = 1024  # blank answers in a row, of which every other one was shared
 ABOUT_ALL = 0
 OF_KEYS = (401, 403)
 SERVES = "serves"
@@ -58,20 +57,21 @@ class Row:
     passed: int = 0  # requests that avoided it since then
 
 
-def kind_of(path: bytes, model: str) -> int:
+def kind_of(path: bytes, model: str, *, stream: bool) -> int:
     """Return what is equal for requests that are alike."""
-    return hash((path, model)) or 1
+    return hash((path, model, stream)) or 1
 
 
 class Refusals:
     """The refusals of all backends. A `kind` is that of the request (`kind_of`)."""
 
-    __slots__ = ("_patience", "avoiding", "counters", "rows")
+    __slots__ = ("_patience", "avoiding", "counters", "rows", "wordings")
 
     def __init__(self) -> None:
         self.counters = RefusalCounters()
         self.rows: BoundedDict[tuple[int, BackendId], Row] = BoundedDict(ROWS_MAX)
         self.avoiding: dict[int, dict[BackendId, Row]] = {}  # by kind; empty while no backend is avoided
+        self.wordings = Wordings()
         self._patience: BoundedDict[int, int] = BoundedDict(ROWS_MAX)  # blank answers in a row that are believed
 
     # --- who is avoided ---------------------------------------------------------------------------------------------
@@ -98,10 +98,11 @@ class Refusals:
         """Return the status with which it refuses what others serve; 0 if it does not."""
         return next((rows[backend].status for rows in self.avoiding.values() if backend in rows), 0)
 
-    def worse_opinions(self, kind: int, backends: Sequence[Backend]) -> Sequence[BackendId]:
-        """Return those of these backends that should not be the second to be asked: all that are not proven, or if none
-        is, those that have refused."""
-        unproven = [backend.id for backend in backends if not self.is_proven(backend, kind)]
+    def worse_opinions(self, kind: int, backends: Sequence[Backend], wording: int = 0) -> Sequence[BackendId]:
+        """Return those of these backends that should not be the second to be asked: all that are not proven, or have
+        refused others by this `wording`, or if none is left, those that have refused."""
+        repeated = self.wordings.rows
+        unproven = [each.id for each in backends if not self.is_proven(each, kind) or (wording, each.id) in repeated]
         if len(unproven) < len(backends):
             return unproven
         return [backend.id for backend in backends if self._has_refused(backend.id, kind)]
@@ -129,8 +130,8 @@ class Refusals:
             row = self.avoiding.get(scope, {}).get(backend.id) or self.rows.get((scope, backend.id))
             if row is None:
                 row = self.rows[scope, backend.id] = Row(now)
-                self.counters.dropped += self.rows.dropped
-                self.rows.dropped = 0
+                self.counters.dropped += self.rows.dropped + self.wordings.rows.dropped
+                self.rows.dropped = self.wordings.rows.dropped = 0
             row.status = status
             row.blanks += status == BLANK_STATUS
 
@@ -204,6 +205,7 @@ class Refusals:
             self._release(backend, kind, float("inf"))
         for key in [key for key in self.rows if key[1] == backend]:
             del self.rows[key]
+        self.wordings.forget(backend)
 
     def _release(self, backend: BackendId, kind: int, sent_at: float) -> None:
         rows = self.avoiding.get(kind, {})

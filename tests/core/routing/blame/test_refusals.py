@@ -22,7 +22,7 @@ from ranvier_py.core.routing.blame.refusals import (
 )
 
 A, B = BackendId(0), BackendId(1)
-CHAT, EMBEDDING = kind_of(b"/v1/chat/completions", "m"), kind_of(b"/v1/embeddings", "m")
+CHAT, EMBEDDING = kind_of(b"/v1/chat/completions", "m", stream=True), kind_of(b"/v1/embeddings", "m", stream=False)
 
 
 def two() -> tuple[Refusals, Backend, Backend]:
