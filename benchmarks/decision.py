@@ -115,8 +115,9 @@ class Chats:
         return self._rng.getrandbits(64) | 1
 
 
-def fill(table: RouteTable, chats: Chats, routes: int, now: float = 0.0) -> float:
+def fill(table: RouteTable, chats: Chats, routes: int) -> float:
     """Learn chats, CHATS_PER_S of them per second, until the table has `routes` rows. Returns the time at the end."""
+    now = 0.0
     while len(table) < routes:
         learn(table, chats.new(), now)
         now += 1 / CHATS_PER_S

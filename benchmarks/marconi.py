@@ -47,7 +47,7 @@ from benchmarks.harness.marconi_reference import (
 from benchmarks.harness.trace_caches import TraceRun, TreeOfTrace, run
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TunedOnce, saved_flops
-from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
+from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
 
 QUICK = ("sharegpt", "rag")
@@ -62,9 +62,8 @@ def tree_of(
     *,
     alpha: float = 0.0,
     defects: Defects = COMPAT,
-    model: HybridModel = PAPER_7B,
 ) -> StateTree:
-    return StateTree(model, int(gigabytes * GB), rule, alpha=alpha, defects=defects)
+    return StateTree(PAPER_7B, int(gigabytes * GB), rule, alpha=alpha, defects=defects)
 
 
 def row_of(kind: str, name: str, expected: object, found: object, **more: object) -> Row:

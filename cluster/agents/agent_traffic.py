@@ -33,9 +33,7 @@ class RequestRefused(Exception):
     """A router or an engine answered with an error; a replay needs every request served."""
 
 
-async def replayed(
-    fleet: EngineFleet, requests: Sequence[AgentRequest], urls: Sequence[str], *, speed: float = SPEED
-) -> Reuse:
+async def replayed(fleet: EngineFleet, requests: Sequence[AgentRequest], urls: Sequence[str]) -> Reuse:
     """Send these requests to engines with empty caches; return the reuse. Raises RequestRefused, httpx.HTTPError."""
     fleet.forget()
     fleet.tasks = {fleet.prompt_key(request.path, request.body): request.task for request in requests}
@@ -48,7 +46,7 @@ async def replayed(
             for number, request in enumerate(requests):
                 before, ended = done.get((request.task, request.kind)), trio.Event()
                 done[request.task, request.kind] = ended
-                at = began + request.at / speed + APART_S * tasks_in_order.index(request.task)
+                at = began + request.at / SPEED + APART_S * tasks_in_order.index(request.task)
                 nursery.start_soon(sent, http, urls[number % len(urls)], request, at, before, ended)
     return reuse_of(fleet.asked)
 

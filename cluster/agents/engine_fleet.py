@@ -92,15 +92,13 @@ class WatchedEngine(Engine):
 class EngineFleet:
     """Some engines, and all prompts that they got since `forget`."""
 
-    def __init__(
-        self, count: int, *, tokenizer: str = "bytes", decode_s: float = 0.005, prefill_tokens_per_s: float = math.inf
-    ) -> None:
+    def __init__(self, count: int, *, tokenizer: str = "bytes", prefill_tokens_per_s: float = math.inf) -> None:
         """`tokenizer`: as `load_tokenizer` takes it."""
         limits = EngineLimits(
             cache_tokens=CACHE_TOKENS,
             block_size=BLOCK_TOKENS,
             prefill_tokens_per_s=prefill_tokens_per_s,
-            decode_s=decode_s,
+            decode_s=0.005,
         )
         words = load_tokenizer(tokenizer)
         self.task = ""  # of requests from now on; prompts in `tasks` have theirs from there

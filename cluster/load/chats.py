@@ -60,8 +60,8 @@ class Grammar:
     offices: tuple[str, ...]
 
 
-def read_grammar(path: Path = GRAMMAR) -> Grammar:
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
+def read_grammar() -> Grammar:
+    data = tomllib.loads(GRAMMAR.read_text(encoding="utf-8"))
     desks = TypeAdapter(tuple[Desk, ...]).validate_python(data["desk"])
     return Grammar(desks, tuple(data["answers"]["sentences"]), tuple(data["offices"]["names"]))
 
@@ -132,11 +132,9 @@ def chat(grammar: Grammar, prompt: int, turns: int, rng: Random) -> list[Message
     return messages
 
 
-def conversations(
-    rng: Random, *, system_prompts: int = 6, turns: int = BUNDLED_TURNS, grammar: Grammar | None = None
-) -> Iterator[Conversation]:
+def conversations(rng: Random, *, system_prompts: int = 6, turns: int = BUNDLED_TURNS) -> Iterator[Conversation]:
     """Yield chats without end, each with a shared prompt that is drawn evenly."""
-    grammar = grammar or read_grammar()
+    grammar = read_grammar()
     number = 0
     while True:
         prompt = rng.randrange(system_prompts)

@@ -112,9 +112,9 @@ async def wait_end(child: Child) -> int:
     return await trio.to_thread.run_sync(child.process.wait, abandon_on_cancel=True, limiter=limiter)
 
 
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
+def tail(log: Path) -> str:
     with log.open(errors="replace") as file:
-        return "".join(deque(file, maxlen=lines)).rstrip()
+        return "".join(deque(file, maxlen=TAIL_LINES)).rstrip()
 
 
 async def wait_ready(child: Child, deadline_s: float) -> None:

@@ -20,10 +20,8 @@ WORDS = b'{"error":{"message":"This model\'s maximum context length is %d tokens
 class Sized(Scripted):
     """An engine of a context length that refuses every prompt, or none."""
 
-    def __init__(
-        self, length: int | None, *, refuses: bool, models: Sequence[str] = ("m", "lab-model"), status: int = 400
-    ) -> None:
-        cards = [{"id": model, "object": "model", "max_model_len": length} for model in models]
+    def __init__(self, length: int | None, *, refuses: bool, status: int = 400) -> None:
+        cards = [{"id": model, "object": "model", "max_model_len": length} for model in ("m", "lab-model")]
         super().__init__(page=json.dumps({"object": "list", "data": cards}).encode())
         self.length, self.refuses, self.status = length, refuses, status
 

@@ -245,14 +245,13 @@ class Proxy:
 async def proxying(
     script: Callable[[Wire], Awaitable[object]],
     limits: ServerLimits | None = None,
-    upstream_limits: UpstreamLimits | None = None,
     *,
     tls: bool = False,
 ) -> AsyncIterator[tuple[Proxy, Backend, int]]:
     """A scripted backend behind a server: proxy, backend, and the server's port. `tls`: between the two."""
     contexts = tls_contexts() if tls else (None, None)
     async with backend(script, contexts[0]) as found:
-        proxy = Proxy(found.address, upstream_limits, contexts[1])
+        proxy = Proxy(found.address, None, contexts[1])
         async with serving(proxy, limits) as (_, port):
             yield proxy, found, port
         proxy.upstream.close()

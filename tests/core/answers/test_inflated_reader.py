@@ -33,9 +33,9 @@ def compressed(data: bytes, wbits: int = GZIP) -> bytes:
     return coding.compress(data) + coding.flush()
 
 
-def reader_of(kind: type[AnswerReader], chunks: ChunkedReader | None = None, *, names: bool = False) -> AnswerReader:
+def reader_of(kind: type[AnswerReader], *, names: bool = False) -> AnswerReader:
     api = "responses" if names else "chat"
-    return kind(api, chunks, streams=kind is StreamReader, names=names, captures=False)
+    return kind(api, None, streams=kind is StreamReader, names=names, captures=False)
 
 
 def found(reader: AnswerReader) -> tuple[object, ...]:

@@ -98,10 +98,10 @@ def page_read(registry: Registry, backend: Backend, caches: bool | None, hit_tok
     registry.changes.reconsider(backend)
 
 
-def even(served: Mapping[int, int], engines: int = 4) -> bool:
+def even(served: Mapping[int, int]) -> bool:
     """Whether each of the engines served its share: which one a user leaves, and the next one gets, is chance."""
-    share = sum(served.values()) / engines
-    return all(0.7 * share <= served[each] <= 1.3 * share for each in range(engines))
+    share = sum(served.values()) / 4
+    return all(0.7 * share <= served[each] <= 1.3 * share for each in range(4))
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -26,12 +26,10 @@ def prompt(body: bytes, tokens: int, kind: str = "chat") -> Prompt:
     return Prompt(kind=kind, model="m", stream=False, end=end, base=end, tail=(), body=body)
 
 
-def estimated(
-    body: dict, tokens: int = 100, kind: str = "chat", estimates: Estimates | None = None, **more: float
-) -> Amounts:
+def estimated(body: dict, tokens: int = 100, kind: str = "chat", **more: float) -> Amounts:
     raw = orjson.dumps(body)
     asked = finished(asked_answers(raw, kind))
-    made = estimates or Estimates()
+    made = Estimates()
     return made.of(prompt(raw, tokens, kind), raw, made.tenant("acme"), more.get("cached", 0), COST, asked).need
 
 

@@ -20,9 +20,9 @@ SOURCE = ("10.0.0.9", 7946)
 CONTACT = ("Hello", "Echo", "Challenge")
 
 
-def speaking(node: Node, highest: int, release: str = "") -> Node:
+def speaking(node: Node, highest: int) -> Node:
     """The node as one that speaks this version and the one before."""
-    node.sessions.about = highest, release
+    node.sessions.about = highest, ""
     return node
 
 

@@ -26,9 +26,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcasts_module, "size_of", lambda update: 100 + len(update.record.name))
 
 
-def queue(members: int = 10, room_bytes: int = 1000, mult: int = 4) -> tuple[Broadcasts, MembershipCounters]:
+def queue(members: int = 10, room_bytes: int = 1000) -> tuple[Broadcasts, MembershipCounters]:
     counts = MembershipCounters()
-    broadcasts = Broadcasts(mult, 0.2, room_bytes, counts)
+    broadcasts = Broadcasts(4, 0.2, room_bytes, counts)
     broadcasts.members = members
     return broadcasts, counts
 

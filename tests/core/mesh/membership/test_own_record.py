@@ -23,8 +23,8 @@ from tests.examples import examples
 ME = record_of("me", 0xABCDEF0123456789, epoch=10, incarnation=3)
 
 
-def accused(incarnation: int, epoch: int = 10, state: State = State.DEAD) -> Record:
-    return ME._replace(incarnation=incarnation, epoch=epoch, state=state)
+def accused(incarnation: int) -> Record:
+    return ME._replace(incarnation=incarnation, epoch=10, state=State.DEAD)
 
 
 def other(epoch: int, session: int = 5, state: State = State.ALIVE) -> Record:

@@ -37,8 +37,8 @@ SHORT = "a word"
 class Lab:
     """Simulated nodes without traffic of their own, whose gossip is sealed as on a network."""
 
-    def __init__(self, *steps: Step, nodes: int = 3) -> None:
-        size = Cluster(nodes=nodes, engines=3)
+    def __init__(self, *steps: Step) -> None:
+        size = Cluster(nodes=3, engines=3)
         scenario = Scenario("prefills", "of nodes", 300.0, cluster=size, load=Load(chats_per_s=0.0), steps=steps)
         self.run = Run(scenario, 5, sim_nodes())
         self.run.steps.plan()

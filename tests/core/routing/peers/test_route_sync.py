@@ -197,11 +197,11 @@ def test_texts_without_tokens_leave_together() -> None:
 # --- many rows at once ------------------------------------------------------------------------------------------------
 
 
-def beginnings(first: RouteNode, now: float = 10.0) -> list[list[PrefixKey]]:
+def beginnings(first: RouteNode) -> list[list[PrefixKey]]:
     """Chats that peers know the first turn of."""
     chats: list[list[PrefixKey]] = [[(32, 0, 1000 + number)] for number in range(CHATS)]
     for number, chat in enumerate(chats):
-        first.serve(chat, now, (ENGINE, OTHER)[number % 2])
+        first.serve(chat, 10.0, (ENGINE, OTHER)[number % 2])
     return chats
 
 

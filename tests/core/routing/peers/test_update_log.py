@@ -21,8 +21,8 @@ NOW = 1000.0
 TTL_S = 100.0
 
 
-def logs(entries_max: int = 1000, forget_after_s: float = 60.0, ttl_s: float = TTL_S) -> u.UpdateLogs:
-    chosen = RouteGossipSettings(ttl_s=ttl_s, log_entries_max=entries_max, forget_after_s=forget_after_s)
+def logs(entries_max: int = 1000, ttl_s: float = TTL_S) -> u.UpdateLogs:
+    chosen = RouteGossipSettings(ttl_s=ttl_s, log_entries_max=entries_max, forget_after_s=60.0)
     return u.UpdateLogs(ME, chosen, RouteGossipCounters())
 
 

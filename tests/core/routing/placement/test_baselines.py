@@ -14,8 +14,8 @@ from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from tests.core.routing.placement.engines import NO_MATCH, Engine, engines
 
 
-def chosen(policy: str, candidates: tuple[Engine, ...], times: int, seed: int = 1) -> list[str]:
-    instance, rng = make_policy(policy), Random(seed)
+def chosen(policy: str, candidates: tuple[Engine, ...], times: int) -> list[str]:
+    instance, rng = make_policy(policy), Random(1)
     by_id = {one.id: one.name for one in candidates}
     return [by_id[instance.choose(NO_MATCH, candidates, rng).backend] for _ in range(times)]
 
