@@ -1,5 +1,5 @@
-"""Relays an answer as it comes, without counts that only this node asked for; or a WebSocket, in both directions. Reads
-the answer of a leg that is not the client's, up to READ_BYTES_MAX."""
+"""Holds an answer until it begins, then relays it as it comes, without counts that only this node asked for; or relays
+a WebSocket, in both directions. Reads the answer of a leg that is not the client's, up to READ_BYTES_MAX."""
 
 import time
 from collections.abc import Callable

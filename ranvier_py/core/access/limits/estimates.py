@@ -276,9 +276,9 @@ def price_of_stored(cost: ModelCost, ends: AnswerEnds, api: str, body: bytes, le
     """Return what an answer costs that was computed for an equal request: the share of what it cost there, or of what
     it may have cost as long as nothing of it is known."""
     found = took_of(ends, api) or Took(None, 0, 0, round(lengths.answers.mean), 0)
-    prompt = len(body) / BYTES_PER_TOKEN if found.prompt is None else found.prompt
-    _, cached, written, output, reasoning = found
-    return cost.cached_answers * cost_of(cost, prompt, cached, output, written=written, reasoning=reasoning)
+    prompt, cached, written, output, reasoning = found
+    tokens = len(body) / BYTES_PER_TOKEN if prompt is None else prompt
+    return cost.cached_answers * cost_of(cost, tokens, cached, output, written=written, reasoning=reasoning)
 
 
 def took_of_others(ends: AnswerEnds, counts: Mapping[bytes, bytes], prompt_name: bytes, *, embeds: bool) -> Took:

@@ -149,7 +149,7 @@ class Affinity(Policy):
 
     def bears_newcomers(self, match: Match, candidates: Sequence[Candidate], position: int, loads: Floats) -> bool:
         """Whether a newcomer waits no more than `divert_factor` x the median there, before its first token and in
-        all. There is room for it."""
+        all. Asked only of a holder with room."""
         # without this one: among few engines its own queue would be half of the median
         others = [each for each in range(len(loads)) if each != position]
         if (

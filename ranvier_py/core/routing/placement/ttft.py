@@ -1,9 +1,9 @@
 """`ttft`: the backend with the least predicted time to the first token, and the least delay of other requests.
 
-Rule: each candidate costs seconds of queue, of prefill, of others' delay and of decoding (`weigh`); the least sum
-wins. A holder is left only for more than the usual error of predictions (`warm`), a prefix in demand gets a second one
-on purpose (`copy_of`), and one that nobody holds goes to one of two homes (`cold`). All rates are learned from
-answers; before that the tokens to compute decide.
+Rule: each candidate costs seconds of queue, of prefill, of others' delay (also by what it evicts of theirs), and of
+decoding (`weigh`); the least sum wins. A holder is left only for more than the usual error of predictions (`warm`), a
+prefix in demand gets a second one on purpose (`copy_of`), and one that nobody holds goes to one of two homes (`cold`).
+All rates are learned from answers; before that the tokens to compute decide.
 Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); learned rates, the delay of others and
 deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
