@@ -239,15 +239,15 @@ class Count:
         self.buckets[row.place].remove(row)
         self._book(row, place)
 
-    def drop(self, place: int) -> int:
-        """Drop a bucket with its rows. Returns how many those are."""
+    def drop(self, place: int) -> Sequence[LimitRow]:
+        """Drop a bucket. Returns its rows."""
         gone = [*self.buckets.pop(place)]
         for row in gone:
             self._forget(row)
         if not self.rows:  # no error of rounding stays
             self.taken = self.unsettled = 0.0
             self._by_origin = None
-        return len(gone)
+        return gone
 
     def close(self, row: LimitRow) -> None:
         """Drop a row."""

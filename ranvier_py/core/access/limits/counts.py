@@ -16,12 +16,14 @@ from operator import itemgetter
 
 from ranvier_py.core.access.limits.count import MINUTE_SLOTS, SLOT_S, Count, CountRow, LimitRow, SlotTally
 from ranvier_py.core.access.limits.meters import INDEX, Amounts, LimitSpan, Measure, Meter, ends_at, window_at
+from ranvier_py.core.bounded import BoundedDict
 
 GRACE_S = 60.0  # for which a calendar window is kept after its end: clocks differ
 ROWS_MAX = 1 << 18  # some 150 MB, if each is of another limit
 SWEPT_AT_ONCE = 4096  # counts: some 20 ms
 IDLE_S = 60.0  # after so long without a request, a session's row of those in flight is dropped
 CURRENT = 0  # where all requests in flight are booked
+ORIGINS_MAX = 4096
 AMOUNT = tuple(map(itemgetter, range(len(Amounts._fields))))
 REQUESTS = AMOUNT[INDEX[Measure.REQUESTS]]
 
@@ -38,6 +40,7 @@ class Counters:
         self.changed: dict[tuple[int, int, int], None] = {}
         self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
         self.wall_offset_s = 0.0  # from our monotonic clock to seconds since 1970
+        self._over = BoundedDict[int, int](ORIGINS_MAX)  # by origin, the last of its slots that was over a minute ago
         self._due: dict[int, list[Count]] = {}  # by slot, whose rows may then be over
 
     def count(self, meter: Meter, now: float) -> Count:
@@ -128,9 +131,11 @@ class Counters:
         count = self.counts.get(one.limit)
         if place is None or (count is not None and count.span is not span):
             return False
+        row = count.rows.get((one.origin, one.window)) if count is not None else None
+        if row is None and span is LimitSpan.MINUTE and one.window <= self._over.get(one.origin, -1):
+            return False  # a stream held it up, and its age does not say for how long
         if count is None:
             count = self._new(one.limit, span, now)
-        row = count.rows.get((one.origin, one.window))
         if row is None:
             row = self._open(count, one.origin, one.window, place)
         elif 0 <= place < row.place and span is LimitSpan.MINUTE:
@@ -163,7 +168,10 @@ class Counters:
             first = next(iter(count.buckets))
             if first > last:
                 break
-            self.rows -= count.drop(first)
+            for row in count.drop(first):
+                self.rows -= 1
+                if row.origin != self.me and row.window > self._over.get(row.origin, -1):
+                    self._over[row.origin] = row.window
 
     def sweep(self, now: float) -> None:
         """Drop what is over, and counts without any row."""
@@ -185,7 +193,7 @@ class Counters:
         else:
             ends = {place: ends_at(count.span, place) + GRACE_S - self.wall_offset_s for place in count.buckets}
             for place in [place for place, end in ends.items() if end <= now]:
-                self.rows -= count.drop(place)
+                self.rows -= len(count.drop(place))
             if count.buckets:
                 self._look_at(count, min(ends[place] for place in count.buckets))
         if not count.rows and self.counts.get(count.id) is count:

@@ -106,6 +106,23 @@ def test_rows_that_are_sent_late_and_in_any_order_are_counted_no_longer_than_oth
         assert receiver.count(MINUTE, look).taken <= most
 
 
+@given(st.floats(0, 59), st.floats(0, 40))
+def test_what_is_over_is_not_counted_again_where_a_stream_held_up_a_row_that_was_repeated(
+    repeated_s: float, held_up_s: float
+) -> None:
+    """Whatever it says of its age: a network that was cut for half a minute delivers all that was written meanwhile."""
+    origin, receiver = counters(PEER), counters()
+    row = admit(origin, MINUTE, 5.0, 100.0)
+    receiver.merge(origin.travelling(row, 100.0), 100.0)
+    repeated = origin.travelling(row, 100.0 + repeated_s)
+    later = admit(origin, MINUTE, 7.0, 150.0)
+    receiver.merge(origin.travelling(later, 150.0), 150.0)
+    arrives = max(161.0, 100.0 + repeated_s + held_up_s)
+    receiver.count(MINUTE, arrives)
+    receiver.merge(repeated, arrives)
+    assert receiver.count(MINUTE, arrives).taken == 7.0
+
+
 operations = st.lists(
     st.tuples(
         st.sampled_from(("admit", "settle", "merge", "sweep", "wait")),
