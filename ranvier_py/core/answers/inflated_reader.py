@@ -14,12 +14,10 @@ from collections.abc import Iterable
 from ranvier_py.core.answers.answer_events import NO_ANSWER
 from ranvier_py.core.answers.answer_reader import AnswerReader
 from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.prompts.reserved_members import CODINGS, EITHER_CODING
 
 INFLATED_BYTES_MAX = 64 * 1024
 """Of one piece: engines' errors have some hundred bytes, and no stream sends so much at once."""
-
-CODINGS = (b"gzip", b"x-gzip", b"deflate")
-EITHER_CODING = 32 + zlib.MAX_WBITS
 
 
 class Inflater:

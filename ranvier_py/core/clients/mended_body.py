@@ -19,6 +19,7 @@ from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from ranvier_py.core.prompts.body_json import marks_in
+from ranvier_py.core.prompts.outer_members import skipped
 from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
@@ -35,7 +36,6 @@ MEMBERS_MAX, ELEMENTS_MAX = 256, 2048
 EDITS_MAX = 1024
 LEADING_ROLES = ("system", "developer")
 
-BLANKS = re.compile(r"[ \t\r\n]*")
 ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
 """An escape that stands for one character of a text."""
 
@@ -155,12 +155,6 @@ def with_more(edits: Sequence[Edit], more: Sequence[Edit]) -> list[Edit]:
         return ends_before and begins_behind and (edit.start, edit.path) not in added
 
     return sorted([*edits, *filter(is_free, more)])
-
-
-def skipped(text: str, at: int) -> int:
-    """Return where the next token begins."""
-    match = BLANKS.match(text, at)
-    return match.end() if match is not None else at
 
 
 def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], int, Sequence[Span]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, object_of
 from ranvier_py.core.prompts.boundaries import TokenIds
+from ranvier_py.core.prompts.reserved_members import STORED_MEMBERS
 
 MESSAGES_MAX = 2048
 """Longer chats are placed by load. So many messages take 6 ms to chain, 4 ms to learn by text and 12 by tokens, and a
@@ -49,15 +50,14 @@ passes it on to engines as `user`."""
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 EFFORT_FIELDS = ("reasoning_effort", "reasoning", "thinking", "output_config")
-STORED_FIELDS = ("previous_response_id", "conversation")
 CACHE_FIELDS = ("extra_key", "mm_processor_kwargs", "media_io_kwargs")
 NAMESPACE_FIELDS = (
     *("model", "cache_salt", "lora_path", "tools", "tool_choice", "add_special_tokens"),
-    *(*TEMPLATE_FIELDS, *EFFORT_FIELDS, *STORED_FIELDS, *CACHE_FIELDS),
+    *(*TEMPLATE_FIELDS, *EFFORT_FIELDS, *STORED_MEMBERS, *CACHE_FIELDS),
 )
 """Members of a body that change the whole rendered text, or that keep caches apart: the namespace of text fingerprints.
 CACHE_FIELDS belong to the namespace of tokens (`prompts.namespaces`), too: SGLang's own key of a cache, and members
-that make other tokens of the same media. STORED_FIELDS name a history that only an engine has."""
+that make other tokens of the same media. STORED_MEMBERS name a history that only an engine has."""
 
 REPLACING = {
     "chat": ("input_ids",),
@@ -69,7 +69,7 @@ REPLACING = {
 
 def names_stored(fields: Mapping[str, Any]) -> bool:
     """Whether the engine puts a history that it keeps before the messages of this body."""
-    return any(fields.get(name) for name in STORED_FIELDS)
+    return any(fields.get(name) for name in STORED_MEMBERS)
 
 
 def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:

@@ -129,5 +129,6 @@ def is_doubled(body: bytes, names: Collection[str]) -> bool:
 
 
 def skipped(text: str, at: int) -> int:
+    """Return where the next token begins."""
     match = BLANKS.match(text, at)
     return match.end() if match is not None else at

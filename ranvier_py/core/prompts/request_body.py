@@ -21,7 +21,6 @@ from ranvier_py.core.prompts.body_json import exact_json, excess, members_at_end
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
     NAMESPACE_FIELDS,
-    STORED_FIELDS,
     UNUSUAL_MEMBERS,
     are_few,
     are_objects,
@@ -56,7 +55,7 @@ from ranvier_py.core.prompts.message_ends import (
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
 from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, PIECES_MAX, RESPONSES, Api, hoisted, is_tangled
-from ranvier_py.core.prompts.reserved_members import NOTHING, may_hide, reserved_in
+from ranvier_py.core.prompts.reserved_members import NOTHING, STORED_MEMBERS, may_hide, reserved_in
 from ranvier_py.core.prompts.templates import is_behind_reasoning
 from ranvier_py.core.prompts.tenants import salt_of
 
@@ -139,7 +138,7 @@ class PromptReader:
         if fields is None:
             prompt = self._unparsed(body, tenant, reason or "values")
             if api is RESPONSES:
-                prompt.previous = members_at_ends(body, STORED_FIELDS[0]).get(STORED_FIELDS[0], "")
+                prompt.previous = members_at_ends(body, STORED_MEMBERS[0]).get(STORED_MEMBERS[0], "")
             return prompt
         prompt = self._whole(body, fields, tenant, api)
         prompt.reserved = found = reserved_in(fields) if fields else None
@@ -156,7 +155,7 @@ class PromptReader:
             reason = "stored"
         if reason:
             prompt = self._opaque(fields, body, tenant, reason)
-            if api is RESPONSES and type(previous := fields.get(STORED_FIELDS[0])) is str:
+            if api is RESPONSES and type(previous := fields.get(STORED_MEMBERS[0])) is str:
                 prompt.previous = previous
             return prompt
         self.memory.counters.missed += 1
@@ -210,7 +209,7 @@ class PromptReader:
         fields = object_of(body)
         prompt = self._opaque(fields or {}, body, tenant)
         prompt.reserved = reserved_in(fields) if fields is not None else None
-        if continues and fields and type(previous := fields.get(STORED_FIELDS[0])) is str:
+        if continues and fields and type(previous := fields.get(STORED_MEMBERS[0])) is str:
             prompt.previous = previous
         return prompt
 
