@@ -78,7 +78,7 @@ class RefusedTry(NamedTuple):
 class FailedTries:
     """The tries of one request that did not serve it."""
 
-    __slots__ = ("_budget", "_client", "_never", "_refused", "_request", "_router", "_suspects", "kept")
+    __slots__ = ("_budget", "_client", "_failed", "_never", "_refused", "_request", "_router", "_suspects", "kept")
 
     def __init__(self, request: HttpRequest, client: Client, router: Router, limits: RetryLimits) -> None:
         self._request = request
@@ -88,6 +88,7 @@ class FailedTries:
         self._suspects = Suspects(cause_of(request.path, request.body))
         self._never: Sequence[BackendId] = ()  # too short for the request
         self._refused: list[RefusedTry] = []
+        self._failed = 0  # the kind of the request, once a try has failed
         self.kept: tuple[Attempt, Exchange] | None = None  # the last whole answer of a backend without room
 
     def judge(self, attempt: Attempt, exchange: Exchange, inside: Failure | None) -> Steps[Judgement]:
@@ -129,12 +130,17 @@ class FailedTries:
         """Take in how a try ends, and settle who is to blame if it is the last one. `was_seen`: by the client."""
         if attempt.judged and self._suspects.add(attempt.target.id, attempt.generation, outcome, was_seen=was_seen):
             attempt.judged = False  # it is now
+            self._failed = self._kind(attempt)
         return self.settle(outcome, now) if is_last else ()
 
     def settle(self, outcome: Outcome, now: float) -> Sequence[Transition]:
         """Settle who is to blame for the failures so far, since the request ends so, or is being served."""
-        registry = self._router.registry
-        changes = [change for fault in self._suspects.settle(outcome) for change in registry.changes.blamed(fault, now)]
+        registry, changes = self._router.registry, list[Transition]()
+        for fault in self._suspects.settle(outcome):
+            changes += registry.changes.blamed(fault, now)
+            backend = registry.ids.current(fault.backend) if outcome is Outcome.SUCCESS else None
+            if backend is not None and backend.generation == fault.generation:
+                changes += registry.refusals.failed(backend, self._failed, fault.outcome, now)
         if outcome is Outcome.SUCCESS:
             refused, self._refused = self._refused, []
             for each, wording in refused:

@@ -106,7 +106,7 @@ def backend_metrics(backend: Backend, registry: Registry) -> Iterator[Sample]:
         ("draining", "1 while the backend is drained: it gets no new requests.", backend.draining),
         (
             "refusing_status",
-            "Status with which the backend refuses what others serve; 200: its answers are blank; 0: none.",
+            "Status with which the backend refuses or fails what others serve; 200: its answers are blank; 0: none.",
             refusing,
         ),
         (

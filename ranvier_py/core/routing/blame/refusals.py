@@ -1,11 +1,11 @@
 """Which backends refuse what others serve: a wrong key, another model, another version. They answer at once, look idle,
 and would get most requests.
 
-Rule: evidence is one request that one backend refused and another one served. A few of these in a row, of requests that
-are alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do. It is asked all the
-same if no other can be, and by a probe now and then; once it serves one, it is as others. A blank answer may be right:
-the first in a row is believed, and more the more were shared. Invariant: what a second one refuses as well counts for
-nothing (test_black_holes.py, test_blank_answers.py). Bounds: ROWS_MAX rows, of which the oldest goes; AVOIDED_MAX.
+Rule: evidence is one request that one backend refused and another one served. A few in a row, of requests that are
+alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do, until it serves one, which
+a probe finds out. So do failures of a kind (`failed`). Of blank answers the first is believed, and more the more were
+shared. Invariant: what a second one refuses as well counts for nothing (test_black_holes.py, test_blank_answers.py).
+Bounds: ROWS_MAX rows, of which the oldest goes; AVOIDED_MAX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import Backend, Transition
 from ranvier_py.core.routing.blame.wordings import PATIENCE_MAX, ROWS_MAX, Wordings
-from ranvier_py.core.routing.health import Outcome
+from ranvier_py.core.routing.health import ILL_STATUSES, Circuit, Outcome
 
 REFUSALS_TO_AVOID, UNLIKE_TO_AVOID = 2, 4
 """In a row, of requests that are alike, and of others. One may be about something that only this request has, such as
@@ -32,6 +32,7 @@ AVOIDED_MAX = 1024  # rows; 1 MB with ROWS_MAX others. Clients choose the models
 BLANK_STATUS = 200  # the status of a refusal that is an answer without a word
 ABOUT_ALL = 0
 OF_KEYS = (401, 403)
+OF_FAULTS = {Outcome.BROKEN: 502, Outcome.TIMEOUT: 504}  # as clients would see them; of all others it is 500
 SERVES = "serves"
 
 
@@ -53,6 +54,7 @@ class Row:
     status: int = 0  # of the latest
     contradicted: int = 0  # of requests that another backend served
     blanks: int = 0  # of them without a word
+    faults: int = 0  # failures of requests that another backend served
     probed_at: float = 0.0
     passed: int = 0  # requests that avoided it since then
 
@@ -175,17 +177,34 @@ class Refusals:
                 continue
             row.contradicted += 1
             alike = scope == kind or status in OF_KEYS
-            if row.contradicted < (REFUSALS_TO_AVOID if alike else UNLIKE_TO_AVOID):
-                continue
-            if sum(map(len, self.avoiding.values())) >= AVOIDED_MAX:
-                self.counters.dropped += 1
-                continue
-            del self.rows[scope, backend.id]
-            row.probed_at = now
-            self.avoiding.setdefault(scope, {})[backend.id] = row
+            if row.contradicted >= (REFUSALS_TO_AVOID if alike else UNLIKE_TO_AVOID):
+                self._avoid(backend, scope, row, now)
         after = self.status_of(backend.id)
         why = "another backend serves what it refuses"
         return () if before or not after else [changed(backend, SERVES, answering(after), why)]
+
+    def failed(self, backend: Backend, kind: int, outcome: Outcome, now: float) -> Sequence[Transition]:
+        """Take in that another backend served what this one failed. As many as open a circuit have it avoided, where
+        that stays closed because it serves others in between."""
+        if backend.id in self.avoiding.get(kind, ()):
+            return ()
+        row = self.rows[kind, backend.id] = self.rows.get((kind, backend.id)) or Row(now)
+        row.faults, row.status = row.faults + 1, OF_FAULTS.get(outcome, 500)
+        vitals, before = backend.vitals, self.status_of(backend.id)
+        if vitals.circuit is not Circuit.CLOSED or row.faults < vitals.limits.circuit_faults_to_open:
+            return ()
+        self._avoid(backend, kind, row, now)
+        after = self.status_of(backend.id)
+        why = "another backend serves what it fails"
+        return () if before or not after else [changed(backend, SERVES, answering(after), why)]
+
+    def _avoid(self, backend: Backend, scope: int, row: Row, now: float) -> None:
+        if sum(map(len, self.avoiding.values())) >= AVOIDED_MAX:
+            self.counters.dropped += 1
+            return
+        del self.rows[scope, backend.id]
+        row.probed_at = now
+        self.avoiding.setdefault(scope, {})[backend.id] = row
 
     def served(self, backend: Backend, kind: int, sent_at: float) -> Sequence[Transition]:
         """Take in that it serves a request that was sent then."""
@@ -222,7 +241,9 @@ def scopes_of(kind: int, status: int) -> Sequence[int]:
 
 def answering(status: int) -> str:
     """Return how a backend does not serve what others serve, in words."""
-    return "answers nothing" if status == BLANK_STATUS else f"refuses with {status}"
+    if status == BLANK_STATUS:
+        return "answers nothing"
+    return f"{'fails' if status in ILL_STATUSES else 'refuses'} with {status}"
 
 
 def changed(backend: Backend, before: str, after: str, why: str) -> Transition:

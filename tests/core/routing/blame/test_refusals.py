@@ -202,3 +202,20 @@ def test_blank_answers_that_others_do_not_share_have_it_avoided_until_it_has_wor
     assert (refusals.avoided(CHAT), refusals.status_of(A)) == ([A], BLANK_STATUS)
     (change,) = refusals.served(one, CHAT, sent_at=2.0)
     assert (change.before, change.after) == ("answers nothing", "serves")
+
+
+def test_failures_of_a_kind_in_a_row_have_it_avoided_if_its_circuit_does_not_open() -> None:
+    refusals, one, _ = two()
+    limit = one.vitals.limits.circuit_faults_to_open
+    for number in range(limit - 1):
+        assert refusals.failed(one, CHAT, Outcome.BROKEN, 0.0) == ()
+        refusals.served(one, EMBEDDING, sent_at=float(number))
+    (change,) = refusals.failed(one, CHAT, Outcome.BROKEN, 9.0)
+    assert (change.before, change.after) == ("serves", "fails with 502")
+    assert (refusals.avoided(CHAT), refusals.avoided(EMBEDDING)) == ([A], [])
+    assert refusals.failed(one, CHAT, Outcome.TIMEOUT, 9.0) == ()
+    refusals.served(one, CHAT, sent_at=10.0)
+    for _ in range(limit):
+        one.vitals.end(Outcome.SERVER_ERROR, 11.0)
+    assert [refusals.failed(one, CHAT, Outcome.SERVER_ERROR, 11.0) for _ in range(limit)] == [()] * limit
+    assert not refusals.avoiding
