@@ -35,7 +35,7 @@ class Counters:
         self.me = me
         self.counts: dict[int, Count] = {}
         self.rows = self.dropped = 0
-        self.granted = 0  # requests, by what is booked
+        self.granted = 0  # requests that have ended, by what is booked
         self.late: list[SlotTally] = []  # to be booked
         self.changed: dict[tuple[int, int, int], None] = {}
         self.unsaved: dict[tuple[int, int, int], None] = {}  # rows of budgets since these were saved
@@ -70,7 +70,7 @@ class Counters:
                 numbers = sum(map(amount, reserved)), sum(map(amount, settled)), took
                 if any(numbers):
                     self.add(row, *numbers, now)
-            self.granted += int(sum(map(REQUESTS, reserved)))
+            self.granted += int(sum(map(REQUESTS, used)))  # a request that was released took none
             tally.is_late = False
             reserved.clear()
             ended.clear()

@@ -99,7 +99,7 @@ class HomeQuestion:
 
 @dataclass(slots=True)
 class LimitCounters:
-    granted: int = counter("Requests of limited keys that were within their limits.")
+    granted: int = counter("Requests of limited keys that were within their limits, once they have ended.")
     refused: dict[str, int] = counter("Requests refused by a limit, by what it counts.", label="limit")
     shadowed: dict[str, int] = counter(
         "Requests beyond a limit that is in the shadow, by what it counts.", label="limit"
