@@ -1,6 +1,7 @@
 """The home of a limit: the node that decides for all about requests near it, for whoever asks.
 
-Rule: what it grants it books, as if the asker had sent it already; a question that comes again gets the same answer.
+Rule: what it grants it books, as if the asker had sent it already, and of nobody who has given up, which would stay
+booked; a question that comes again gets the same answer.
 Bound: DECIDED_MAX questions are remembered.
 """
 
@@ -53,6 +54,8 @@ class LimitHome:
             count = self._counts.known(ask.limit, now)
             row = count.rows.get((asker, ask.window)) if count is not None else None
             if row is None or ask.extra > self._room(ask.amount, row.count, now):  # None: its window is not ours
+                return ask.limit
+            if 0 < ask.extra <= row.settled - ask.settled:  # it came so late that the asker has given up, and said so
                 return ask.limit
             fits.append((row, ask.extra))
         for row, extra in fits:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.access.identity import Identity, Tenant
 from ranvier_py.core.access.limit_values import Budget, CalendarWindow, Limits, Mode
-from ranvier_py.core.access.limits.count import MINUTE_SLOTS, SLOT_S
+from ranvier_py.core.access.limits.count import MINUTE_SLOTS, SLOT_S, CountRow
 from ranvier_py.core.access.limits.homes import AskRow
 from ranvier_py.core.access.limits.limit_gossip import LimitCounts, LimitQuestion
 from ranvier_py.core.access.limits.limiter import ASK_S, Grant, HomeQuestion, Limiter, Refusal
@@ -173,6 +173,18 @@ def test_a_request_is_counted_once_by_its_head_and_once_by_its_tokens_however_lo
 def taken(limiter: Limiter, found: IdentityMeters, now: float) -> list[float]:
     limiter.counts.book(now)
     return [limiter.counts.count(meter, now).taken for group in (found.first, found.rest) for meter in group.meters]
+
+
+def test_a_home_that_is_so_busy_that_it_reads_a_question_after_the_asker_gave_up_books_nothing() -> None:
+    """Nobody would ever settle it: a busy home refused all for a minute."""
+    net = LimitNet(2)
+    home, (limit,) = net.nodes[1].limiter, meters(tokens_per_minute=1000)
+    ask = AskRow(limit.id, limit.span, 7, 0, reserved=0.0, settled=0.0, used=0.0, extra=100.0, amount=1000.0)
+    home.counts.merge(CountRow(limit.id, 2, limit.span, 7, 0, 100.0, 100.0, 0.0), net.now)  # reserved, and given up
+    assert home.home.decide(2, 1, (ask,), net.now) == limit.id
+    assert home.counts.count(limit, net.now).taken == 0.0
+    assert home.home.decide(2, 2, (ask._replace(reserved=100.0, settled=100.0),), net.now) == 0
+    assert home.counts.count(limit, net.now).taken == 100.0
 
 
 def test_a_limit_in_the_shadow_refuses_nothing_and_counts_what_it_would_have_refused() -> None:
