@@ -53,7 +53,8 @@ from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.upstream import Exchange
 
 ERROR_WAIT_S = 2.0
-"""For an error's body, after its head. Engines send both at once; one that does not is judged by its status."""
+"""For an error's body, after its head. Engines send both at once; one that does not is judged by its status. And for
+each piece of an answer that has begun, and whose known length says that all of it is there."""
 
 FIRST_BYTE_TOTAL_S = 600.0
 """Limit of the waits for a first byte of all tries of one request: openai's SDK waits no longer (its DEFAULT_TIMEOUT).

@@ -10,11 +10,12 @@ import pytest
 
 from ranvier_py.core.answers.chunked import payload_of
 from ranvier_py.core.routing.blame.refusals import PROBE_REQUESTS
+from ranvier_py.proxy.stages import relay
 from tests.node.node_lab import lab
 from tests.proxy.test_black_holes import refusing
 from tests.proxy.test_overload import answered
 from tests.proxy.test_partial_refusals import Well, requests
-from tests.proxy.wire import CLOSE, END, ROLE, TOKEN, Scripted, Step, answer
+from tests.proxy.wire import CLOSE, END, HANG, ROLE, TOKEN, Scripted, Step, answer
 
 DONE = b"data: [DONE]\n\n"
 EVENTS = payload_of(ROLE) + payload_of(TOKEN) + payload_of(END) + DONE
@@ -31,6 +32,7 @@ class Failure(NamedTuple):
 
 FAILURES = {
     "streams shorter than announced": Failure(lambda _, stream: stream, [SHORT_STREAM + EVENTS, CLOSE], 502),
+    "streams of which the end does not come": Failure(lambda _, stream: stream, [SHORT_STREAM + EVENTS, HANG], 502),
     "500 of embeddings": Failure(lambda path, _: path == b"/v1/embeddings", [answer(b"{}", status=500)], 500),
     "504 of whole answers": Failure(lambda _, stream: not stream, [answer(b"", status=504)], 500),
     "no answers to messages": Failure(lambda path, _: path == b"/v1/messages", [CLOSE], 502),
@@ -51,7 +53,10 @@ class PartlyIll(Scripted):
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_no_client_sees_what_one_engine_alone_fails_and_such_requests_soon_avoid_it(failure: str) -> None:
+async def test_no_client_sees_what_one_engine_alone_fails_and_such_requests_soon_avoid_it(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "ERROR_WAIT_S", 0.02)
     ill, counts = PartlyIll(failure), []
     async with lab(ill, Well(), policy="round_robin", ask_usage=False) as node:
         sent = requests(2)

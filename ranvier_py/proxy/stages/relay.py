@@ -9,7 +9,7 @@ from functools import partial
 
 from ranvier_py.core.answers.answer_reader import AnswerReader, StreamReader
 from ranvier_py.core.answers.chunked import payload_of
-from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamGarbled
+from ranvier_py.core.errors import ClientGone, NodeBusy, UpstreamClosed, UpstreamGarbled, UpstreamTimeout
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.blame.refusals import kind_of
@@ -19,6 +19,7 @@ from ranvier_py.proxy.call import Call, PipelineLimits
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_event
+from ranvier_py.proxy.failed_tries import ERROR_WAIT_S
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase, response_head
 from ranvier_py.proxy.realtime import Realtime, Splice, Watched
 from ranvier_py.proxy.stages.learn import AnswerProof, LearnStage
@@ -55,7 +56,9 @@ class RelayStage:
                 if reader.begun and not is_made:
                     break
                 awaited.pass_on()
-                piece = yield from self._next(call, exchange, is_prefilled=reader.has_output)
+                piece = yield from self._next(
+                    call, exchange, is_prefilled=reader.has_output, is_made=is_made and reader.begun
+                )
                 if piece or exchange.complete:
                     attempt.target.seen.received_at = time.monotonic()
                     awaited.add(reader.feed(piece, exchange.complete))
@@ -71,11 +74,15 @@ class RelayStage:
             kind = kind_of(call.read.request.path, attempt.prompt.model, stream=attempt.prompt.stream)
             reader.begun = self.registry.refusals.is_proven(attempt.target, kind)
 
-    def _next(self, call: Call, exchange: Exchange, *, is_prefilled: bool = False) -> Steps[bytes]:
-        """Wait for the next piece of an answer that has not begun."""
+    def _next(
+        self, call: Call, exchange: Exchange, *, is_prefilled: bool = False, is_made: bool = False
+    ) -> Steps[bytes]:
+        """Wait for the next piece of an answer that has not begun, or is all there (`is_made`)."""
         limits = call.limits or self.limits
         try:
-            if is_prefilled:
+            if is_made:
+                call.client.arm(WaitPhase.STALL, min(ERROR_WAIT_S, limits.stall_s))
+            elif is_prefilled:
                 call.client.arm(WaitPhase.STALL, limits.stall_s)
             else:
                 call.client.arm(WaitPhase.FIRST_BYTE, limits.first_event_s)
@@ -84,6 +91,10 @@ class RelayStage:
             if not call.outlives_client():
                 raise
             return b""
+        except UpstreamTimeout as error:
+            if not is_made:
+                raise
+            raise UpstreamClosed("the backend does not send all that it has announced") from error
         return exchange.receive() or b""
 
     def _shown(self, call: Call, attempt: Attempt, head: HttpResponseHead) -> tuple[HttpResponseHead, Fields]:
