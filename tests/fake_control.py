@@ -47,7 +47,6 @@ class FakeControl(Pages):
         self.reply(status, json.dumps(value).encode())
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("authorization"), b""))
         answers = {
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/status": (200, STATUS),
@@ -59,6 +58,10 @@ class FakeControl(Pages):
             "/admin/response-cache/stats": (200, {"enabled": False}),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
+        if self.path not in answers and not self.path.startswith("/admin"):  # another test looks for its engine
+            self.send_error(404)
+            return
+        self.server.asked.append((self.path, self.headers.get("authorization"), b""))
         self.answer(*answers[self.path])
 
     def do_POST(self) -> None:
