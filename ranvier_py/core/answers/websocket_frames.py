@@ -47,15 +47,25 @@ class WebSocketFrames:
         """Read the head of a frame from here on. Returns where it ends, or `data`."""
         known = len(self._head)
         head = self._head + data[at : at + 14 - known]
-        length = head[1] & 0x7F if len(head) > 1 else 0
-        more = EXTENDED.get(length, 0)
-        end = 2 + more + (4 if len(head) > 1 and head[1] & MASKED else 0)
-        if len(head) < end:
+        found = frame_head(head)
+        if found is None or len(head) < found[0]:
             self._head = head
             return len(data)
-        self._head, self._left = b"", int.from_bytes(head[2 : 2 + more]) if more else length
+        self._head, (end, self._left) = b"", found
         self.has_closed = self.has_closed or head[0] & 0x0F == CLOSE
         return at + end - known
+
+
+def frame_head(data: bytes | bytearray) -> tuple[int, int] | None:
+    """Return where the content of a frame begins, and how long it is, as soon as enough of its head is here."""
+    if len(data) < 2:
+        return None
+    length = data[1] & ~MASKED
+    more = EXTENDED.get(length, 0)
+    if len(data) < 2 + more:
+        return None
+    start = 2 + more + (4 if data[1] & MASKED else 0)
+    return start, int.from_bytes(data[2 : 2 + more]) if more else length
 
 
 def close_frame(code: int, reason: str) -> bytes:

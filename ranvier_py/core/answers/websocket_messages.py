@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ranvier_py.core.answers.websocket_frames import CONTROL, EXTENDED, FINAL, MASKED
+from ranvier_py.core.answers.websocket_frames import CONTROL, FINAL, MASKED, frame_head
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX
 from ranvier_py.core.prompts.reserved_members import NAME_ESCAPE
@@ -56,21 +56,17 @@ class WebSocketMessages:
     def _frame(self) -> tuple[bytes, bytes] | None:
         """Take the next whole frame, and return it with its unmasked content."""
         raw = self._raw
-        if len(raw) < 2:
+        if (head := frame_head(raw)) is None:
             return None
-        length, mask = raw[1] & ~MASKED, 4 if raw[1] & MASKED else 0
-        start = 2 + (more := EXTENDED.get(length, 0))
-        if len(raw) < start:
-            return None
-        length = int.from_bytes(raw[2:start]) if more else length
+        start, length = head
         if raw[0] & RESERVED_BITS or length > HELD_BYTES_MAX:
             raise BadRequest(UNREAD)
-        end = start + mask + length
+        end = start + length
         if len(raw) < end:
             return None
-        found = bytes(raw[:end])
+        found, is_masked = bytes(raw[:end]), raw[1] & MASKED
         del raw[:end]
-        return found, masked(found[start + mask :], found[start : start + mask]) if mask else found[start:]
+        return found, masked(found[start:], found[start - 4 : start]) if is_masked else found[start:]
 
 
 def masked(data: bytes, mask: bytes) -> bytes:
