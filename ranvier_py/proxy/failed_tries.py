@@ -42,7 +42,7 @@ from ranvier_py.core.routing.blame.judgements import (
     retry_after_of,
     wants_body,
 )
-from ranvier_py.core.routing.blame.refusals import kind_of
+from ranvier_py.core.routing.blame.refusals import kind_of, wording_of_blanks
 from ranvier_py.core.routing.blame.suspects import Suspects
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.retries import DECLINED, Next, RetryBudget, RetryLimits, may_repeat
@@ -73,7 +73,7 @@ class RefusedTry(NamedTuple):
     """A try that was refused, and what was said of it."""
 
     attempt: Attempt
-    wording: int = 0
+    wording: int
 
 
 class FailedTries:
@@ -173,9 +173,7 @@ class FailedTries:
             return self.elsewhere(attempt, judgement.outcome)
         is_repeated = refusals.wordings.refused(target.id, judgement.wording)
         if earlier and refusals.is_proven(target, kind):
-            for each, wording in earlier:
-                refusals.shared(each.target, kind, each.reply.status)
-                refusals.wordings.shared(each.target.id, wording)
+            self._shared(earlier, kind)
             return None
         others = self._others(attempt)
         is_doubtful = is_repeated or judgement.is_own or refusals.is_doubtful(target, kind, others)
@@ -191,17 +189,24 @@ class FailedTries:
         refusals, kind, target = self._router.registry.refusals, self._kind(attempt), attempt.target
         if not attempt.judged or attempt.prompt.response_key:
             return None
-        blank = [each.attempt for each in self._refused if each.attempt.reply.is_blank]
+        blank = [each for each in self._refused if each.attempt.reply.is_blank]
         self._refused = [each for each in self._refused if not each.attempt.reply.is_blank]
-        for each in blank:
-            refusals.shared_blank(each.target, kind)
+        self._shared(blank, kind)
         others = self._others(attempt)
         if blank or not refusals.blank(target, kind, others, time.monotonic()):
             return None
-        elsewhere = self._second_opinion(attempt, others)
+        wording = wording_of_blanks(kind)
+        elsewhere = self._second_opinion(attempt, others, wording)
         if elsewhere is not None:
-            self._refused.append(RefusedTry(attempt))
+            self._refused.append(RefusedTry(attempt, wording))
         return elsewhere
+
+    def _shared(self, refused: Sequence[RefusedTry], kind: int) -> None:
+        """Take these refusals back, since another backend refuses the request alike."""
+        refusals = self._router.registry.refusals
+        for each, wording in refused:
+            refusals.shared(each.target, kind, each.reply.status)
+            refusals.wordings.shared(each.target.id, wording)
 
     def relayed_blank(self, attempt: Attempt) -> None:
         """Take in an answer without a word that the client has."""
@@ -214,7 +219,7 @@ class FailedTries:
         tried, model = (*self._budget.tried, attempt.target.id), attempt.prompt.model
         return [each for each in self._router.registry if each.id not in tried and each.catalog.serves(model)]
 
-    def _second_opinion(self, attempt: Attempt, others: Sequence[Backend], wording: int = 0) -> PoolMatch | None:
+    def _second_opinion(self, attempt: Attempt, others: Sequence[Backend], wording: int) -> PoolMatch | None:
         """Ask another backend, of these the ones whose word counts most."""
         registry = self._router.registry
         worse = registry.refusals.worse_opinions(self._kind(attempt), others, wording)

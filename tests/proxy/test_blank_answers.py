@@ -116,6 +116,19 @@ async def test_no_client_sees_a_second_blank_answer_of_one_while_others_have_wor
     assert sick <= len(GENERATING)  # one of each API is believed, since it may be right
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_that_has_words_for_most_and_none_for_some_is_believed_once(stream: bool) -> None:
+    engines = [Blank(), Scripted(GOOD)]
+    async with lab(*engines, policy="round_robin") as node:
+        blank = 0
+        for number in range(48):
+            engines[0].well = number % 6 != 0  # each second one that it gets is right
+            path = GENERATING[0]
+            body = (await answered(node, question(path, number, poison=False, stream=stream)))[2]
+            blank += b"hi" not in body and b"word" not in body
+    assert blank <= 1
+
+
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_all_engines_answer_without_a_word_is_what_the_client_wants(stream: bool, space: str) -> None:

@@ -3,8 +3,8 @@ and would get most requests.
 
 Rule: evidence is one request that one backend refused and another one served. A few in a row, of requests that are
 alike (`kind_of`), and such requests avoid that backend; a few more of any kind, and all do, until it serves one, which
-a probe finds out. So do failures of a kind (`failed`). Of blank answers the first is believed, and more the more were
-shared. Invariant: what a second one refuses as well counts for nothing (test_black_holes.py, test_blank_answers.py).
+a probe finds out. So do failures of a kind (`failed`). An answer without a word is a refusal in words of its own.
+Invariant: what a second one refuses as well counts for nothing (test_black_holes.py, test_blank_answers.py).
 Bounds: ROWS_MAX rows, of which the oldest goes; AVOIDED_MAX.
 """
 
@@ -17,7 +17,7 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import Backend, Transition
-from ranvier_py.core.routing.blame.wordings import PATIENCE_MAX, ROWS_MAX, Wordings
+from ranvier_py.core.routing.blame.wordings import ROWS_MAX, Wordings
 from ranvier_py.core.routing.health import ILL_STATUSES, Circuit, Outcome
 
 REFUSALS_TO_AVOID, UNLIKE_TO_AVOID = 2, 4
@@ -53,7 +53,6 @@ class Row:
     since: float
     status: int = 0  # of the latest
     contradicted: int = 0  # of requests that another backend served
-    blanks: int = 0  # of them without a word
     faults: int = 0  # failures of requests that another backend served
     probed_at: float = 0.0
     passed: int = 0  # requests that avoided it since then
@@ -64,17 +63,21 @@ def kind_of(path: bytes, model: str, *, stream: bool) -> int:
     return hash((path, model, stream)) or 1
 
 
+def wording_of_blanks(kind: int) -> int:
+    """Return what is equal for answers without a word to requests of this kind, beside `wordings.wording_of`."""
+    return hash((BLANK_STATUS, kind)) or 1
+
+
 class Refusals:
     """The refusals of all backends. A `kind` is that of the request (`kind_of`)."""
 
-    __slots__ = ("_patience", "avoiding", "counters", "rows", "wordings")
+    __slots__ = ("avoiding", "counters", "rows", "wordings")
 
     def __init__(self) -> None:
         self.counters = RefusalCounters()
         self.rows: BoundedDict[tuple[int, BackendId], Row] = BoundedDict(ROWS_MAX)
         self.avoiding: dict[int, dict[BackendId, Row]] = {}  # by kind; empty while no backend is avoided
         self.wordings = Wordings()
-        self._patience: BoundedDict[int, int] = BoundedDict(ROWS_MAX)  # blank answers in a row that are believed
 
     # --- who is avoided ---------------------------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class Refusals:
         """Return the status with which it refuses what others serve; 0 if it does not."""
         return next((rows[backend].status for rows in self.avoiding.values() if backend in rows), 0)
 
-    def worse_opinions(self, kind: int, backends: Sequence[Backend], wording: int = 0) -> Sequence[BackendId]:
+    def worse_opinions(self, kind: int, backends: Sequence[Backend], wording: int) -> Sequence[BackendId]:
         """Return those of these backends that should not be the second to be asked: all that are not proven, or have
         refused others by this `wording`, or if none is left, those that have refused."""
         repeated = self.wordings.rows
@@ -135,26 +138,12 @@ class Refusals:
                 self.counters.dropped += self.rows.dropped + self.wordings.rows.dropped
                 self.rows.dropped = self.wordings.rows.dropped = 0
             row.status = status
-            row.blanks += status == BLANK_STATUS
 
     def blank(self, backend: Backend, kind: int, others: Iterable[Backend], now: float) -> bool:
         """Take in an answer without a word. Returns whether the request should be tried elsewhere, once."""
-        others, is_doubtful = list(others), False
-        if self.is_proven(backend, kind):  # so it may be what such requests get
-            for scope, each in [(scope, each) for scope in scopes_of(kind, BLANK_STATUS) for each in others]:
-                if (row := self.rows.get((scope, each.id))) is not None and row.status == BLANK_STATUS:
-                    del self.rows[scope, each.id]
-        else:
-            is_doubtful = self.is_doubtful(backend, kind, others)
+        is_doubtful = self.is_doubtful(backend, kind, others)
         self.refused(backend, kind, BLANK_STATUS, now)
-        row = self.rows.get((kind, backend.id))
-        return is_doubtful and (row is None or row.blanks > self._patience.get(kind, 0))
-
-    def shared_blank(self, backend: Backend, kind: int) -> None:
-        """Take back an answer without a word, since a second backend gave one to the same request, and believe more of
-        them in a row of such requests."""
-        self.shared(backend, kind, BLANK_STATUS)
-        self._patience[kind] = min(PATIENCE_MAX, 2 * self._patience.get(kind, 1))
+        return self.wordings.refused(backend.id, wording_of_blanks(kind), is_doubtful=is_doubtful)
 
     def shared(self, backend: Backend, kind: int, status: int) -> None:
         """Take back a refusal, since a second backend, which has served others, refuses the request as well: that is
@@ -169,8 +158,6 @@ class Refusals:
         """Take in that another backend served what this one refused."""
         self.counters.contradicted[str(status)] += 1
         before = self.status_of(backend.id)
-        if status == BLANK_STATUS:
-            self._patience.pop(kind, None)
         for scope in scopes_of(kind, status):
             row = self.rows.get((scope, backend.id))
             if row is None:  # it has served another request meanwhile, or is avoided already

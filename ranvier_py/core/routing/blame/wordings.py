@@ -35,11 +35,12 @@ class Wordings:
         self.rows: BoundedDict[tuple[int, BackendId], int] = BoundedDict(ROWS_MAX)
         self._patience: BoundedDict[int, int] = BoundedDict(ROWS_MAX)
 
-    def refused(self, backend: BackendId, wording: int) -> bool:
-        """Take in a refusal. Returns whether it should be tried elsewhere, once."""
+    def refused(self, backend: BackendId, wording: int, *, is_doubtful: bool = False) -> bool:
+        """Take in a refusal. Returns whether it should be tried elsewhere, once; the first one, too, of a backend that
+        `is_doubtful`, unless others have shared such refusals."""
         times = self.rows.get((wording, backend), 0)
         self.rows[wording, backend] = times + 1
-        return times >= self._patience.get(wording, 1)
+        return times >= self._patience.get(wording, 0 if is_doubtful else 1)
 
     def shared(self, backend: BackendId, wording: int) -> None:
         """Believe its next refusals in these words, since a second backend refuses such a request as well."""

@@ -16,6 +16,13 @@ def test_what_one_refuses_again_in_the_same_words_is_doubted() -> None:
     assert [wordings.refused(each, TOOLS) for each in (A, B, A)] == [False, False, True]
 
 
+def test_the_first_refusal_of_one_in_doubt_is_doubted_until_others_have_shared_such() -> None:
+    wordings = Wordings()
+    assert wordings.refused(A, TOOLS, is_doubtful=True)
+    wordings.shared(A, TOOLS)
+    assert [wordings.refused(A, TOOLS, is_doubtful=True) for _ in range(3)] == [False, False, True]
+
+
 def test_words_are_equal_but_for_their_numbers() -> None:
     assert wording_of(400, "at most 4096 tokens") == wording_of(400, "at most 512 tokens")
     assert len({TOOLS, wording_of(422, "tools are not supported here"), wording_of(400, "no tools"), 0}) == 4
