@@ -58,6 +58,7 @@ STREAMS: dict[str, tuple[list[Step], str]] = {
     "nothing behind a start": ([STREAM_HEAD + event(START) + event(PING) + LAST], "server_error"),
     "no model": ([STREAM_HEAD + event(REFUSED) + LAST], "refused"),
     "as JSON": ([answer(json.dumps(FULL).encode(), JSON)], "overloaded"),
+    "as events that are called JSON": ([JSON_HEAD + event(FULL) + LAST], "overloaded"),
     "as JSON of no type": ([answer(json.dumps(FULL).encode())], "overloaded"),
     "in another case": ([STREAM_HEAD.replace(b"text/event", b"Text/Event") + event(FULL) + LAST], "overloaded"),
 }
@@ -76,6 +77,7 @@ WHOLE: dict[str, tuple[list[Step], str]] = {
         "server_error",
     ),
     "no model": ([answer(json.dumps(REFUSED).encode(), JSON)], "refused"),
+    "as an event": ([JSON_HEAD, event(BROKEN), LAST], "server_error"),
     "of no type": ([answer(json.dumps(BROKEN).encode())], "server_error"),
     "empty": ([answer(b"", JSON)], "server_error"),
     "a page": ([answer(b"<!doctype html><title>Sign in</title>", b"content-type: text/html")], "server_error"),
