@@ -48,7 +48,7 @@ PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 class NotToml(Exception):
-    """A text that is no TOML: in which line, and why."""
+    """A text that is no TOML: in which line, and why. Line 0: what is wrong shows at its end."""
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"{line}: {why}")
@@ -103,8 +103,9 @@ def parse_toml(text: str, name: str) -> TomlFile:
                 found.values = values_of("".join(part.text for part in parts))
                 break
             except NotToml as error:  # statements that are each good alone, such as a key that is written twice
-                part = max((each for each in parts if each.line <= error.line), key=lambda each: each.line)
-                part.leave_out(found, name, error)
+                above = [each for each in parts if each.name and (not error.line or each.line <= error.line)]
+                last = (above or parts)[-1]
+                last.leave_out(found, name, error, error.line or last.name_line)
     found.lines = lines_of(parts)
     return found
 
@@ -117,7 +118,7 @@ def values_of(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         why = str(error)
         place = PLACE.search(why)
-        raise NotToml(int(place[1]) if place and place[1] else 1, PLACE.sub("", why)) from error
+        raise NotToml(int(place[1]) if place and place[1] else 0, PLACE.sub("", why)) from error
     except ValueError as error:  # such as a number of thousands of digits
         why, _, _ = str(error).partition("; ")
         line = next((each.line for each in statements(text) if not is_value(each.text)), 1)
@@ -158,9 +159,9 @@ class Statement:
     name_line: int = 0
     opens: str = ""  # the brackets of a head
 
-    def leave_out(self, found: TomlFile, name: str, error: NotToml, line: int = 0) -> None:
+    def leave_out(self, found: TomlFile, name: str, error: NotToml, line: int) -> None:
         """Blank the text, so that other lines keep their numbers."""
-        found.problems.append(f"{name}:{line or error.line}: not TOML: {error.why}")
+        found.problems.append(f"{name}:{line}: not TOML: {error.why}")
         found.bad[self.table or self.name] = None
         self.blank()
 
@@ -217,7 +218,7 @@ def leave_out_bad(parts: Sequence[Statement], found: TomlFile, name: str) -> Non
             values_of(part.text)
         except NotToml as error:
             if len(found.problems) < PROBLEMS_MAX:
-                part.leave_out(found, name, error, part.line + error.line - 1)
+                part.leave_out(found, name, error, part.line + max(error.line, 1) - 1)
             is_headless = is_headless or bool(opens)
         if is_headless:
             part.blank()

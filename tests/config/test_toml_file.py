@@ -97,6 +97,20 @@ def test_every_error_is_named_with_its_line() -> None:
     assert len(many.problems) == PROBLEMS_MAX
 
 
+@pytest.mark.parametrize("again", ["b = 2", "b = [\n2,\n]", "a.x = 1", "[c]", "[[c]]"])
+@pytest.mark.parametrize("end", ["", "\n", "  # a comment", "\n# a comment"])
+def test_what_is_written_twice_is_named_once_however_the_file_ends(again: str, end: str) -> None:
+    text = "a = 1\n\nb = 1\n[c]\nd = 1\n"
+    if again.startswith("["):
+        line_of_it, text = 6, f"{text}{again}{end}"
+    else:
+        line_of_it, text = 3, f"a = 1\nb = 1\n{again}{end}"
+    found = parse_toml(text, "file")
+    (line,) = bad_lines(found)
+    assert 0 <= line - line_of_it <= again.count("\n"), found.problems
+    assert found.values["a"] == 1
+
+
 @pytest.mark.parametrize("opening", ["[", "{a=", "[{a=[{b=", '["]",['])
 @pytest.mark.parametrize("depth", [DEPTH_MAX + 1, 300, 5000, 100_000])
 def test_what_is_nested_too_deep_is_an_error_with_its_line(opening: str, depth: int, tmp_path: Path) -> None:
