@@ -129,7 +129,10 @@ class FailedTries:
         self, attempt: Attempt, outcome: Outcome, now: float, *, is_last: bool, was_seen: bool = False
     ) -> Sequence[Transition]:
         """Take in how a try ends, and settle who is to blame if it is the last one. `was_seen`: by the client."""
-        if attempt.judged and self._suspects.add(attempt.target.id, attempt.generation, outcome, was_seen=was_seen):
+        target, sent_at = attempt.target.id, attempt.sent_at
+        if attempt.judged and self._suspects.add(
+            target, attempt.generation, outcome, was_seen=was_seen, sent_at=sent_at
+        ):
             attempt.judged = False  # it is now
             self._failed = self._kind(attempt)
         return self.settle(outcome, now) if is_last else ()

@@ -80,6 +80,22 @@ async def test_an_engine_that_fails_what_others_serve_is_blamed(failure: str) ->
     assert len(backends[0].bodies) == 5
 
 
+@pytest.mark.parametrize("failure", [FAILURES["500"], FAILURES["closed"], AFTER_THE_FIRST_BYTE])
+@pytest.mark.parametrize("engines", [3, 4])
+async def test_where_one_engine_alone_serves_the_others_soon_get_nothing(engines: int, failure: Sequence[Step]) -> None:
+    """Though circuits take out half of them at most: clients would see each second stream cut, for ever."""
+    ill = [Poisonable(failure, ill=True) for _ in range(engines - 1)]
+    async with lab(*ill, Poisonable([]), policy="round_robin") as node:
+        for number in range(20 * engines):
+            await sent(node, question(b"/v1/chat/completions", number, poison=False, stream=True))
+        await at_rest(node)
+        asked = [len(engine.bodies) for engine in ill]
+        for number in range(20):
+            request = question(b"/v1/chat/completions", number, poison=False, stream=True)
+            assert (await answered(node, request))[0] == 200
+    assert [len(engine.bodies) for engine in ill] == asked
+
+
 async def test_an_engine_is_blamed_as_soon_as_the_stream_of_another_has_a_token() -> None:
     backends = [Poisonable(FAILURES["500"], ill=True), Scripted(STREAM_HEAD, ROLE, TOKEN, HANG)]
     async with lab(*backends, policy="round_robin", circuit_failures=1) as node, AsyncExitStack() as stack:

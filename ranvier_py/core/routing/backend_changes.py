@@ -46,7 +46,8 @@ class BackendChanges:
             return ()
         backend.seen.rate(fault.outcome)
         before = backend.vitals.state
-        backend.vitals.end(fault.outcome, now, cause=fault.cause, was_seen=fault.was_seen)
+        cause, was_seen, sent_at = fault.cause, fault.was_seen, fault.sent_at
+        backend.vitals.end(fault.outcome, now, cause=cause, was_seen=was_seen, sent_at=sent_at)
         return self.settle(backend, before, fault.outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002
@@ -179,7 +180,7 @@ class BackendChanges:
     def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
         """Update the version and the next wake-up after a change of vitals. Returns the transitions."""
         after = backend.vitals.state
-        self._pools.version += (after.admits, after.silent) != (before.admits, before.silent)
+        self._pools.version += after[2:] != before[2:]
         self._pools.wake(backend.vitals.wake_at)
         pairs = (("health", before.health, after.health), ("circuit", before.circuit, after.circuit))
         return [Transition.of(backend, what, old.value, new.value, why) for what, old, new in pairs if old is not new]

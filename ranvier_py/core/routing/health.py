@@ -158,6 +158,7 @@ class VitalState(NamedTuple):
     circuit: Circuit
     admits: bool
     silent: bool
+    in_vain: bool
 
 
 @dataclass(slots=True)
@@ -173,6 +174,7 @@ class Vitals:
     failing_since: float = 0.0  # when the first of the failures in a row was asked for
     failed_at: float = 0.0  # when the last of them, or a report, was taken in
     faults: int = 0  # of requests, in a row
+    faults_since: int = 0  # of requests sent since the circuit opened, in a row
     openings: int = 0  # ever
     openings_in_a_row: int = 0  # since a request was last served
     wake_at: float = NEVER_S  # when WAITED is due, seconds
@@ -203,6 +205,11 @@ class Vitals:
         return self.health is Health.UNHEALTHY and not self.silent
 
     @property
+    def in_vain(self) -> bool:
+        """Whether it was asked in spite of its open circuit, and failed as many more requests as had opened it."""
+        return self.circuit is Circuit.OPEN and self.faults_since >= self.limits.circuit_faults_to_open
+
+    @property
     def quiet(self) -> bool:
         """Whether one more served request would change nothing."""
         well = self.circuit is Circuit.CLOSED and self.health is not Health.UNHEALTHY
@@ -210,7 +217,7 @@ class Vitals:
 
     @property
     def state(self) -> VitalState:
-        return VitalState(self.health, self.circuit, self.admits, self.silent)
+        return VitalState(self.health, self.circuit, self.admits, self.silent, self.in_vain)
 
     def probe(
         self, ok: bool, now: float, *, began: float = 0.0, received_at: float = 0.0, timed_out: bool = False
@@ -239,18 +246,29 @@ class Vitals:
         self.health, self.streak, self.timeouts, self.by_report = Health.HEALTHY, 0, 0, False
 
     def end(
-        self, outcome: Outcome, now: float, *, judged: bool = True, cause: int | None = None, was_seen: bool = False
+        self,
+        outcome: Outcome,
+        now: float,
+        *,
+        judged: bool = True,
+        cause: int | None = None,
+        was_seen: bool = False,
+        sent_at: float = 0.0,
     ) -> None:
-        """Take in how a request ended. One that is not `judged` asked for no inference, or is judged later. While the
-        circuit is closed, only the first of the faults in a row with one `cause` counts. `was_seen`: by a client."""
+        """Take in how a request ended that was sent then. One that is not `judged` asked for no inference, or is judged
+        later. Unless a trial fails, only the first of the faults in a row with one `cause` counts. `was_seen`: by a
+        client."""
         # a failed connect would fail whatever was sent; an engine that knows no OPTIONS may serve chats well, and the
         # reverse
         if not judged and outcome is not Outcome.CONNECT_ERROR:
             self.feed(Event.NEUTRAL, now)
-        elif outcome in FAULTS and self.circuit is Circuit.CLOSED and cause in self.causes:
+        elif outcome in FAULTS and self.circuit in (Circuit.CLOSED, Circuit.OPEN) and cause in self.causes:
             pass
         elif outcome in FAULTS:
-            self.faults += SEEN_FAULTS if was_seen else 1
+            weight = SEEN_FAULTS if was_seen else 1
+            self.faults += weight
+            if self.circuit is Circuit.OPEN and sent_at >= self.wake_at - self.open_s:
+                self.faults_since += weight
             if cause is not None and len(self.causes) < self.limits.circuit_faults_to_open:
                 self.causes.add(cause)
             if self.faults >= self.limits.circuit_faults_to_open or self.circuit is not Circuit.CLOSED:
@@ -300,6 +318,7 @@ class Vitals:
         elif action is Action.START_OPEN:
             self.openings += 1
             self.openings_in_a_row += 1
+            self.faults_since = 0
             self.wake_at = now + self.open_s
         elif action is Action.START_LEASE:
             self.wake_at = now + self.open_s

@@ -33,7 +33,7 @@ def eligible_of(
     if silent:
         able = [b for b in serving if b.vitals.silent]
     admitted = [b for b in able if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
-    # for the same reason circuits take out at most half of a pool
+    # for the same reason circuits take out at most half of a pool, but for those that serve nothing all the same
     if admitted and 2 * len(admitted) < len(able):
         admitted = overruled(able, admitted)
     eligible = [b for b in admitted if b.id not in exclude]
@@ -47,8 +47,11 @@ def eligible_of(
 
 
 def overruled(able: Sequence[Backend], admitted: Sequence[Backend]) -> list[Backend]:
-    """Return half of the backends, rounded up: those that are admitted, and the ones whose circuits try again first."""
+    """Return half of the backends, rounded up: those that are admitted, and of those that are not asked in vain the
+    ones whose circuits try again first."""
     ids = {b.id for b in admitted}
-    others = sorted((b for b in able if b.id not in ids), key=lambda b: (b.vitals.wake_at, b.id))
+    others = sorted(
+        (b for b in able if b.id not in ids and not b.vitals.in_vain), key=lambda b: (b.vitals.wake_at, b.id)
+    )
     ids.update(b.id for b in others[: (len(able) + 1) // 2 - len(admitted)])
     return [b for b in able if b.id in ids]

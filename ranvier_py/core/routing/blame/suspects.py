@@ -24,6 +24,7 @@ class Fault(NamedTuple):
     outcome: Outcome
     cause: int | None = None
     was_seen: bool = False
+    sent_at: float = 0.0
 
 
 class Suspects:
@@ -35,12 +36,14 @@ class Suspects:
         self.cause = cause
         self._faults: list[Fault] = []
 
-    def add(self, backend: BackendId, generation: int, outcome: Outcome, *, was_seen: bool = False) -> bool:
-        """Take in how a try ended. Returns whether its blame is settled later, by `settle`."""
+    def add(
+        self, backend: BackendId, generation: int, outcome: Outcome, *, was_seen: bool = False, sent_at: float = 0.0
+    ) -> bool:
+        """Take in how a try ended that was sent then. Returns whether its blame is settled later, by `settle`."""
         # a failed connect says nothing of the request, and always counts
         if outcome not in FAULTS or outcome is Outcome.CONNECT_ERROR:
             return False
-        self._faults.append(Fault(backend, generation, outcome, was_seen=was_seen))
+        self._faults.append(Fault(backend, generation, outcome, was_seen=was_seen, sent_at=sent_at))
         return True
 
     def settle(self, outcome: Outcome) -> Sequence[Fault]:

@@ -108,6 +108,38 @@ def test_circuits_take_out_at_most_half_of_a_pool(count: int) -> None:
         assert pool.ids == tuple(sorted(pool.ids))
 
 
+@pytest.mark.parametrize("count", range(3, 9))
+def test_who_goes_on_failing_behind_an_open_circuit_is_out_until_it_may_try(count: int) -> None:
+    registry, opened, sent = cluster(count), 1.0, 2.0
+    well = BackendId(count - 1)
+    for number in range(count - 1):
+        open_circuit(registry, BackendId(number), opened)
+    while (pool := registry.pools.pool("", sent)).ids != (well,):
+        others = [each for each in pool.ids if each != well]
+        assert len(pool.ids) <= (count + 1) // 2
+        fault = Fault(others[0], registry[well].generation, Outcome.BROKEN, sent_at=0.0)
+        for _ in range(9):  # of requests that were under way already
+            registry.changes.blamed(fault, sent)
+        assert registry.pools.pool("", sent).ids == pool.ids
+        for _ in range(4):
+            registry.changes.blamed(fault._replace(sent_at=sent), sent)
+        assert registry.pools.pool("", sent).ids == pool.ids
+        registry.changes.blamed(fault._replace(sent_at=sent), sent)
+        assert others[0] not in registry.pools.pool("", sent).ids
+    assert not pool.last_resort
+    assert len(registry.pools.pool("", opened + 30.0).ids) == count
+
+
+def test_one_request_that_is_repeated_takes_nobody_out_behind_an_open_circuit() -> None:
+    registry = cluster(3)
+    for backend in (A, B):
+        for cause in range(5):
+            registry.changes.blamed(Fault(backend, 1, Outcome.BROKEN, cause=cause), 1.0)
+        for _ in range(20):
+            registry.changes.blamed(Fault(backend, 1, Outcome.BROKEN, cause=4, sent_at=2.0), 2.0)
+    assert len(registry.pools.pool("", 2.0).ids) == 2
+
+
 def test_beyond_half_those_are_asked_that_would_be_tried_first() -> None:
     registry = cluster(4)
     for number in (2, 0, 1):
