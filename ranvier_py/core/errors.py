@@ -185,6 +185,12 @@ class HeaderTooLarge(RequestError):
     status, code = 431, "header_too_large"
 
 
+class LoopDetected(RequestError):
+    """The request is one that this node has sent."""
+
+    status, code = 508, "loop_detected"
+
+
 class Unavailable(RanvierError):
     """Ours: no backend can be asked just now. `retry_after_s` becomes the Retry-After header."""
 

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,8 +37,10 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
     PollCounters,
     PollOptions,
     ProcessPage,
+    failed_probe,
     figures_of,
     is_alive,
+    own_fields,
     probe_result,
     read_models,
     read_process,
@@ -58,7 +61,6 @@ from ranvier_py.core.log_events import event
 from ranvier_py.core.routing.backend import Card, ProbeResult
 from ranvier_py.core.routing.models.served_apis import lacked_by_cards, lacked_by_page, page_for
 from ranvier_py.core.routing.processes.ranks import rank_of, without_rank
-from ranvier_py.core.routing.wanted.found_backend import authorization_of
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -101,13 +103,13 @@ class Soon:
 class Engine:
     """One polled engine: how to ask it, and the schedules of its pages."""
 
-    def __init__(self, id: BackendId, url: str, key: Key, tls_name: str, options: PollOptions) -> None:  # noqa: A002
+    def __init__(self, id: BackendId, url: str, own: Callable[[], Fields], tls_name: str, options: PollOptions) -> None:  # noqa: A002
         self.id = id
         self.parts = parts_of_url(without_rank(url))
         self.rank = rank_of(url)
-        own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpcore's own
-        self.tls: tuple[ssl.SSLContext, dict[str, Any]] = own, {"sni_hostname": tls_name} if tls_name else {}
-        self._key = key
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http never used, and cheaper than httpcore's own
+        self.tls: tuple[ssl.SSLContext, dict[str, Any]] = context, {"sni_hostname": tls_name} if tls_name else {}
+        self._own = own
         self.refusals = KeyRefusals()
         self.scope = trio.CancelScope()
         self.health = HealthSchedule(options)
@@ -122,9 +124,7 @@ class Engine:
 
     @property
     def headers(self) -> Fields:
-        authorization = authorization_of(self._key())
-        own: Fields = {"authorization": authorization} if authorization else {}
-        return {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier", **own}
+        return {"host": self.parts.authority, "accept": "*/*", "user-agent": "ranvier", **self._own()}
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnectionPool]:
@@ -274,11 +274,12 @@ class EnginePoller:
         publishers: tuple[Publisher, ...] = (),
         events: bool = True,
         tls_name: str = "",
+        own_probe: bytes = b"",
     ) -> None:
-        """Poll this backend from now on, at once and afresh, each time with the key that `key` returns. `publishers`
-        that an operator named are reported without asking; without `events` nobody asks for any."""
+        """Poll this backend from now on, at once and afresh, each time with the key that `key` returns, and with
+        `own_probe`. `publishers` that an operator named are reported without asking; without `events` nobody asks."""
         self.forget(id)
-        engine = self._engines[id] = Engine(id, url, key, tls_name, self._options)
+        engine = self._engines[id] = Engine(id, url, partial(own_fields, key, own_probe), tls_name, self._options)
         if engine.parts.is_secure:
             self.trust(self._context)
         engine.fixed = publishers if events or publishers else None
@@ -392,7 +393,7 @@ class EnginePoller:
             return ProbeResult(False, refused=is_refused(exc), detail=detail)
         latency_s = trio.current_time() - began
         if not is_alive(page):
-            return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
+            return failed_probe(page, latency_s)
         models, cards = await engine.models(pool, page, timeout_s)
         lacks = await engine.lacks(pool, cards, timeout_s)
         process = ProcessPage()

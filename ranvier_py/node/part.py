@@ -9,9 +9,11 @@ Rule: a removal reaches every part, even if another one raises; an addition that
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from hashlib import blake2b
 from itertools import chain
 from random import Random
 from typing import Any, TypeVar
@@ -172,6 +174,8 @@ class Node:
     ) -> None:
         """`config` is replaced when it is read again."""
         self.config, self.scheme, self.rng, self.faults = config, scheme, rng, Faults()
+        shared = config.siblings_key or secrets.token_bytes(32)  # a probe may come to another worker
+        self.own_probe = blake2b(shared, digest_size=8, person=b"own probe").hexdigest().encode()
         self.parts: Sequence[Part] = ()
         self.registry = Registry(
             config.health, resorted=SilentResorts(), restarted=self._restarted, rank_refused=self._rank_refused

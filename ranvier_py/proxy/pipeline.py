@@ -69,6 +69,7 @@ class Pipeline:
         mender: BodyMender | None,
         reserve: ReserveStage | None,
         tracer: Tracer | None,
+        own_probe: bytes,
     ) -> None:
         self.observers: Sequence[CallObserver] = ()
         self.tracer, self.responses = tracer, responses
@@ -113,7 +114,7 @@ class Pipeline:
         # by whether it asks for inference: if not, the node itself may have the answer
         self._first: Mapping[bool, Sequence[Stage]] = {
             True: first,
-            False: (partial(answer_ourselves, self.resolve), *first),
+            False: (partial(answer_ourselves, self.resolve, own_probe), *first),
         }
         # then a model that has a table gets its name; then comes the response cache, which may answer instead of
         self._rest: Sequence[Stage] = (

@@ -120,11 +120,12 @@ class ProbeResult:
     `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
     `ranks`: how many data-parallel ranks these are of; `placeable`: as how many backends those can be placed.
     `caches`, `hit_tokens`: whether by its metrics it caches prefixes, and how many tokens it has found so far.
-    `lacks`: paths of inference that it does not serve.
+    `lacks`: paths of inference that it does not serve. `loops`: behind it is the node itself.
     """
 
     ok: bool
     refused: bool = False
+    loops: bool = False
     status: int = 0
     latency_s: float = 0.0
     models: tuple[str, ...] | None = None

@@ -72,6 +72,8 @@ class BackendChanges:
         if result.ok or result.status:
             seen.received_at = seen.probed_at = now
         ok, received_at = result.ok or is_overruled, seen.received_at
+        if result.loops:  # a request that it got would come back until this node is full
+            vitals.doubt(now)
         vitals.probe(ok, now, began=began, received_at=received_at, timed_out=result.timed_out)
         if result.models is not None:
             changed += self.set_models(backend, result.models, result.cards)

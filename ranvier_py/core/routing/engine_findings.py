@@ -116,6 +116,8 @@ def silence(backend: Backend) -> Finding | None:
         why = "its port refuses connections" if probe is not None and probe.refused else why
         what = f"engine {backend.name} does not answer" + (f": {why[:DETAIL_CHARACTERS_MAX]}" if why else "")
         remedy = "See whether its process runs and its port is open from here; it is asked again by itself."
+        if probe is not None and probe.loops:
+            remedy = "Name the engine's own address instead: requests would come back until this node is full."
         return of_engine("engine_down", Severity.DEGRADED, backend, what, served_by_others(backend), remedy, look)
     return key_refused(backend)
 

@@ -112,6 +112,7 @@ class RequestPath(Part):
             mender=clients.mender,
             reserve=reserve,
             tracer=tracer,
+            own_probe=node.own_probe,
         )
         self._observe()
         self.pipeline.resolve.table = table_of(config.model)
@@ -359,6 +360,9 @@ class PublicPort(Part):
             host, port = host_port(config.listen)
             with listening_on(config.listen):
                 bound = await nursery.start(partial(self.server.serve, host, port, reuse_port=config.workers > 1))
+            for backend in self._node.registry:  # one of them may be this port, which refused its first probe
+                if backend.vitals.streak < 0:
+                    self._polls.poller.probe_soon(backend.id)
             task_status.started(bound)
 
     async def _stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -67,7 +67,8 @@ class Polls(Part):
         name = spec.tls_name if spec is not None else ""
         key = partial(self._node.key_for, backend.url)
         url = with_base_path(backend.url, spec.base_path if spec is not None else "")
-        self.poller.watch(backend.id, url, key, publishers=publishers, events=events, tls_name=name)
+        own = self._node.own_probe
+        self.poller.watch(backend.id, url, key, publishers=publishers, events=events, tls_name=name, own_probe=own)
 
     def removed(self, backend: Backend) -> None:
         self.poller.forget(backend.id)

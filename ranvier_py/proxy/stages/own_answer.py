@@ -16,7 +16,8 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from ranvier_py.core.access.identity import ANYBODY
-from ranvier_py.core.errors import BadRequest, MethodNotAllowed, NotFound, UpgradeRefused
+from ranvier_py.core.engine_cache.sources.engine_polls import PROBE_FIELD
+from ranvier_py.core.errors import BadRequest, LoopDetected, MethodNotAllowed, NotFound, UpgradeRefused
 from ranvier_py.core.routing.models.model_list import card_of, model_list
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, PATHS, REALTIME_PATH, meant_path
 from ranvier_py.proxy.admission.request_target import misleads
@@ -27,18 +28,21 @@ from ranvier_py.proxy.stages.resolve_model import ResolveStage, tenant_of
 
 MODELS_PATH = b"/v1/models"
 ONE_MODEL = MODELS_PATH + b"/"
-ALIVE = frozenset((b"/health", b"/", b"/api/hello"))  # the latter two are what agents try before they begin
+HEALTH_PATH = b"/health"
+ALIVE = frozenset((HEALTH_PATH, b"/", b"/api/hello"))  # the latter two are what agents try before they begin
 NO_SUCH_PATH = "no such path: this port serves /health, /v1/ and paths of engines' inference, such as /generate"
 
 
-def answer_ourselves(resolve: ResolveStage, call: Call) -> Steps[None] | None:
-    """Answer what no backend has to. Raises RequestError."""
+def answer_ourselves(resolve: ResolveStage, own_probe: bytes, call: Call) -> Steps[None] | None:
+    """Answer what no backend has to. Raises RequestError, also for a probe of this node itself."""
     registry, path, identity = resolve.models.registry, call.request.path, call.identity
     is_get = call.request.method in (b"GET", b"HEAD") and not call.request.fields.upgrades
     may_use = identity.may_use if identity is not None and identity.is_limited_to_models else None
     if is_get and path.startswith(ONE_MODEL) and (registry.pools.names.listed or may_use is not None):
         return answer_one(resolve, call, unquote_to_bytes(path[len(ONE_MODEL) :]).decode("utf-8", "replace"))
     body = own_answer(resolve, call, may_use)
+    if path == HEALTH_PATH and any(name.lower() == PROBE_FIELD and own_probe == v for name, v in call.request.headers):
+        raise LoopDetected("a backend of this node is the node itself")
     if body is not None:
         answer(call, body, ((b"date", formatdate(usegmt=True).encode()),) if path in ALIVE else ())
     return None

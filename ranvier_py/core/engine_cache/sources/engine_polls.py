@@ -9,7 +9,7 @@ interval grows with the time that a page takes, doubles with each failure, and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -27,12 +27,17 @@ from ranvier_py.core.pauses import doubled
 from ranvier_py.core.prompts.body_json import engine_json
 from ranvier_py.core.routing.backend import ProbeResult
 from ranvier_py.core.routing.processes.engine_marks import EngineMarks
+from ranvier_py.core.routing.wanted.found_backend import authorization_of
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
 METRICS_BYTES_MAX = 2 * 1024 * 1024  # vLLM's page is below 200 kB for one model; each adapter and rank adds some
 MODELS_MAX = 4096  # per backend; more is a broken list
 ALIVE_STATUSES = frozenset((401, 403))  # an engine that asks for a key is alive
+LOOP_STATUS = 508
+PROBE_FIELD = b"x-ranvier-probe"
+"""By which a node knows a probe of its own, should it get one; it then answers with that status."""
+
 MISSING_STATUSES = frozenset((404, 405))
 KNOWN_STATUSES = (200, 404, 405)
 """Statuses that settle whether an engine has a page. With any other, the engine or a proxy before it is only busy
@@ -266,6 +271,20 @@ def read_process(page: Page, rank: int | None) -> ProcessPage:
     started_at, figures = read_start_time(page.body), figures_of(page, rank)
     marks = EngineMarks() if page.is_cut else read_marks(page.body, figures, rank)
     return ProcessPage(started_at, figures, marks)
+
+
+def own_fields(key: Callable[[], str], own_probe: bytes) -> dict[bytes | str, bytes | str]:
+    """Return the fields by which an engine knows this node, and the node its own probe."""
+    authorization = authorization_of(key())
+    signed: dict[bytes | str, bytes | str] = {PROBE_FIELD: own_probe} if own_probe else {}
+    return {**signed, "authorization": authorization} if authorization else signed
+
+
+def failed_probe(page: Page, latency_s: float) -> ProbeResult:
+    """Return the result of a probe whose answer is no living engine's."""
+    loops = page.status == LOOP_STATUS
+    detail = "this address leads to the node itself" if loops else f"status {page.status}"
+    return ProbeResult(False, loops=loops, status=page.status, latency_s=latency_s, detail=detail)
 
 
 def probe_result(
