@@ -5,8 +5,9 @@
 The node is a process of its own, wired as `ranvier serve` wires it, in lockstep with this process, which acts as its
 client and its engine: it sends a turn, answers it piece by piece, and begins again. A tokenizer that cuts text every
 four bytes learns during the warm-up, and then stops. Counted is what `ranvier_py` runs from the arrival of a turn until
-the end of its answer, generated code included, by file: the least of some turns, the same within 1 % on every machine
-with the same Python. A generator that goes on counts as a call. Goals: `TURN_MOST` in `benchmarks/harness/report.py`.
+the end of its answer, generated code included, by file: the least of some turns, with one engine the same within 1 % on
+every machine with the same Python. A generator that goes on counts as a call. Goals: `TURN_MOST` in
+`benchmarks/harness/report.py`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Case:
     keys: str = ""  # what the file of keys has; "" for none
     traced: float | None = None  # share of the requests whose spans are kept; None: none is traced
     caches: bool = False  # with a response cache, in which no turn finds its answer
+    engines: int = 1  # of several each has a request that it does not answer, so that places are weighed
+    spread: float = 1.02  # times the least instructions of several runs that another run may take
 
     def options(self, keys: str) -> dict[str, Any]:
         """Return the node's options. `keys`: the file of keys, or ""."""
@@ -84,6 +87,7 @@ CASES = {
     "chat_3kB_key": Case(keys=KEYS),
     "chat_3kB_limits": Case(keys=KEYS + LIMITS),
     "chat_3kB_miss": Case(fields='"temperature":0,', caches=True),
+    "chat_3kB_placed": Case(engines=2, spread=1.1),  # times decide who is chosen
     "chat_60kB": Case(history_bytes=60_000),
     "stream_100_chunks": Case(answer=PIECES, fields='"stream":true,'),
 }
@@ -109,9 +113,29 @@ class ByteTokenizer:
 class Peer:  # the node's client and engine, in one loop that does one thing after the other
     def __init__(self, case: Case) -> None:
         self.case, self.bodies = case, bodies(case)
-        self.engine = socket.create_server(("127.0.0.1", 0))
+        self.engines = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.engines)]
+        self.waiting: list[socket.socket] = []  # clients whose requests are not answered
         self.asked: list[socket.socket] = []  # accepted connections of the node to its engine
         self.client: socket.socket
+
+    @property
+    def urls(self) -> str:
+        return " ".join([f"http://127.0.0.1:{engine.getsockname()[1]}" for engine in self.engines])
+
+    def connected(self, port: int) -> None:
+        self.client = at_once(socket.create_connection(("127.0.0.1", port)))
+
+    def occupy(self, port: int) -> None:
+        """Leave a request at each of several engines."""
+        for _ in self.engines if len(self.engines) > 1 else ():
+            self.waiting.append(at_once(socket.create_connection(("127.0.0.1", port))))
+            self.waiting[-1].sendall(chat_request(next(self.bodies)))
+            self.waiting.append(self.request())
+            self.asked.remove(self.waiting[-1])
+
+    def close(self) -> None:
+        for sock in (self.client, *self.engines, *self.asked, *self.waiting):
+            sock.close()
 
     def turn(self) -> None:
         asked = chat_request(next(self.bodies))
@@ -129,8 +153,8 @@ class Peer:  # the node's client and engine, in one loop that does one thing aft
     def request(self) -> socket.socket:
         """Wait for the node's request. Returns the engine's connection that got it."""
         while True:
-            for ready in select.select([self.engine, *self.asked], (), ())[0]:
-                if ready is self.engine:
+            for ready in select.select([*self.engines, *self.asked], (), ())[0]:
+                if ready in self.engines:
                     self.asked.append(at_once(ready.accept()[0]))
                 elif read_message(ready):
                     return ready
@@ -188,10 +212,10 @@ class Count:
         return step
 
 
-async def run_node(url: str, options: str) -> None:
-    """Run the node with these options, as JSON. Prints its port; ends learning at the first line of input; prints what
-    it counted at each."""
-    config, key = config_of(backend=[url], log_level="warning", **json.loads(options)), bytes(32)
+async def run_node(urls: str, options: str) -> None:
+    """Run the node with these engines, and with these options, as JSON. Prints its port; ends learning at the first
+    line of input; prints what it counted at each."""
+    config, key = config_of(backend=urls.split(), log_level="warning", **json.loads(options)), bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
     node, inbox = make_node(config, tokenizer, Random(SEED), key)
     node.assemble(parts_of(node, tokenizer, inbox))
@@ -225,21 +249,23 @@ def counted(case: Case) -> dict[str, Any]:
     """Return the calls and instructions of one turn, of all files and of each; the most instructions first."""
     peer, found, keys = Peer(case), [], Path(mkstemp(suffix=".toml")[1])
     keys.write_text(case.keys)
-    url, options = f"http://127.0.0.1:{peer.engine.getsockname()[1]}", case.options(str(keys) if case.keys else "")
-    command = [sys.executable, "-m", "benchmarks.request_cost", NODE, url, json.dumps(options)]
+    options = json.dumps(case.options(str(keys) if case.keys else ""))
+    command = [sys.executable, "-m", "benchmarks.request_cost", NODE, peer.urls, options]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
         assert node.stdout is not None
-        peer.client = at_once(socket.create_connection(("127.0.0.1", int(node.stdout.readline()))))
+        port = int(node.stdout.readline())
+        peer.connected(port)
         for number in range(WARM_UP_TURNS + COUNTED_TURNS):
             peer.turn()
+            if number == 1:
+                peer.occupy(port)
             if number + 1 >= WARM_UP_TURNS:
                 print(file=node.stdin, flush=True)
                 calls, instructions, switches = json.loads(node.stdout.readline())
                 found.append((sum(instructions.values()), sum(calls.values()), switches, calls, instructions))
         node.stdin.close()
-        for sock in (peer.client, peer.engine, *peer.asked):
-            sock.close()
+        peer.close()
     keys.unlink()
     total, calls_total, switches, calls, instructions = min(found[1:], key=lambda each: each[:2])
     files = {name: [calls[name], instructions[name]] for name in sorted(calls, key=lambda name: -instructions[name])}

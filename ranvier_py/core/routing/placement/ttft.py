@@ -288,10 +288,14 @@ class Ttft(Policy):
         rates, decode, prompt_tokens = self.learner.service_rates, self.learner.decode_rates, match.prompt_tokens
         slope = rates.fleet.slope
         weighed = [candidates[position] for position in among]
+        waiting = load = 0
+        for candidate in weighed:
+            waiting += candidate.work.waiting
+            load += candidate.load
         # as many requests come during a wait as are waiting: there or, since placement evens queues out, anywhere
-        mean = sum([candidate.work.waiting for candidate in weighed]) / len(weighed)
+        mean = waiting / len(weighed)
         # a cold prompt must be computed somewhere: it delays what decodes on average, what decodes just there little
-        mean_load = sum([candidate.load for candidate in weighed]) / len(weighed)
+        mean_load = load / len(weighed)
         decode_weight = DECODE_SHARE * match.answer_tokens
         context = REQUEST_TOKENS + prompt_tokens + match.answer_tokens / 2
         factors = [decode.factor(candidate.id) for candidate in weighed]
@@ -307,7 +311,7 @@ class Ttft(Policy):
         for position, candidate, factor in zip(among, weighed, factors, strict=True):
             backend = candidate.id
             has = held.get(backend, 0)
-            tokens: float = max(0, prompt_tokens - has)
+            tokens: float = prompt_tokens - has if has < prompt_tokens else 0
             if slope:
                 tokens += slope * tokens * (prompt_tokens - tokens / 2)
             work = candidate.work
@@ -320,8 +324,8 @@ class Ttft(Policy):
                 typical = typical_memory(match, weighed) if typical is None else typical
                 missing = missing_share(match, candidate, has, typical)
                 queue_s += self.full_s(match, missing, factor, contexts)
-            if room.cache_tokens and recent.get(backend, NOTHING)[0] + whole_tokens > room.cache_tokens:
-                others_s += self.evicted(match, candidate, has) * rates[backend].per_token_s
+                if room.cache_tokens and recent.get(backend, NOTHING)[0] + whole_tokens > room.cache_tokens:
+                    others_s += self.evicted(match, candidate, has) * rates[backend].per_token_s
             # beyond the fastest backend's: steps read the contexts of all that decode there, and theirs read this one
             decode_s = decode_weight * (
                 (factor - least) * decode.per_answer_token_s

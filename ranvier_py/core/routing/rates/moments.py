@@ -11,7 +11,6 @@ def kept(since: float, now: float, over_s: float) -> float:
     return exp(-max(0.0, now - since) / over_s)
 
 
-SUMS = ("count", "dd", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty", "yy")
 NO_DEPTHS = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -19,7 +18,7 @@ class Moments:
     """Fading sums over observations: t tokens, d requests decoding, y seconds, and products. `depths`: of a, the summed
     depths of the tokens, and of its products with t, a, d and y."""
 
-    __slots__ = (*SUMS, "depths")
+    __slots__ = ("count", "dd", "depths", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty", "yy")
 
     def __init__(self) -> None:
         self.count = 0.0
@@ -28,23 +27,34 @@ class Moments:
         self.depths = NO_DEPTHS
 
     def fade(self, share: float) -> None:
-        for name in SUMS:
-            setattr(self, name, getattr(self, name) * share)
-        a, ta, aa, ad, ay = self.depths
-        self.depths = (a * share, ta * share, aa * share, ad * share, ay * share)
+        # one by one, for each answer fades three of these
+        self.count *= share
+        self.sum_t *= share
+        self.sum_d *= share
+        self.sum_y *= share
+        self.tt *= share
+        self.td *= share
+        self.dd *= share
+        self.ty *= share
+        self.dy *= share
+        self.yy *= share
+        if self.depths is not NO_DEPTHS:
+            a, ta, aa, ad, ay = self.depths
+            self.depths = (a * share, ta * share, aa * share, ad * share, ay * share)
 
     def add(self, tokens: float, decoding: float, seconds: float, weight: float = 1.0, depths: float = 0.0) -> None:
         """Add an observation. `depths`: the sum of the depths of all its tokens, see `depths_of`."""
+        t, d, y = weight * tokens, weight * decoding, weight * seconds
         self.count += weight
-        self.sum_t += weight * tokens
-        self.sum_d += weight * decoding
-        self.sum_y += weight * seconds
-        self.tt += weight * tokens * tokens
-        self.td += weight * tokens * decoding
-        self.dd += weight * decoding * decoding
-        self.ty += weight * tokens * seconds
-        self.dy += weight * decoding * seconds
-        self.yy += weight * seconds * seconds
+        self.sum_t += t
+        self.sum_d += d
+        self.sum_y += y
+        self.tt += t * tokens
+        self.td += t * decoding
+        self.dd += d * decoding
+        self.ty += t * seconds
+        self.dy += d * seconds
+        self.yy += y * seconds
         if depths:
             a, ta, aa, ad, ay = self.depths
             self.depths = (

@@ -23,6 +23,8 @@ NOMINAL_S_PER_TOKEN = 1e-4
 WINDOW = 200.0
 """Number of observations that count: enough to average chance out, few enough to notice a slower backend in minutes."""
 
+KEEP = 1.0 - 1.0 / WINDOW  # of each sum, at each observation
+
 BORROWED = 16.0
 """How many observations each assumption counts for: a backend is as fast as the fleet, decoding requests cost nothing,
 and at first, a prompt with nothing to compute takes no time. Work that a node can't see grows with load, as decoding
@@ -92,15 +94,16 @@ class Fleet:
     @property
     def gap_s(self) -> float:
         """The mean gap."""
-        return (self._alone.sum_y + self._queued.sum_y) / self.count if self.count else 0.0
+        count = self._alone.count + self._queued.count
+        return (self._alone.sum_y + self._queued.sum_y) / count if count else 0.0
 
     def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool, depths: float = 0.0) -> None:
         """Learn from a first token that came `gap_s` after the one before it (or after its request was sent)."""
         error_s = abs(gap_s - self.line().gap_s(tokens + self.slope * depths, decoding, queued=queued))
         self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
-        self._assumed *= 1.0 - 1.0 / WINDOW
-        self._alone.fade(1.0 - 1.0 / WINDOW)
-        self._queued.fade(1.0 - 1.0 / WINDOW)
+        self._assumed *= KEEP
+        self._alone.fade(KEEP)
+        self._queued.fade(KEEP)
         (self._queued if queued else self._alone).add(tokens, decoding, gap_s, depths=depths)
         self._seen += 1
         if self._seen % SLOPE_EVERY == 0:
@@ -223,9 +226,8 @@ def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
         per_token, per_decoding = (ty / tt if tt > 0.0 else steepest), 0.0
     if not 0.0 < per_token <= steepest:
         per_token, per_decoding = steepest, 0.0
-    return FittedLine(
-        per_token, per_decoding, *(fixed(group, per_token, per_decoding, assumed) for group in (alone, queued))
-    )
+    fixed_s = [fixed(group, per_token, per_decoding, assumed) for group in (alone, queued)]
+    return FittedLine(per_token, per_decoding, *fixed_s)
 
 
 def depths_of(tokens: int, prompt_tokens: int) -> float:
