@@ -219,7 +219,7 @@ def nodes_processes(result: Result) -> Iterator[Row]:
         key = "ttft_s" if streamed else "answer_s"
         yield from rows(
             [{**run, "time": time, **{name: 1e3 * value for name, value in run[key].items()}} for run in runs],
-            "{name}, each turn at the next router",
+            "{name}, pauses of {think_s:g} s, each turn at the next router",
             "hits {hit_rate:.1%}, {time} p50 {p50:.0f} ms, p99 {p99:.0f} ms, {router_cpu_s:.1f} s of the routers' "
             "processors",
         )

@@ -133,7 +133,7 @@ def test_our_nodes_are_also_asked_for_whole_answers_and_the_page_shows_their_tim
     log.good(Sample("e", "n", total_s=0.5, ttft_s=None, prompt_tokens=10, cached_tokens=5, completion_tokens=1), [])
     log.sent = 1
     found = result_of(both[1], 1.0, log, 1.0, 0.1)
-    old = {"name": "old", "hit_rate": 0.5, "ttft_s": {"p50": 0.02, "p99": 0.03}, "router_cpu_s": 1.0}
+    old = {"name": "old", "hit_rate": 0.5, "ttft_s": {"p50": 0.02, "p99": 0.03}, "router_cpu_s": 1.0, "think_s": 3.0}
     streams, whole = nodes_processes({"runs": [found, old]})
     assert "TTFT p50 20 ms" in streams.figure
     assert "whole answer's time p50 500 ms" in whole.figure
