@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness.bench import ROOT, command_line, finish, percentiles, show_row
 from benchmarks.harness.stub_engine import EVENT, STREAM_END, STREAM_HEAD, chat_request, chunk
-from benchmarks.request_cost.__main__ import NODE, Case, Peer, at_once
+from benchmarks.request_cost.__main__ import NODE, Case, Peer
 
 PAUSE_S = 0.001  # the node waits by then
 WARM_UP_TURNS = 200
@@ -49,17 +49,15 @@ def until(sock: socket.socket, end: bytes) -> None:
 
 def measured(rounds: int, turns: int) -> dict[str, Any]:
     peer = Peer(Case(fields='"stream":true,'))
-    url = f"http://127.0.0.1:{peer.engine.getsockname()[1]}"
-    command = [sys.executable, "-m", "benchmarks.request_cost", NODE, url]
+    command = [sys.executable, "-m", "benchmarks.request_cost", NODE, peer.urls, "{}"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
-        peer.client = at_once(socket.create_connection(("127.0.0.1", int(node.stdout.readline()))))
+        peer.connected(int(node.stdout.readline()))
         for number in range(WARM_UP_TURNS):
             turn(peer, early=bool(number % 2))
         found = [round_of(peer, turns) for _ in range(rounds)]
         node.kill()
-        for sock in (peer.client, peer.engine, *peer.asked):
-            sock.close()
+        peer.close()
     least = {kind: {name: min(each[kind][name] for each in found) for name in ("p50", "p99")} for kind in found[0]}
     more = {name: round(least["held"][name] - least["together"][name], 1) for name in ("p50", "p99")}
     return {"unit": "µs", **least, "more": more}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.harness.bench import RESULTS
+from benchmarks.held_heads.__main__ import measured
 from benchmarks.request_cost.__main__ import CASES, counted
 
 FIGURES = ("calls", "instructions", "switches")
@@ -67,3 +68,9 @@ def test_traces_of_one_request_in_a_hundred_cost_a_turn_less_than_3_percent() ->
         if (cost := 0.99 * left_out + 0.01 * kept) <= 1.03 * off:
             break
     assert cost <= 1.03 * off
+
+
+@pytest.mark.slow
+def test_heads_that_are_held_are_measured_at_the_same_node() -> None:
+    found = measured(rounds=1, turns=2)
+    assert min(found["held"]["p50"], found["together"]["p50"]) > 0.0
