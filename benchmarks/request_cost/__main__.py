@@ -126,8 +126,8 @@ class Peer:  # the node's client and engine, in one loop that does one thing aft
         self.client = at_once(socket.create_connection(("127.0.0.1", port)))
 
     def occupy(self, port: int) -> None:
-        """Leave a request at each of several engines."""
-        for _ in self.engines if len(self.engines) > 1 else ():
+        """Leave a request at each engine."""
+        for _ in self.engines:
             self.waiting.append(at_once(socket.create_connection(("127.0.0.1", port))))
             self.waiting[-1].sendall(chat_request(next(self.bodies)))
             self.waiting.append(self.request())
@@ -258,7 +258,7 @@ def counted(case: Case) -> dict[str, Any]:
         peer.connected(port)
         for number in range(WARM_UP_TURNS + COUNTED_TURNS):
             peer.turn()
-            if number == 1:
+            if number == 1 and case.engines > 1:
                 peer.occupy(port)
             if number + 1 >= WARM_UP_TURNS:
                 print(file=node.stdin, flush=True)

@@ -185,11 +185,10 @@ class WholeReader(AnswerReader):
             self.failure = EMPTY if complete else None
         elif not text.startswith(passes) and self.held != OTHER and is_no_answer(text, self.api):
             self.failure = NO_ANSWER
-        elif self.held != OTHER and FRAMED.match(text) is not None:  # a stream that its head does not name
-            self.failure = event_at(text, 0).failure
-            self.has_output = self.failure is None and (not self.streams or has_token(text, self.api))
         else:
-            self.has_output = not self.streams or has_token(text, self.api)
+            if self.held != OTHER and FRAMED.match(text) is not None:  # a stream that its head does not name
+                self.failure = event_at(text, 0).failure
+            self.has_output = self.failure is None and (not self.streams or has_token(text, self.api))
 
 
 class StreamReader(AnswerReader):

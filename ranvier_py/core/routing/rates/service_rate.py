@@ -23,8 +23,6 @@ NOMINAL_S_PER_TOKEN = 1e-4
 WINDOW = 200.0
 """Number of observations that count: enough to average chance out, few enough to notice a slower backend in minutes."""
 
-KEEP = 1.0 - 1.0 / WINDOW  # of each sum, at each observation
-
 BORROWED = 16.0
 """How many observations each assumption counts for: a backend is as fast as the fleet, decoding requests cost nothing,
 and at first, a prompt with nothing to compute takes no time. Work that a node can't see grows with load, as decoding
@@ -101,9 +99,10 @@ class Fleet:
         """Learn from a first token that came `gap_s` after the one before it (or after its request was sent)."""
         error_s = abs(gap_s - self.line().gap_s(tokens + self.slope * depths, decoding, queued=queued))
         self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
-        self._assumed *= KEEP
-        self._alone.fade(KEEP)
-        self._queued.fade(KEEP)
+        keep = 1.0 - 1.0 / WINDOW
+        self._assumed *= keep
+        self._alone.fade(keep)
+        self._queued.fade(keep)
         (self._queued if queued else self._alone).add(tokens, decoding, gap_s, depths=depths)
         self._seen += 1
         if self._seen % SLOPE_EVERY == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ranvier_py.core.ids import BackendId
@@ -182,16 +184,22 @@ def test_the_first_blank_answer_of_one_that_has_served_nothing_is_doubted_where_
     assert not refusals.blank(other, CHAT, [one], 1.0)
 
 
-def test_the_more_blank_answers_were_shared_the_more_are_believed() -> None:
+def test_the_more_blank_answers_were_shared_the_more_are_believed_until_another_one_has_words() -> None:
     refusals, one, other = two()
-    tried = 0
+    tried, wording = [], wording_of_blanks(CHAT)
     for number in range(64):
         if refusals.blank(one, CHAT, [other], float(number)):
-            tried += 1
+            tried.append(number)
             refusals.shared(one, CHAT, BLANK_STATUS)
-            refusals.wordings.shared(A, wording_of_blanks(CHAT))
-    assert tried <= 6
+            refusals.wordings.shared(A, wording)
+    assert len(tried) <= 6
     assert not refusals.avoided(CHAT)
+    gaps = [after - before for before, after in pairwise(tried)]
+    assert gaps == sorted(gaps)
+    refusals.blank(one, CHAT, [other], 70.0)
+    refusals.contradicted(one, CHAT, BLANK_STATUS, 71.0)
+    refusals.wordings.contradicted(wording)
+    assert refusals.blank(one, CHAT, [other], 72.0)
 
 
 def test_blank_answers_that_others_do_not_share_have_it_avoided_until_it_has_words() -> None:
